@@ -42,7 +42,7 @@ void DeferredGradients::run() {
     }
     const auto& hook = torch::autograd::impl::post_acc_grad_hooks(item.param);
     if (hook != nullptr) (*hook)(item.param);
-    item = {};  // with what it kept from forward
+    item = {};  // releases the activations that it holds
   }
 }
 

@@ -1,4 +1,4 @@
-// What our operations need of tensors on a GPU. Internal.
+// Helpers for operations on GPU tensors. Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,37 +12,37 @@
 
 namespace tessera::nn::gpu {
 
-// Can our kernels work on it?
+// Returns whether Tessera's CUDA kernels support this tensor.
 bool takes(const at::Tensor& tensor);
 
-// The stream that this thread puts work on. A kernel is launched on the device that is current:
-// while this lives, which is to the end of the call that it is an argument of, that is the
+// Current stream of this thread on the tensor's device. A kernel is launched on the current device:
+// while this object lives, i.e. until the end of the call that it is an argument of, that is the
 // tensor's.
 class StreamOf {
  public:
   explicit StreamOf(const at::Tensor& tensor);
-  operator kernels::cuda::Stream() const { return stream_; }  // NOLINT: that is what it is for
+  operator kernels::cuda::Stream() const { return stream_; }  // NOLINT: implicit by design
 
  private:
   c10::DeviceGuard guard_;
   kernels::cuda::Stream stream_;
 };
 inline StreamOf stream_of(const at::Tensor& tensor) { return StreamOf(tensor); }
-// Does that go into a CUDA graph instead of being run?
+// Returns whether work on that stream is being captured into a CUDA graph.
 bool recording(const at::Tensor& tensor);
 DType type_of(const at::Tensor& tensor);
 inline void* address(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
 }
-// to = from, of the same sizes: Tensor::copy_, but in a kernel of our own between two types on one
-// GPU. On any device.
+// Copies between tensors of the same sizes on any device. Like Tensor::copy_, but with Tessera's
+// own kernel for two different types on one GPU.
 void copy(const at::Tensor& to, const at::Tensor& from);
-// What two-step sums over rows need: kernels/cuda/layers.h.
+// Returns scratch for two-step sums over rows: kernels/cuda/layers.h.
 at::Tensor column_scratch(const at::Tensor& like, std::int64_t rows, std::int64_t cols);
 
-// The gradient of a parameter that a backward is about to compute: in its place where it has one
-// ([Note: gradient places]), else in a tensor of its own. Of an undefined parameter, or one that
-// wants none: nothing.
+// Gradient of a parameter that a backward is about to compute: in the parameter's place if it has
+// one ([Note: gradient places]), otherwise in a new tensor. Empty for a parameter that is undefined
+// or needs no gradient.
 class ParamGradient {
  public:
   explicit ParamGradient(const at::Tensor& param);
@@ -50,7 +50,7 @@ class ParamGradient {
   const at::Tensor& to() const { return to_; }
   bool add() const { return add_; }
   kernels::cuda::Sink sink() const;
-  // For autograd, once it has been written.
+  // Returns the gradient for autograd after it has been written.
   at::Tensor result() const;
 
  private:
@@ -59,29 +59,29 @@ class ParamGradient {
   bool in_place_ = false;
 };
 
-// [Note: known sums] The gradient of a bias is the sum of a gradient over its rows. Whoever makes
-// that gradient in a pass of its own gets the sums with it, and leaves them here for the linear
-// layer to which autograd hands it next, on the same thread. They count for this very tensor,
-// unchanged.
+// [Note: known sums] The gradient of a bias is the sum of a gradient over its rows. A kernel that
+// computes that gradient in its own pass obtains the sums too, and stores them here for the linear
+// layer that autograd passes the gradient to next, on the same thread. They are valid only for this
+// tensor, as long as it is unchanged.
 void remember_sums(const at::Tensor& gradient, const at::Tensor& sums);  // fp32, [columns]
-at::Tensor known_sums(const at::Tensor& gradient);                       // undefined: not known
+at::Tensor known_sums(const at::Tensor& gradient);                       // undefined if not known
 
-// Products with cuBLASLt, or with ATen where that has nothing. Matrices by rows.
-// x [N, in] · w [out, in]ᵀ + bias [out] + residual [N, out]; the last two may be undefined. The
-// result has `sizes`. Selective recomputation keeps it.
+// Products by cuBLASLt, or by ATen if cuBLASLt does not support them. Matrices are row-major.
+// Returns x [N, in] · w [out, in]ᵀ + bias [out] + residual [N, out]; the last two may be undefined.
+// The result has `sizes`. Selective recomputation keeps it.
 at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                    const at::Tensor& residual, at::IntArrayRef sizes);
-// dy [N, out] · w: the gradient of x.
+// Returns dy [N, out] · w, the gradient of x.
 at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& w);
-// to [out, in] = dyᵀ · x (+ to), if it is wanted.
+// Computes to [out, in] = dyᵀ · x (+ to), if it is needed.
 void weight_gradient(const at::Tensor& dy, const at::Tensor& x, const ParamGradient& to);
-// to [out] = the sum of `gradient` over its rows (+ to), if it is wanted.
+// Computes to [out] = the sum of `gradient` over its rows (+ to), if it is needed.
 void bias_gradient(const at::Tensor& gradient, const ParamGradient& to);
-// out [m, n] = op(a) · op(b) (+ out), of any types that cuBLASLt takes.
+// Computes out [m, n] = op(a) · op(b) (+ out), for any types that cuBLASLt supports.
 void multiply_into(const at::Tensor& out, const at::Tensor& a, bool transpose_a,
                    const at::Tensor& b, bool transpose_b, bool add);
 
-// The operations of ops.h on what takes() says.
+// Operations of ops.h for tensors that takes() accepts.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                   const at::Tensor& residual);
 at::Tensor norm(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b, double eps);

@@ -28,7 +28,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// Each [B, heads, T, d], not copied.
+// Views, each [B, heads, T, d].
 struct HeadViews {
   at::Tensor q, k, v;
 };
@@ -41,7 +41,7 @@ HeadViews views_of(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_he
           apart.narrow(2, heads + kv_heads, kv_heads).transpose(1, 2)};
 }
 
-// [B, T, heads · d] as [B, heads, T, d], and back (a copy only if its strides ask for one).
+// Convert [B, T, heads · d] to [B, heads, T, d] and back (copied only if the strides require it).
 at::Tensor by_heads(const at::Tensor& x, std::int64_t heads) {
   return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
 }
@@ -49,7 +49,7 @@ at::Tensor by_tokens(const at::Tensor& x) {
   return x.transpose(1, 2).reshape({x.size(0), x.size(2), x.size(1) * x.size(3)});
 }
 
-// Keys or values once for every head that uses them, and the gradients summed up again.
+// Repeat keys or values for every head that uses them, and sum their gradients.
 at::Tensor repeated(const at::Tensor& x, std::int64_t times) {
   return x.unsqueeze(2)
       .expand({-1, -1, times, -1, -1})
@@ -59,7 +59,7 @@ at::Tensor summed(const at::Tensor& x, std::int64_t times) {
   return x.unflatten(1, {x.size(1) / times, times}).sum(2);
 }
 
-// Only efficient attention wants as many heads of keys as of queries.
+// Only efficient attention requires as many key heads as query heads.
 bool repeats_keys(AttentionKernel kernel, std::int64_t heads, std::int64_t kv_heads) {
   return kernel == AttentionKernel::efficient && heads != kv_heads;
 }
@@ -74,8 +74,8 @@ HeadViews operands(AttentionKernel kernel, const at::Tensor& qkv, std::int64_t h
   return in;
 }
 
-// [B, T, all the heads], side by side.
-at::Tensor joined(const HeadViews& grad) {
+// Concatenates the gradients to [B, T, all heads].
+at::Tensor concatenate(const HeadViews& grad) {
   const at::Tensor parts[3] = {grad.q.transpose(1, 2), grad.k.transpose(1, 2),
                                grad.v.transpose(1, 2)};  // [B, T, heads, d]
   const std::int64_t batch = grad.q.size(0), tokens = grad.q.size(2), dim = grad.q.size(3);
@@ -103,8 +103,8 @@ at::Tensor joined(const HeadViews& grad) {
   return out;
 }
 
-// What flash attention wants to know of a window and of documents. These it takes one after
-// another, [all tokens, heads, d], by their bounds.
+// Flash attention's arguments for a window and for documents. It takes documents one after another,
+// [all tokens, heads, d], with their bounds.
 struct FlashMask {
   FlashMask(const at::Tensor& qkv, const AttentionOptions* options) : longest(qkv.size(1)) {
     if (options == nullptr) return;
@@ -112,13 +112,13 @@ struct FlashMask {
     if (!options->document_starts.defined()) return;
     if (!options->document_bounds.defined()) {
       throw UsageError(
-          "attention on a GPU got document starts without their bounds; make the pass with "
-          "nn::with_documents");
+          "Attention on a GPU got document starts without their bounds. Set the documents of the "
+          "pass with nn::with_documents.");
     }
     bounds = options->document_bounds;
     longest = options->longest_document;
   }
-  // [B, heads, T, d] as it wants them.
+  // Converts [B, heads, T, d] to the layout of flash attention.
   at::Tensor in(const at::Tensor& x) const {
     const at::Tensor by_token = x.transpose(1, 2);
     return bounds ? by_token.reshape({-1, x.size(1), x.size(3)}) : by_token;
@@ -128,20 +128,20 @@ struct FlashMask {
   std::int64_t longest;
 };
 
-AttentionChoice choice_of_torch(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
-  // As it would choose where gradients are recorded, be they or not.
+AttentionChoice torch_choice(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+  // Chooses as if gradients were recorded.
   const at::AutoGradMode recording(true);
   HeadViews in = views_of(qkv.detach(), heads, kv_heads);
   in.q.requires_grad_();
   switch (static_cast<at::SDPBackend>(
       at::_fused_sdp_choice(in.q, in.k, in.v, {}, 0.0, true, {}, heads != kv_heads))) {
     case at::SDPBackend::cudnn_attention:
-      return {AttentionKernel::cudnn, "torch finds cuDNN's fastest on this GPU"};
+      return {AttentionKernel::cudnn, "torch prefers cuDNN attention on this GPU"};
     case at::SDPBackend::flash_attention:
-      return {AttentionKernel::flash, "torch finds flash attention fastest of what it may use"};
+      return {AttentionKernel::flash, "torch prefers flash attention among the enabled kernels"};
     case at::SDPBackend::efficient_attention:
-      return {AttentionKernel::efficient, "the others cannot be used on this GPU"};
-    default: return {AttentionKernel::none, "torch may use none on this GPU"};
+      return {AttentionKernel::efficient, "torch cannot use the other kernels on this GPU"};
+    default: return {AttentionKernel::none, "torch has no usable kernel on this GPU"};
   }
 }
 
@@ -160,30 +160,30 @@ const char* name(AttentionKernel kernel) {
 
 AttentionChoice attention_kernel(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                                  const AttentionOptions& options) {
-  if (!qkv.is_cuda()) return {AttentionKernel::none, "it is not on a GPU"};
-  if (qkv.numel() == 0) return {AttentionKernel::none, "there is nothing to compute"};
+  if (!qkv.is_cuda()) return {AttentionKernel::none, "the tensor is not on a GPU"};
+  if (qkv.numel() == 0) return {AttentionKernel::none, "the tensor is empty"};
   const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads);
   if (options.any()) {
     if (options.dropout.rate > 0) {
-      return {AttentionKernel::none, "probabilities are dropped by masks of our own"};
+      return {AttentionKernel::none, "dropout uses Tessera's own masks"};
     }
     if (qkv.scalar_type() == at::kFloat) {
-      return {AttentionKernel::none, "fp32 with a window or documents"};
+      return {AttentionKernel::none, "no kernel supports fp32 with a window or documents"};
     }
   } else if (qkv.scalar_type() == at::kFloat) {
-    if (dim % 4 != 0) return {AttentionKernel::none, "the width of a head is no multiple of 4"};
-    return {AttentionKernel::efficient, "fp32: the others take half precision only"};
+    if (dim % 4 != 0) return {AttentionKernel::none, "the head width is not a multiple of 4"};
+    return {AttentionKernel::efficient, "the other kernels do not support fp32"};
   }
   if (qkv.scalar_type() != at::kBFloat16 && qkv.scalar_type() != at::kHalf) {
-    return {AttentionKernel::none, "they take fp32, bf16 and fp16"};
+    return {AttentionKernel::none, "the kernels support only fp32, bf16 and fp16"};
   }
-  if (dim % 8 != 0) return {AttentionKernel::none, "the width of a head is no multiple of 8"};
-  if (!options.any()) return choice_of_torch(qkv, heads, kv_heads);
-  // In torch's own eyes a mask would rule flash attention out, but it can do these.
+  if (dim % 8 != 0) return {AttentionKernel::none, "the head width is not a multiple of 8"};
+  if (!options.any()) return torch_choice(qkv, heads, kv_heads);
+  // torch would not choose flash attention with a mask, but it supports these masks.
   if (dim > 256 || !at::globalContext().userEnabledFlashSDP()) {
-    return {AttentionKernel::none, "flash attention may not be used, or heads are too wide for it"};
+    return {AttentionKernel::none, "flash attention is disabled, or heads are wider than 256"};
   }
-  return {AttentionKernel::flash_masked, "it takes windows and documents"};
+  return {AttentionKernel::flash_masked, "flash attention supports windows and documents"};
 }
 
 std::vector<at::Tensor> gpu_attention_forward(AttentionKernel kernel, const at::Tensor& qkv,
@@ -217,7 +217,7 @@ std::vector<at::Tensor> gpu_attention_forward(AttentionKernel kernel, const at::
     }
     case AttentionKernel::none: break;
   }
-  throw UsageError("attention on a GPU was asked for without a kernel; call nn::attention");
+  throw UsageError("Attention on a GPU was called without a kernel. Call nn::attention instead.");
 }
 
 at::Tensor gpu_attention_backward(AttentionKernel kernel, const at::Tensor& qkv, std::int64_t heads,
@@ -259,13 +259,14 @@ at::Tensor gpu_attention_backward(AttentionKernel kernel, const at::Tensor& qkv,
       break;
     }
     case AttentionKernel::none:
-      throw UsageError("attention on a GPU was asked for without a kernel; call nn::attention");
+      throw UsageError(
+          "Attention on a GPU was called without a kernel. Call nn::attention instead.");
   }
   if (repeats_keys(kernel, heads, kv_heads)) {
     grad.k = summed(grad.k, heads / kv_heads);
     grad.v = summed(grad.v, heads / kv_heads);
   }
-  return joined(grad);
+  return concatenate(grad);
 }
 
 namespace {
@@ -273,13 +274,13 @@ namespace {
 struct GpuAttention : public torch::autograd::Function<GpuAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads,
                             std::int64_t kv_heads, std::int64_t kernel,
-                            const c10::intrusive_ptr<KeptOptions>& how) {
+                            const c10::intrusive_ptr<KeptOptions>& kept) {
     const at::Tensor x = qkv.contiguous();
     const auto results = keep_in_selective("attention", {x}, [&] {
       return gpu_attention_forward(static_cast<AttentionKernel>(kernel), x, heads, kv_heads,
-                                   options_in(how));
+                                   options_in(kept));
     });
-    if (how) ctx->saved_data["how"] = c10::IValue::make_capsule(how);
+    if (kept) ctx->saved_data["options"] = c10::IValue::make_capsule(kept);
     tensor_list saved = {x};
     saved.insert(saved.end(), results.begin(), results.end());
     ctx->save_for_backward(std::move(saved));
@@ -292,10 +293,10 @@ struct GpuAttention : public torch::autograd::Function<GpuAttention> {
     refuse_second_derivatives("attention");
     const auto saved = ctx->get_saved_variables();
     const auto kernel = static_cast<AttentionKernel>(ctx->saved_data["kernel"].toInt());
-    const auto how = kept_options(*ctx);
+    const auto kept = kept_options(*ctx);
     return {gpu_attention_backward(kernel, saved[0], ctx->saved_data["heads"].toInt(),
                                    ctx->saved_data["kv_heads"].toInt(), grads[0].contiguous(),
-                                   {saved.begin() + 1, saved.end()}, options_in(how)),
+                                   {saved.begin() + 1, saved.end()}, options_in(kept)),
             at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -306,7 +307,7 @@ at::Tensor gpu_attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t
                          const AttentionOptions& options) {
   if (!qkv.is_cuda()) return {};
   const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads);
-  if (qkv.numel() == 0) return qkv.narrow(2, 0, heads * dim).clone();  // empty too
+  if (qkv.numel() == 0) return qkv.narrow(2, 0, heads * dim).clone();  // also empty
   const AttentionChoice choice = attention_kernel(qkv, heads, kv_heads, options);
   if (choice.kernel == AttentionKernel::none) return {};
   return GpuAttention::apply(qkv, heads, kv_heads, static_cast<std::int64_t>(choice.kernel),

@@ -1,4 +1,5 @@
-// Linear layers on a GPU, alone and after an activation function; and these functions alone.
+// Linear layers on a GPU, alone and after an activation function; and the activation functions
+// alone.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -17,8 +18,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// The gradient of the residual, if there was one.
-at::Tensor past_product(AutogradContext* ctx, const at::Tensor& gradient) {
+// Returns the gradient of the residual, if there was one.
+at::Tensor residual_gradient(AutogradContext* ctx, const at::Tensor& gradient) {
   return ctx->saved_data["residual"].toBool() ? gradient : at::Tensor();
 }
 
@@ -55,13 +56,13 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const ParamGradient dw(defer ? at::Tensor() : w), db(b);
     weight_gradient(dy, x, dw);
     bias_gradient(grads[0], db);
-    return {dx, dw.result(), db.result(), past_product(ctx, grads[0])};
+    return {dx, dw.result(), db.result(), residual_gradient(ctx, grads[0])};
   }
 };
 
 enum class Act : std::int64_t { gelu, swiglu };
 
-// An activation function with what it works on: GELU of x + bias, or SwiGLU of x.
+// Activation function with its inputs: GELU of x + bias, or SwiGLU of x.
 struct Activation {
   Act act = Act::gelu;
   at::Tensor x, bias;  // x as rows; bias may be undefined
@@ -85,8 +86,8 @@ struct Activation {
                      : kernels::cuda::swiglu_forward(swiglu(), address(y), stream_of(x));
     return y;
   }
-  // dx, which is written over dy where `over` allows and the shapes do; y (may be undefined)
-  // receives the output once more.
+  // Returns dx, which overwrites dy if `over` and the shapes allow it. If y is defined, the output
+  // is recomputed into it.
   at::Tensor backward(const at::Tensor& dy, bool over, const at::Tensor& y,
                       const ParamGradient& dbias) const {
     if (act == Act::swiglu) {
@@ -120,8 +121,8 @@ struct ActFunction : torch::autograd::Function<ActFunction> {
   }
 };
 
-// act(x) · wᵀ + b + residual. Keeps x alone: what comes out of the function is computed again in
-// the pass over x that backward makes anyway.
+// act(x) · wᵀ + b + residual. Keeps only x: the output of the function is recomputed in the pass
+// over x that backward makes anyway.
 struct ActLinear : torch::autograd::Function<ActLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, std::int64_t act,
                             const std::optional<at::Tensor>& before, const at::Tensor& w,
@@ -148,10 +149,10 @@ struct ActLinear : torch::autograd::Function<ActLinear> {
     const ParamGradient dbefore(a.bias);
     const at::Tensor dx = a.backward(input_gradient(dout, w), true, y, dbefore);
     if (defer) {
-      const Activation again{a.act, a.x.detach(), a.bias.defined() ? a.bias.detach() : a.bias};
-      later->push(w, [dout, again, w] {
+      const Activation recomputed{a.act, a.x.detach(), a.bias.defined() ? a.bias.detach() : a.bias};
+      later->push(w, [dout, recomputed, w] {
         at::Tensor dw = at::empty(w.sizes(), dout.options());
-        multiply_into(dw, dout, true, again.forward(), false, false);
+        multiply_into(dw, dout, true, recomputed.forward(), false, false);
         return dw;
       });
     }
@@ -163,19 +164,19 @@ struct ActLinear : torch::autograd::Function<ActLinear> {
             dbefore.result(),
             dw.result(),
             db.result(),
-            past_product(ctx, grads[0])};
+            residual_gradient(ctx, grads[0])};
   }
 };
 
-void turn(const at::Tensor& x, std::int64_t heads, std::int64_t dim,
-          const std::vector<double>& rates, double gain, bool back) {
-  kernels::cuda::Rotary how;
-  how.type = type_of(x);
-  how.rows = count(x.size(0) * x.size(1)), how.stride = count(x.size(2));
-  how.tokens = count(x.size(1)), how.heads = count(heads), how.dim = count(dim);
-  how.rates = rates.data(), how.gain = static_cast<float>(gain), how.back = back;
-  kernels::cuda::rotary(how, address(x), stream_of(x));
-  x.unsafeGetTensorImpl()->bump_version();  // whatever was known of it
+void rotate(const at::Tensor& x, std::int64_t heads, std::int64_t dim,
+            const std::vector<double>& rates, double gain, bool back) {
+  kernels::cuda::Rotary args;
+  args.type = type_of(x);
+  args.rows = count(x.size(0) * x.size(1)), args.stride = count(x.size(2));
+  args.tokens = count(x.size(1)), args.heads = count(heads), args.dim = count(dim);
+  args.rates = rates.data(), args.gain = static_cast<float>(gain), args.back = back;
+  kernels::cuda::rotary(args, address(x), stream_of(x));
+  x.unsafeGetTensorImpl()->bump_version();  // invalidates its known sums
 }
 
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
@@ -188,17 +189,17 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
     ctx->saved_data["gain"] = gain;
     if (in_place) ctx->mark_dirty({x});
     const at::Tensor out = in_place ? x : x.clone(at::MemoryFormat::Contiguous);
-    turn(out, heads, dim, rates, gain, false);
+    rotate(out, heads, dim, rates, gain, false);
     return out;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     refuse_second_derivatives("rotary");
-    // A gradient that nobody else has may be turned where it is.
+    // A gradient without other owners may be rotated in place.
     const bool own = grads[0].is_contiguous() && grads[0].use_count() == 1 &&
                      grads[0].storage().use_count() == 1;
     const at::Tensor dx = own ? grads[0] : grads[0].clone(at::MemoryFormat::Contiguous);
-    turn(dx, ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
-         ctx->saved_data["rates"].toDoubleVector(), ctx->saved_data["gain"].toDouble(), true);
+    rotate(dx, ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
+           ctx->saved_data["rates"].toDoubleVector(), ctx->saved_data["gain"].toDouble(), true);
     return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -207,11 +208,11 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                   const at::Tensor& residual) {
-  return LinearFunction::apply(x, w, if_any(b), if_any(residual));
+  return LinearFunction::apply(x, w, to_optional(b), to_optional(residual));
 }
 
 at::Tensor gelu(const at::Tensor& x, const at::Tensor& b) {
-  return ActFunction::apply(x, static_cast<std::int64_t>(Act::gelu), if_any(b));
+  return ActFunction::apply(x, static_cast<std::int64_t>(Act::gelu), to_optional(b));
 }
 at::Tensor swiglu(const at::Tensor& x) {
   return ActFunction::apply(x, static_cast<std::int64_t>(Act::swiglu), std::nullopt);
@@ -219,18 +220,18 @@ at::Tensor swiglu(const at::Tensor& x) {
 
 at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& before, const at::Tensor& w,
                        const at::Tensor& b, const at::Tensor& residual) {
-  return ActLinear::apply(x, static_cast<std::int64_t>(Act::gelu), if_any(before), w, if_any(b),
-                          if_any(residual));
+  return ActLinear::apply(x, static_cast<std::int64_t>(Act::gelu), to_optional(before), w,
+                          to_optional(b), to_optional(residual));
 }
 at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                          const at::Tensor& residual) {
-  return ActLinear::apply(x, static_cast<std::int64_t>(Act::swiglu), std::nullopt, w, if_any(b),
-                          if_any(residual));
+  return ActLinear::apply(x, static_cast<std::int64_t>(Act::swiglu), std::nullopt, w,
+                          to_optional(b), to_optional(residual));
 }
 
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
                   const std::vector<double>& rates, double gain) {
-  // In place where that is nobody's business: what a linear has just made and only we have, and no
+  // In place if no one can notice: a fresh result of a linear that has no other owner and that no
   // selective segment keeps.
   const bool in_place = qkv.use_count() == 1 && qkv.is_contiguous() && !qkv.is_leaf() &&
                         !qkv.is_view() && at::GradMode::is_enabled() &&

@@ -1,4 +1,4 @@
-// The head and its loss on a GPU, a block of rows at a time.
+// Head and loss on a GPU, one block of rows at a time.
 
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/empty.h>
@@ -22,10 +22,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
 // [Note: loss by rows] The logits of all rows would be the largest tensor of a step. So rows are
-// taken a block at a time: their logits become their gradient, and that is multiplied at once with
-// the weight (the gradient of the rows) and with the rows (their share of the weight's gradient,
-// added up in fp32). No product is computed twice. The factor that comes in backward is put on at
-// the end.
+// processed one block at a time: their logits are replaced by their gradient, which is immediately
+// multiplied by the weight (the gradient of the rows) and by the rows (their contribution to the
+// weight's gradient, accumulated in fp32). No product is computed twice. Backward multiplies by the
+// incoming factor at the end.
 constexpr std::int64_t kLogitsBytes = 256 << 20;
 
 std::int64_t rows_at_a_time(const at::Tensor& h, const at::Tensor& w) {
@@ -58,9 +58,9 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
       if (want_h) multiply_into(dh.narrow(0, begin, n), logits, false, w, false, false);
       if (want_w) multiply_into(dw, logits, true, rows, false, begin > 0);
     }
-    // The host does not wait to hear of it: the check fails the stream, as torch's own does.
-    at::_assert_async(bad.eq(0), str("the loss got a target that is not in 0 to ", classes - 1,
-                                     ", nor -1 for one that does not count"));
+    // The host does not wait for the result: a failed check aborts the stream, as torch's own does.
+    at::_assert_async(bad.eq(0), str("A target of the loss is out of range. Targets must be 0 to ",
+                                     classes - 1, ", or -1 to ignore a row."));
     ctx->save_for_backward({dh, dw, w});
     ctx->saved_data["sizes"] = hidden.sizes().vec();
     remember_deferral(ctx);
@@ -80,7 +80,7 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
         later->push(w, [dw, factor, type = w.scalar_type()] { return dw.mul(factor).to(type); });
       } else {
         const ParamGradient to(w);
-        at::Tensor place = to.to();  // in fp32 to the end, and rounded once
+        at::Tensor place = to.to();  // computed in fp32, rounded once
         to.add() ? place.add_(dw.mul(factor)) : at::mul_out(place, dw, factor);
         weight = to.result();
       }

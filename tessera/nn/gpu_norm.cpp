@@ -16,7 +16,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// What a backward needs of a norm: s = x (+ residual) as rows, and its statistics.
+// State that the backward of a norm needs: s = x (+ residual) as rows, and its statistics.
 struct Kept {
   at::Tensor s, weight, bias, mean, rstd;  // no bias: RMSNorm, which has no mean either
   double eps = 0;
@@ -33,7 +33,7 @@ struct Kept {
   float* mean_data() const { return mean.defined() ? mean.mutable_data_ptr<float>() : nullptr; }
   float* rstd_data() const { return rstd.mutable_data_ptr<float>(); }
 
-  at::Tensor again() const {  // the output
+  at::Tensor recompute_output() const {
     at::Tensor y = at::empty_like(s);
     kernels::cuda::norm_recompute(kernel(), mean_data(), rstd_data(), address(y), stream_of(s));
     return y;
@@ -76,7 +76,7 @@ Kept kept_of(AutogradContext* ctx, const tensor_list& saved) {
 
 struct NormGradients {
   at::Tensor dx, dw, db;
-  at::Tensor sums;  // of dx, over the rows; undefined: nobody will ask
+  at::Tensor sums;  // sums of dx over the rows; undefined if not needed
 
   at::Tensor dx_as(at::IntArrayRef sizes) const {
     at::Tensor result = dx.view(sizes);
@@ -85,13 +85,13 @@ struct NormGradients {
   }
 };
 
-// All as rows. dx may be dy. dsum may be undefined. `y`: where the output is wanted once more, or
-// undefined.
+// All matrices are rows. dx may be dy. dsum may be undefined. If `y` is defined, the output is
+// recomputed into it.
 NormGradients run_backward(const Kept& kept, const at::Tensor& dy, const at::Tensor& dsum,
                            const at::Tensor& dx, const at::Tensor& y) {
   const ParamGradient dw(kept.weight), db(kept.bias);
   const at::Tensor scratch = column_scratch(dy, dy.size(0), 3 * dy.size(1));
-  // A model with biases in its norms has them in the linears that dx goes to.
+  // A model with biases in its norms also has them in the linears that receive dx.
   at::Tensor sums;
   if (kept.bias.defined()) sums = at::empty({dy.size(1)}, dy.options().dtype(at::kFloat));
   kernels::cuda::norm_backward(kept.kernel(), kept.mean_data(), kept.rstd_data(), address(dy),
@@ -116,7 +116,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     }
     Kept kept = out.kept;
     const at::Tensor sum = kept.s.view(x.sizes());
-    kept.s = sum;  // an output: saved as what it is, so that autograd makes no circle of it
+    kept.s = sum;  // saved as an output, so that autograd makes no reference cycle
     keep(ctx, kept);
     return {y, sum};
   }
@@ -164,12 +164,12 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
     const bool defer = later != nullptr && is_deferrable(w);
     at::Tensor y;
     if (!defer && w.requires_grad()) y = at::empty_like(kept.s);
-    const at::Tensor dy = input_gradient(dout, w);  // and then what it becomes below the norm
+    const at::Tensor dy = input_gradient(dout, w);  // run_backward() overwrites it with dx
     const NormGradients g = run_backward(kept, dy, past.defined() ? as_rows(past) : past, dy, y);
     if (defer) {
       later->push(w, [dout, kept, w] {
         at::Tensor dw = at::empty(w.sizes(), dout.options());
-        multiply_into(dw, dout, true, kept.again(), false, false);
+        multiply_into(dw, dout, true, kept.recompute_output(), false, false);
         return dw;
       });
     }
@@ -188,19 +188,19 @@ struct NormLinear : torch::autograd::Function<NormLinear> {
 }  // namespace
 
 at::Tensor norm(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b, double eps) {
-  return NormFunction::apply(x, std::nullopt, w, if_any(b), eps)[0];
+  return NormFunction::apply(x, std::nullopt, w, to_optional(b), eps)[0];
 }
 
 std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& r,
                                            const at::Tensor& w, const at::Tensor& b, double eps) {
-  const tensor_list out = NormFunction::apply(x, if_any(r), w, if_any(b), eps);
+  const tensor_list out = NormFunction::apply(x, to_optional(r), w, to_optional(b), eps);
   return {out[0], out[1]};
 }
 
 std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& norm_w,
                                               const at::Tensor& norm_b, double eps,
                                               const at::Tensor& w, const at::Tensor& b) {
-  const tensor_list out = NormLinear::apply(x, norm_w, if_any(norm_b), eps, w, if_any(b));
+  const tensor_list out = NormLinear::apply(x, norm_w, to_optional(norm_b), eps, w, to_optional(b));
   return {out[0], out[1]};
 }
 

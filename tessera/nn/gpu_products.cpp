@@ -44,8 +44,8 @@ DType type_of(const at::Tensor& tensor) {
     case at::kBFloat16: return DType::bf16;
     case at::kHalf: return DType::f16;
     default:
-      throw UsageError(str("a GPU kernel got a tensor of ", c10::toString(tensor.scalar_type()),
-                           "; wanted float, bfloat16 or half"));
+      throw UsageError(str("CUDA kernels do not support tensors of type ",
+                           c10::toString(tensor.scalar_type()), ". Use float, bfloat16 or half."));
   }
 }
 
@@ -66,8 +66,8 @@ at::Tensor column_scratch(const at::Tensor& like, std::int64_t rows, std::int64_
 
 ParamGradient::ParamGradient(const at::Tensor& param) {
   if (!param.defined() || !param.requires_grad()) return;
-  // A place that is taken is written to: what it holds of earlier passes is in nobody else's hands
-  // then. It lies as the parameter does, and kernels write rows.
+  // A place that is taken must be written, because the sum of earlier passes in it then has no
+  // other owner. It has the parameter's strides, and kernels write rows.
   const GradientPlace::Place place =
       param.is_contiguous() ? take_place(param) : GradientPlace::Place();
   if (place.to.defined()) {
@@ -88,28 +88,28 @@ at::Tensor ParamGradient::result() const { return in_place_ ? to_.detach() : to_
 
 namespace {
 
-// Did cuBLASLt do it?
-bool run_gemm(Gemm& how, const at::Tensor& on) {
+// Returns whether cuBLASLt computed it.
+bool run_gemm(Gemm& args, const at::Tensor& on) {
   if (kernels::cuda::gemm_problem() != nullptr) return false;
-  // The caching allocator hands it out again to whatever comes next on this stream.
+  // The caching allocator reuses it for whatever comes next on this stream.
   const auto bytes = static_cast<std::int64_t>(kernels::cuda::kGemmWorkspace);
   const at::Tensor workspace = at::empty({bytes}, on.options().dtype(at::kByte));
-  return kernels::cuda::gemm(how, {workspace.mutable_data_ptr(), kernels::cuda::kGemmWorkspace},
+  return kernels::cuda::gemm(args, {workspace.mutable_data_ptr(), kernels::cuda::kGemmWorkspace},
                              /*tune=*/true, stream_of(on));
 }
 
-at::Tensor product_now(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                       const at::Tensor& residual, at::IntArrayRef sizes) {
+at::Tensor compute_product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                           const at::Tensor& residual, at::IntArrayRef sizes) {
   at::Tensor out = at::empty(sizes, x.options());
   const at::Tensor b = bias.defined() ? bias.to(x.scalar_type()).contiguous() : bias;
-  Gemm how;
-  how.type = how.out_type = type_of(x);
-  how.m = x.size(0), how.n = w.size(0), how.k = x.size(1);
-  how.transpose_b = true;
-  how.a = address(x), how.b = address(w), how.c = address(residual), how.d = address(out);
-  how.bias = address(b);
-  if (b.defined()) how.epilogue = Epilogue::bias;
-  if (run_gemm(how, x)) return out;
+  Gemm args;
+  args.type = args.out_type = type_of(x);
+  args.m = x.size(0), args.n = w.size(0), args.k = x.size(1);
+  args.transpose_b = true;
+  args.a = address(x), args.b = address(w), args.c = address(residual), args.d = address(out);
+  args.bias = address(b);
+  if (b.defined()) args.epilogue = Epilogue::bias;
+  if (run_gemm(args, x)) return out;
   at::Tensor rows = out.view({x.size(0), w.size(0)});
   b.defined() ? at::addmm_out(rows, b, x, w.t()) : at::mm_out(rows, x, w.t());
   if (residual.defined()) rows.add_(residual);
@@ -121,19 +121,19 @@ at::Tensor product_now(const at::Tensor& x, const at::Tensor& w, const at::Tenso
 at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                    const at::Tensor& residual, at::IntArrayRef sizes) {
   return keep_in_selective("x · wᵀ", {x, w, bias, residual}, [&]() -> std::vector<at::Tensor> {
-    return {product_now(x, w, bias, residual, sizes)};
+    return {compute_product(x, w, bias, residual, sizes)};
   })[0];
 }
 
 void multiply_into(const at::Tensor& out, const at::Tensor& a, bool transpose_a,
                    const at::Tensor& b, bool transpose_b, bool add) {
-  Gemm how;
-  how.type = type_of(a), how.out_type = type_of(out);
-  how.m = out.size(0), how.n = out.size(1), how.k = a.size(transpose_a ? 0 : 1);
-  how.transpose_a = transpose_a, how.transpose_b = transpose_b;
-  how.a = address(a), how.b = address(b), how.d = address(out);
-  how.c = add ? how.d : nullptr;
-  if (run_gemm(how, a)) return;
+  Gemm args;
+  args.type = type_of(a), args.out_type = type_of(out);
+  args.m = out.size(0), args.n = out.size(1), args.k = a.size(transpose_a ? 0 : 1);
+  args.transpose_a = transpose_a, args.transpose_b = transpose_b;
+  args.a = address(a), args.b = address(b), args.d = address(out);
+  args.c = add ? args.d : nullptr;
+  if (run_gemm(args, a)) return;
   const at::Tensor left = transpose_a ? a.t() : a, right = transpose_b ? b.t() : b;
   at::Tensor place = out;
   if (out.scalar_type() != a.scalar_type()) {
@@ -156,7 +156,7 @@ void weight_gradient(const at::Tensor& dy, const at::Tensor& x, const ParamGradi
   if (to) multiply_into(to.to(), dy, true, x, false, to.add());
 }
 
-// Not by cuBLASLt's epilogue, which takes longer than a pass of our own.
+// Not with cuBLASLt's epilogue, which takes longer than a separate pass.
 void bias_gradient(const at::Tensor& gradient, const ParamGradient& to) {
   if (!to) return;
   const at::Tensor sums = known_sums(gradient);
@@ -173,7 +173,7 @@ void bias_gradient(const at::Tensor& gradient, const ParamGradient& to) {
 
 namespace {
 
-// By the memory: a recomputed segment hands on an alias.
+// Identified by memory, because a recomputed segment passes on an alias.
 struct Known {
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
   Weak storage{c10::intrusive_ptr<c10::StorageImpl>()};
@@ -182,7 +182,7 @@ struct Known {
   std::uint32_t version = 0;
   at::Tensor sums;
 };
-// Those of the last gradients: one is asked for before the third after it is made.
+// Sums of the last gradients. A gradient is used before the third one after it is computed.
 thread_local std::array<Known, 3> known;
 thread_local std::size_t next_known = 0;
 
@@ -202,7 +202,7 @@ void remember_sums(const at::Tensor& gradient, const at::Tensor& sums) {
 at::Tensor known_sums(const at::Tensor& gradient) {
   for (Known& each : known) {
     if (!each.sums.defined()) continue;
-    if (each.storage.expired()) {  // nobody will ask any more
+    if (each.storage.expired()) {  // the gradient was freed
       each = {};
     } else if (each.storage._unsafe_get_target() == gradient.storage().unsafeGetStorageImpl() &&
                each.data == gradient.const_data_ptr() && each.count == gradient.numel() &&

@@ -7,26 +7,27 @@
 
 namespace tessera::nn {
 
-// [Note: gradient places] Where the gradient of a parameter is wanted, for a backward that can
-// write it there at once, so that nobody copies it. An engine that keeps gradients in a flat buffer
-// makes the post-accumulate hook of each parameter one of these.
+// [Note: gradient places] Destination of a parameter's gradient, for a backward that can write
+// directly to it and so avoid a copy. An engine that keeps gradients in a flat buffer installs one
+// of these as the post-accumulate hook of each parameter.
 //
-// Whoever takes the place writes to it (or adds, where it says so: then it holds what earlier
-// passes left), and returns an alias of it to autograd as the gradient. Autograd adds whatever else
-// the pass has for the parameter, and makes it `.grad`. A place is taken once until then.
+// A backward that takes the place writes to it (or adds to it if `add` is set, because it then
+// holds the sum of earlier passes), and returns an alias of it to autograd as the gradient.
+// Autograd adds any other contributions of the pass and makes the result `.grad`. Until then, a
+// place can be taken only once.
 class GradientPlace {
  public:
   struct Place {
-    at::Tensor to;  // of the parameter's shape and type; undefined: there is none, make a tensor
+    at::Tensor to;  // has the parameter's shape and type; undefined: no place, allocate a tensor
     bool add = false;
   };
   virtual ~GradientPlace() = default;
   virtual Place take() = 0;
 };
 
-// Has somebody registered a hook on the gradient of this parameter? It is to see, and may change,
-// what one pass gives: neither what a place holds of earlier ones, nor nothing at all. The
-// parameter is a leaf that wants a gradient.
+// Returns whether a hook is registered on the gradient of this parameter. Such a hook must see, and
+// may change, the gradient of one pass: not the sum with earlier passes in a place, and not a
+// deferred one. The parameter must be a leaf that requires a gradient.
 inline bool has_gradient_hooks(const at::Tensor& param) {
   if (!torch::autograd::impl::hooks(param).empty()) return true;
   const auto accumulates = torch::autograd::impl::try_get_grad_accumulator(param);
@@ -34,7 +35,7 @@ inline bool has_gradient_hooks(const at::Tensor& param) {
          !(accumulates->pre_hooks().empty() && accumulates->post_hooks().empty());
 }
 
-// The place of a parameter's gradient, if it has one.
+// Takes the place of a parameter's gradient, if it has one.
 inline GradientPlace::Place take_place(const at::Tensor& param) {
   if (!param.is_leaf()) return {};
   auto* const place =

@@ -33,10 +33,11 @@ bool find_bf16() {
 #endif
 }
 
-// [Note: written transposed] On Arm, ATen hands a · bᵀ in fp32 to oneDNN and the Arm Compute
-// Library: slower than OpenBLAS (by 5% for large matrices, by half for those of attention), and on
-// threads of its own that at::set_num_threads does not bound. It does so only if the result is laid
-// out by rows, so (b · aᵀ) is written into its transpose instead, which is the same memory.
+// [Note: written transposed] On Arm, ATen computes a · bᵀ in fp32 with oneDNN and the Arm Compute
+// Library. That is slower than OpenBLAS (by 5% for large matrices, by half for those of attention),
+// and it uses its own threads, which at::set_num_threads does not limit. ATen does so only if the
+// result is row-major, so b · aᵀ is written into the transposed result instead, which is the same
+// memory.
 bool is_written_transposed([[maybe_unused]] const at::Tensor& out) {
 #if defined(__aarch64__)
   return out.is_cpu() && out.scalar_type() == at::kFloat;
@@ -120,8 +121,8 @@ at::Tensor GemmByRows::result() const {
   return weight_.scalar_type() == type_ ? out_ : to_bf16(out_);
 }
 
-// As a whole, and with products into a given place, which selective recomputation does not see: it
-// should keep the final result, and only that.
+// Uses out-variants of the products, which selective recomputation does not see: it must keep only
+// the final result.
 at::Tensor gemm_nt(const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias) {
   if (!beats_aten(a)) {
     return bias.defined() ? at::addmm(bias.to(a.scalar_type()), a, w.t()) : at::mm(a, w.t());

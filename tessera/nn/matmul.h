@@ -4,29 +4,30 @@
 
 namespace tessera::nn {
 
-// Does ATen multiply bf16 matrices on this processor at a useful speed? It has fast kernels with
-// AVX-512 (oneDNN, and AMX where there is), and with Arm's bf16 instructions; elsewhere a bf16
-// product runs at a hundredth of the fp32 rate.
+// Returns whether ATen multiplies bf16 matrices on this processor at a useful speed. It has fast
+// kernels for AVX-512 (oneDNN, with AMX if available) and for Arm's bf16 instructions; elsewhere a
+// bf16 product runs at a hundredth of the fp32 rate.
 bool cpu_multiplies_bf16();
 
-// Must a product of such matrices be computed in fp32 and rounded after?
+// Returns whether a product of such matrices must be computed in fp32 and then rounded.
 bool multiplies_in_fp32(const at::Tensor& tensor);
 
-// a · wᵀ + bias for matrices [N, in] and [out, in] of the same type; bias [out] may be undefined.
-// Computed in fp32 where bf16 would crawl. Selective recomputation keeps the result.
+// Returns a · wᵀ + bias for matrices [N, in] and [out, in] of the same type; bias [out] may be
+// undefined. Computed in fp32 where bf16 would be very slow. Selective recomputation keeps the
+// result.
 at::Tensor gemm_nt(const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias = {});
-// Does gemm_nt do better than at::linear? See [Note: written transposed].
+// Returns whether gemm_nt is faster than at::linear. See [Note: written transposed].
 bool beats_aten(const at::Tensor& tensor);
 
-// The same by rows, as they arrive: multiply() any rows of `a` into their place, then result().
-// Between the two nothing is known to selective recomputation; see keep_in_selective.
+// gemm_nt for rows that arrive one group after another: call multiply() for any rows of `a`, then
+// result(). Selective recomputation does not see these products; see keep_in_selective.
 class GemmByRows {
  public:
   GemmByRows(std::int64_t rows, const at::Tensor& w, const at::Tensor& bias = {});
   void multiply(std::int64_t begin, const at::Tensor& a);
-  at::Tensor rows(std::int64_t begin, std::int64_t count) const;  // of the type of w
-  at::Tensor result() const;                                      // all of them
-  const at::Tensor& unrounded() const { return out_; }  // as computed, which may be in fp32
+  at::Tensor rows(std::int64_t begin, std::int64_t count) const;  // in the type of w
+  at::Tensor result() const;                                      // all rows
+  const at::Tensor& unrounded() const { return out_; }            // as computed, possibly in fp32
 
  private:
   at::ScalarType type_;
@@ -34,18 +35,18 @@ class GemmByRows {
   bool swap_ = false;
 };
 
-// The gradients of x · wᵀ, from that of the result [N, out]. Undefined where not wanted.
+// Gradients of x · wᵀ, given that of the result [N, out]. Undefined if not requested.
 struct ProductGradients {
   at::Tensor dx, dw;
 };
 ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
                                    bool want_x, bool want_w);
 
-// out = a · bᵀ for each of a batch of matrices, [G, n, k] and [G, m, k].
+// Computes out = a · bᵀ for each matrix of a batch, [G, n, k] and [G, m, k].
 void bmm_nt_out(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 
-// fp32 copies of bf16 tensors and back, with the strides kept where the tensor is dense.
-at::Tensor to_fp32(const at::Tensor& tensor);  // fp32 stays as it is
+// Convert bf16 tensors to fp32 and back. Dense tensors keep their strides.
+at::Tensor to_fp32(const at::Tensor& tensor);  // returns fp32 tensors unchanged
 at::Tensor to_bf16(const at::Tensor& tensor);
 
 }  // namespace tessera::nn

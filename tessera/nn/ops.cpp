@@ -43,7 +43,7 @@ ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, co
 
 namespace {
 
-// Puts the weight's gradient off where forward asked for it. Did it?
+// Defers the weight's gradient if forward ran in a scope. Returns whether it did.
 bool defer(AutogradContext* ctx, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w) {
   DeferredGradients* later = deferral_of(ctx);
   if (later == nullptr || !ctx->needs_input_grad(1) || !is_deferrable(w)) return false;
@@ -67,12 +67,13 @@ at::Tensor weight_gradient(AutogradContext* ctx, const at::Tensor& dy, const at:
 
 namespace {
 
-// Only where we beat ATen's product, or may have to defer; otherwise at::linear does exactly this.
+// Used only where gemm_nt is faster than ATen or the gradient may be deferred; otherwise at::linear
+// does the same.
 struct Linear : public torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
                             const std::optional<at::Tensor>& b) {
     const at::Tensor rows = as_rows(x);
-    // The gradient of a frozen weight is not wanted, and so x is not.
+    // A frozen weight needs no gradient, so x is not needed either.
     ctx->save_for_backward({w.requires_grad() ? rows : at::Tensor(), w});
     ctx->saved_data["sizes"] = x.sizes().vec();
     if (b) ctx->saved_data["bias"] = b->scalar_type();
@@ -100,7 +101,7 @@ void gelu_forward_rows(const at::Tensor& x, const at::Tensor& bias, const at::Te
   });
 }
 
-// dx, and the sum of its rows if `dbias` asks for it.
+// Returns dx, and writes the sum of its rows to `dbias` if not null.
 at::Tensor gelu_backward_rows(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& dy,
                               at::Tensor* dbias) {
   at::Tensor dx = at::empty_like(x);
@@ -144,7 +145,7 @@ struct Gelu : public torch::autograd::Function<Gelu> {
 }  // namespace
 
 bool gelu_adds_bias(const at::Tensor& x) {
-  return (is_ours(x) && x.dim() > 0 && x.numel() > 0) || gpu::takes(x);
+  return (has_cpu_kernel(x) && x.dim() > 0 && x.numel() > 0) || gpu::takes(x);
 }
 
 bool fuses(const at::Tensor& x) { return gpu::takes(x); }

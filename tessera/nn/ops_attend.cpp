@@ -1,4 +1,4 @@
-// Attention as an operation: which of its ways is taken, and what backward keeps.
+// Attention as an operation: choice of the implementation, and the state kept for backward.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -25,22 +25,22 @@ using torch::autograd::tensor_list;
 
 struct Attention : public torch::autograd::Function<Attention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads,
-                            const c10::intrusive_ptr<KeptOptions>& how) {
+                            const c10::intrusive_ptr<KeptOptions>& kept) {
     const at::Tensor x = qkv.contiguous();
     const auto results = keep_in_selective("attention", {x}, [&] {
-      return attention_forward(x, heads, gathers_heads(x), options_in(how));
+      return attention_forward(x, heads, gathers_heads(x), options_in(kept));
     });
     ctx->save_for_backward({x, results[1]});
     ctx->saved_data["heads"] = heads;
-    if (how) ctx->saved_data["how"] = c10::IValue::make_capsule(how);
+    if (kept) ctx->saved_data["options"] = c10::IValue::make_capsule(kept);
     return results[0];
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     refuse_second_derivatives("attention");
     const auto saved = ctx->get_saved_variables();
-    const auto how = kept_options(*ctx);
+    const auto kept = kept_options(*ctx);
     return {attention_backward(saved[0], ctx->saved_data["heads"].toInt(), grads[0].contiguous(),
-                               saved[1], gathers_heads(saved[0]), options_in(how)),
+                               saved[1], gathers_heads(saved[0]), options_in(kept)),
             at::Tensor(), at::Tensor()};
   }
 };
@@ -49,28 +49,29 @@ void check_attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_
                      const AttentionOptions& options) {
   if (qkv.dim() != 3 || heads < 1 || kv_heads < 1 || heads % kv_heads != 0 ||
       qkv.size(2) % (heads + 2 * kv_heads) != 0) {
-    throw UsageError(str("attention got a tensor of ", qkv.dim(), " dims, the last of ",
+    throw UsageError(str("attention: a tensor with ", qkv.dim(), " dims, the last of size ",
                          qkv.dim() > 0 ? qkv.size(-1) : 0, ", for ", heads, " heads and ", kv_heads,
-                         " kv-heads; wanted [batch, tokens, (heads + 2 · kv-heads) · width of a "
-                         "head], and heads a multiple of kv-heads"));
+                         " KV heads. The tensor must be [batch, tokens, (heads + 2 · KV heads) · "
+                         "head width], and the heads a multiple of the KV heads."));
   }
   const at::Tensor& starts = options.document_starts;
   if (starts.defined() && (starts.scalar_type() != at::kInt || starts.dim() != 2 ||
                            starts.size(0) != qkv.size(0) || starts.size(1) != qkv.size(1) ||
                            starts.device() != qkv.device() || !starts.is_contiguous())) {
-    throw UsageError(tessera::str("attention got document starts ", starts.sizes(), " of type ",
+    throw UsageError(tessera::str("attention: document starts are ", starts.sizes(), " of type ",
                                   c10::toString(starts.scalar_type()), " on ",
-                                  starts.device().str(), "; wanted int32 [", qkv.size(0), ", ",
-                                  qkv.size(1), "] on ", qkv.device().str()));
+                                  starts.device().str(), ". They must be contiguous int32 [",
+                                  qkv.size(0), ", ", qkv.size(1), "] on ", qkv.device().str(),
+                                  "."));
   }
   if (options.window < 0 || !(options.dropout.rate >= 0) || options.dropout.rate >= 1) {
-    throw UsageError(str("attention got a window of ", options.window, " and dropout ",
+    throw UsageError(str("attention: window ", options.window, " and dropout ",
                          options.dropout.rate,
-                         "; wanted a window from 0 on, and 0 <= dropout < 1"));
+                         ". The window must not be negative, and dropout must be in [0, 1)."));
   }
 }
 
-// Keys and values once for every head that uses them: [B, T, 3 · heads · d].
+// Repeats keys and values for every head that uses them: [B, T, 3 · heads · d].
 at::Tensor with_repeated_keys(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
   const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads), times = heads / kv_heads;
   const at::Tensor kv = qkv.narrow(2, heads * dim, 2 * kv_heads * dim)
@@ -80,7 +81,7 @@ at::Tensor with_repeated_keys(const at::Tensor& qkv, std::int64_t heads, std::in
   return at::cat({qkv.narrow(2, 0, heads * dim), kv}, 2);
 }
 
-// What no kernel of ours or torch's does at once, by ATen's own operations: [B, T, T] of masks.
+// Attention by ATen's operations, with [B, T, T] masks, for cases that no fused kernel supports.
 at::Tensor attention_by_products(const at::Tensor& qkv, std::int64_t heads,
                                  const AttentionOptions& options) {
   const auto parts = qkv.chunk(3, 2);
@@ -106,7 +107,7 @@ at::Tensor attention_by_products(const at::Tensor& qkv, std::int64_t heads,
   scores = scores.masked_fill(seen.logical_not(), -INFINITY);
   const at::Tensor probabilities = at::softmax(scores, -1).to(q.scalar_type());
   if (options.dropout.rate == 0) return together(at::matmul(probabilities, v));
-  // [B, H · T, T]: a sample's rows are those of its heads, one after another.
+  // [B, H · T, T]: the rows of a sample are those of its heads, one after another.
   const at::Tensor dropped =
       dropout(probabilities.flatten(1, 2), options.dropout, options.first_head * tokens)
           .view(probabilities.sizes());
@@ -115,11 +116,11 @@ at::Tensor attention_by_products(const at::Tensor& qkv, std::int64_t heads,
 
 }  // namespace
 
-const AttentionOptions* options_in(const c10::intrusive_ptr<KeptOptions>& how) {
-  return how ? &how->options : nullptr;
+const AttentionOptions* options_in(const c10::intrusive_ptr<KeptOptions>& kept) {
+  return kept ? &kept->options : nullptr;
 }
 c10::intrusive_ptr<KeptOptions> kept_options(AutogradContext& ctx) {
-  const auto found = ctx.saved_data.find("how");
+  const auto found = ctx.saved_data.find("options");
   if (found == ctx.saved_data.end()) return {};
   return c10::static_intrusive_pointer_cast<KeptOptions>(found->second.toCapsule());
 }
@@ -151,14 +152,15 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_
                      const AttentionOptions& given) {
   check_attention(qkv, heads, kv_heads, given);
   AttentionOptions options = given;
-  if (options.window >= qkv.size(1)) options.window = 0;  // all of it is in the window
+  if (options.window >= qkv.size(1)) options.window = 0;  // the window covers everything
   const bool plain = options.scale == 0 && options.cap == 0;
   if (plain) {
     if (at::Tensor out = gpu_attention(qkv, heads, kv_heads, options); out.defined()) return out;
   }
   const at::Tensor all = heads == kv_heads ? qkv : with_repeated_keys(qkv, heads, kv_heads);
-  if (plain && is_ours(all) && all.numel() > 0)
+  if (plain && has_cpu_kernel(all) && all.numel() > 0) {
     return Attention::apply(all, heads, keep_options(options));
+  }
   return attention_by_products(all, heads, options);
 }
 

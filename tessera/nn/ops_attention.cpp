@@ -18,72 +18,72 @@
 namespace tessera::nn {
 namespace {
 
-// [Note: attention in blocks] Heads are taken in groups of G, queries in blocks of `block_rows`,
-// and a block sees only the keys up to its own end: the scores of a block, [G, rows, keys], stay in
-// the cache between the product that makes them, the softmax, and the product that uses them.
-// Backward makes them again from the saved log-sum-exp. Going through the blocks from the last, the
-// first one writes the gradients of all keys and values, and the others add to a part of them.
-// With a window, or several documents in a sequence, a block sees the keys from the first that its
-// first query sees: blocks of keys outside are never multiplied. Gradients of keys start as zeros
-// then.
+// [Note: attention in blocks] Heads are processed in groups of G, queries in blocks of
+// `block_rows`, and a block sees only the keys up to its own end: the scores of a block, [G, rows,
+// keys], stay in the cache between the product that computes them, the softmax, and the product
+// that uses them. Backward recomputes them from the saved log-sum-exp. It processes the blocks from
+// the last to the first: the last one writes the gradients of all keys and values, and the others
+// add to a part of them. With a window, or several documents in a sequence, a block sees the keys
+// from the first one that its first query sees: keys outside are never multiplied. The gradients of
+// keys and values then start as zeros.
 constexpr std::int64_t block_rows = 128;
-constexpr std::int64_t group_elements = 1 << 17;  // of scores, at least one head
+constexpr std::int64_t group_elements = 1 << 17;  // number of scores; a group has at least one head
 
-// What the queries of one sequence see, and what of it is dropped.
-struct Sight {
+// Keys that the queries of one sequence see, and the dropout of their probabilities.
+struct Visibility {
   std::int64_t window = 0;
-  const std::int32_t* starts = nullptr;  // of each token's document
+  const std::int32_t* starts = nullptr;  // start of each token's document
   const AttentionOptions* options = nullptr;
-  std::int64_t heads = 0;  // in a sequence
-  std::int64_t index = 0;  // of the group's first head, among those of all sequences
+  std::int64_t heads = 0;  // heads per sequence
+  std::int64_t index = 0;  // index of the group's first head among those of all sequences
 
   bool whole() const { return window == 0 && starts == nullptr; }
   std::int64_t first(std::int64_t token) const {
     const std::int64_t from = window > 0 ? std::max<std::int64_t>(0, token - window + 1) : 0;
     return starts == nullptr ? from : std::max<std::int64_t>(from, starts[token]);
   }
-  // The most keys that a block sees.
+  // Returns the maximum number of keys that a block sees.
   std::int64_t widest(std::int64_t tokens) const {
     return window > 0 ? std::min(tokens, window + block_rows) : tokens;
   }
 };
 
-Sight sight_of(const AttentionOptions* options, std::int64_t heads, std::int64_t sequence,
-               std::int64_t index) {
-  Sight sight{.options = options, .heads = heads, .index = index};
-  if (options == nullptr) return sight;
-  sight.window = options->window;
+Visibility visibility_of(const AttentionOptions* options, std::int64_t heads, std::int64_t sequence,
+                         std::int64_t index) {
+  Visibility visibility{.options = options, .heads = heads, .index = index};
+  if (options == nullptr) return visibility;
+  visibility.window = options->window;
   if (options->document_starts.defined()) {
     const at::Tensor& starts = options->document_starts;
-    sight.starts = starts.const_data_ptr<std::int32_t>() + sequence * starts.size(1);
+    visibility.starts = starts.const_data_ptr<std::int32_t>() + sequence * starts.size(1);
   }
-  return sight;
+  return visibility;
 }
 
-std::int64_t scores_at_once(std::int64_t tokens, const Sight& sight) {
-  return std::min(block_rows, tokens) * sight.widest(tokens);
+std::int64_t scores_at_once(std::int64_t tokens, const Visibility& visibility) {
+  return std::min(block_rows, tokens) * visibility.widest(tokens);
 }
-std::int64_t group_size(std::int64_t heads, std::int64_t tokens, const Sight& sight) {
-  return std::clamp<std::int64_t>(group_elements / scores_at_once(tokens, sight), 1, heads);
+std::int64_t group_size(std::int64_t heads, std::int64_t tokens, const Visibility& visibility) {
+  return std::clamp<std::int64_t>(group_elements / scores_at_once(tokens, visibility), 1, heads);
 }
 
-// Of some heads, each [G, T, d]; lse is the place of [G, T].
+// Queries, keys and values of a group of heads, each [G, T, d].
 struct Heads {
   at::Tensor q, k, v;
 };
 
 struct Block {
   std::int64_t begin, rows;
-  std::int64_t from, keys;  // that it sees
+  std::int64_t from, keys;  // range of keys that it sees
   std::array<std::int32_t, block_rows> skipped;
 };
 
-Block block_at(std::int64_t begin, std::int64_t tokens, const Sight& sight) {
-  Block block{begin, std::min(block_rows, tokens - begin), sight.first(begin), 0, {}};
+Block block_at(std::int64_t begin, std::int64_t tokens, const Visibility& visibility) {
+  Block block{begin, std::min(block_rows, tokens - begin), visibility.first(begin), 0, {}};
   block.keys = begin + block.rows - block.from;
-  for (std::int64_t r = 0; !sight.whole() && r < block.rows; ++r) {
+  for (std::int64_t r = 0; !visibility.whole() && r < block.rows; ++r) {
     block.skipped[static_cast<std::size_t>(r)] =
-        static_cast<std::int32_t>(sight.first(begin + r) - block.from);
+        static_cast<std::int32_t>(visibility.first(begin + r) - block.from);
   }
   return block;
 }
@@ -99,27 +99,29 @@ at::Tensor scores_of(const Heads& in, const Block& block, const at::Tensor& scra
   return scores;
 }
 
-kernels::CausalRows rows_of(const Heads& in, const Block& block, const Sight& sight) {
+kernels::CausalRows rows_of(const Heads& in, const Block& block, const Visibility& visibility) {
   return {.type = type_of(in.q),
           .rows = count(block.rows),
           .cols = count(block.keys),
           .first = count(block.begin + 1 - block.from),
           .scale = scale_of(in),
-          .skipped = sight.whole() ? nullptr : block.skipped.data()};
+          .skipped = visibility.whole() ? nullptr : block.skipped.data()};
 }
 
-// Drops probabilities of one head, or their gradients: [Note: dropout] in pass.h.
+// Applies dropout to the probabilities of one head, or to their gradients: [Note: dropout] in
+// pass.h.
 void drop_probabilities(const at::Tensor& matrix, std::int64_t g, const Block& block,
-                        const Sight& sight, std::int64_t tokens) {
-  if (sight.options == nullptr || sight.options->dropout.rate == 0) return;
-  const Dropout& how = sight.options->dropout;
-  const std::int64_t sample = (sight.index + g) / sight.heads;
-  const std::int64_t head = sight.options->first_head + (sight.index + g) % sight.heads;
+                        const Visibility& visibility, std::int64_t tokens) {
+  if (visibility.options == nullptr || visibility.options->dropout.rate == 0) return;
+  const Dropout& dropout = visibility.options->dropout;
+  const std::int64_t sample = (visibility.index + g) / visibility.heads;
+  const std::int64_t head =
+      visibility.options->first_head + (visibility.index + g) % visibility.heads;
   const kernels::Dropout mask = {
-      .seed = how.seed,
-      .stream = kernels::stream_of_sample(how.stream,
-                                          how.first_sample + static_cast<std::uint64_t>(sample)),
-      .rate = how.rate,
+      .seed = dropout.seed,
+      .stream = kernels::stream_of_sample(
+          dropout.stream, dropout.first_sample + static_cast<std::uint64_t>(sample)),
+      .rate = dropout.rate,
       .width = count(tokens)};
   const at::Tensor rows = matrix.select(0, g);
   for (std::int64_t r = 0; r < block.rows; ++r) {
@@ -130,17 +132,17 @@ void drop_probabilities(const at::Tensor& matrix, std::int64_t g, const Block& b
 }
 
 void forward_group(const Heads& in, const at::Tensor& out, float* lse, const at::Tensor& scratch,
-                   const Sight& sight) {
+                   const Visibility& visibility) {
   const std::int64_t group = in.q.size(0), tokens = in.q.size(1);
   for (std::int64_t begin = 0; begin < tokens; begin += block_rows) {
-    const Block block = block_at(begin, tokens, sight);
+    const Block block = block_at(begin, tokens, visibility);
     const at::Tensor scores = scores_of(in, block, scratch);
     parallel_for(0, group, grain_of(block.rows * block.keys),
                  [&](std::int64_t from, std::int64_t to) {
                    for (std::int64_t g = from; g < to; ++g) {
-                     kernels::softmax_causal_forward(rows_of(in, block, sight), row_out(scores, g),
-                                                     lse + g * tokens + begin);
-                     drop_probabilities(scores, g, block, sight, tokens);
+                     kernels::softmax_causal_forward(rows_of(in, block, visibility),
+                                                     row_out(scores, g), lse + g * tokens + begin);
+                     drop_probabilities(scores, g, block, visibility, tokens);
                    }
                  });
     at::Tensor part = out.narrow(1, begin, block.rows);
@@ -148,7 +150,7 @@ void forward_group(const Heads& in, const at::Tensor& out, float* lse, const at:
   }
 }
 
-// to[:, from : from + keys] = a · b, or += if not the first time.
+// Computes to[:, from : from + keys] = a · b, or += if not `first`.
 void accumulate(const at::Tensor& to, std::int64_t from, const at::Tensor& a, const at::Tensor& b,
                 bool first) {
   at::Tensor part = to.narrow(1, from, a.size(1));
@@ -160,15 +162,16 @@ void accumulate(const at::Tensor& to, std::int64_t from, const at::Tensor& a, co
 }
 
 void backward_group(const Heads& in, const at::Tensor& dout, const float* lse, const Heads& grad,
-                    const at::Tensor& scratch, const at::Tensor& dscratch, const Sight& sight) {
+                    const at::Tensor& scratch, const at::Tensor& dscratch,
+                    const Visibility& visibility) {
   const std::int64_t group = in.q.size(0), tokens = in.q.size(1);
   const std::int64_t last = (tokens - 1) / block_rows * block_rows;
-  if (!sight.whole()) {
+  if (!visibility.whole()) {
     grad.k.zero_();
     grad.v.zero_();
   }
   for (std::int64_t begin = last; begin >= 0; begin -= block_rows) {
-    const Block block = block_at(begin, tokens, sight);
+    const Block block = block_at(begin, tokens, visibility);
     const at::Tensor d = dout.narrow(1, begin, block.rows);
     const at::Tensor scores = scores_of(in, block, scratch);
     at::Tensor dscores =
@@ -177,13 +180,13 @@ void backward_group(const Heads& in, const at::Tensor& dout, const float* lse, c
     parallel_for(
         0, group, grain_of(block.rows * block.keys), [&](std::int64_t from, std::int64_t to) {
           for (std::int64_t g = from; g < to; ++g) {
-            drop_probabilities(dscores, g, block, sight, tokens);
-            kernels::softmax_causal_backward(rows_of(in, block, sight), row_out(scores, g),
+            drop_probabilities(dscores, g, block, visibility, tokens);
+            kernels::softmax_causal_backward(rows_of(in, block, visibility), row_out(scores, g),
                                              row_out(dscores, g), lse + g * tokens + begin);
-            drop_probabilities(scores, g, block, sight, tokens);
+            drop_probabilities(scores, g, block, visibility, tokens);
           }
         });
-    const bool first = begin == last && sight.whole();
+    const bool first = begin == last && visibility.whole();
     accumulate(grad.v, block.from, scores.transpose(1, 2), d, first);
     accumulate(grad.k, block.from, dscores.transpose(1, 2), in.q.narrow(1, begin, block.rows),
                first);
@@ -192,7 +195,7 @@ void backward_group(const Heads& in, const at::Tensor& dout, const float* lse, c
   }
 }
 
-// Some heads of one sequence in a [T, parts·H·d] matrix, as [G, T, d].
+// Returns heads [begin, begin + n) of one sequence in a [T, parts·H·d] matrix, as [G, T, d].
 at::Tensor heads_of(const at::Tensor& matrix, std::int64_t part, std::int64_t parts,
                     std::int64_t heads, std::int64_t begin, std::int64_t n) {
   const std::int64_t dim = matrix.size(1) / (parts * heads);
@@ -202,7 +205,8 @@ at::Tensor heads_of(const at::Tensor& matrix, std::int64_t part, std::int64_t pa
       .transpose(0, 1);
 }
 
-// fp32: the heads are read and written where they lie. f(heads' group, b, begin, n).
+// For fp32, whose heads are read and written in place. Calls f(b, begin, n) for each group of
+// heads.
 template <typename F>
 void each_group(const at::Tensor& qkv, std::int64_t heads, std::int64_t group, F&& f) {
   for (std::int64_t b = 0; b < qkv.size(0); ++b) {
@@ -217,27 +221,27 @@ Heads split(const at::Tensor& matrix, std::int64_t heads, std::int64_t begin, st
           heads_of(matrix, 2, 3, heads, begin, n)};
 }
 
-at::Tensor scratch_for(const at::Tensor& qkv, std::int64_t group, const Sight& sight) {
-  return at::empty({group * scores_at_once(qkv.size(1), sight)}, qkv.options());
+at::Tensor scratch_for(const at::Tensor& qkv, std::int64_t group, const Visibility& visibility) {
+  return at::empty({group * scores_at_once(qkv.size(1), visibility)}, qkv.options());
 }
 
 void forward_in_place(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& out,
                       const at::Tensor& lse, const AttentionOptions* options) {
-  const Sight any = sight_of(options, heads, 0, 0);
+  const Visibility any = visibility_of(options, heads, 0, 0);
   const std::int64_t group = group_size(heads, qkv.size(1), any);
   const at::Tensor scratch = scratch_for(qkv, group, any);
   each_group(qkv, heads, group, [&](std::int64_t b, std::int64_t begin, std::int64_t n) {
     forward_group(split(qkv.select(0, b), heads, begin, n),
                   heads_of(out.select(0, b), 0, 1, heads, begin, n),
                   lse.mutable_data_ptr<float>() + (b * heads + begin) * qkv.size(1), scratch,
-                  sight_of(options, heads, b, b * heads + begin));
+                  visibility_of(options, heads, b, b * heads + begin));
   });
 }
 
 void backward_in_place(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& dout,
                        const at::Tensor& lse, const at::Tensor& dqkv,
                        const AttentionOptions* options) {
-  const Sight any = sight_of(options, heads, 0, 0);
+  const Visibility any = visibility_of(options, heads, 0, 0);
   const std::int64_t group = group_size(heads, qkv.size(1), any);
   const at::Tensor scratch = scratch_for(qkv, group, any);
   const at::Tensor dscratch = at::empty_like(scratch);
@@ -246,12 +250,12 @@ void backward_in_place(const at::Tensor& qkv, std::int64_t heads, const at::Tens
                    heads_of(dout.select(0, b), 0, 1, heads, begin, n),
                    lse.const_data_ptr<float>() + (b * heads + begin) * qkv.size(1),
                    split(dqkv.select(0, b), heads, begin, n), scratch, dscratch,
-                   sight_of(options, heads, b, b * heads + begin));
+                   visibility_of(options, heads, b, b * heads + begin));
   });
 }
 
-// bf16 through oneDNN: it wants whole matrices, and a call costs as much as a small product. So the
-// heads of all sequences are brought together, [parts, B·H, T, d], and taken in large groups.
+// bf16 with oneDNN needs contiguous matrices, and a call costs as much as a small product. So the
+// heads of all sequences are gathered, [parts, B·H, T, d], and processed in large groups.
 constexpr std::int64_t large_group_elements = 1 << 20;
 
 at::Tensor gathered(const at::Tensor& x, std::int64_t parts, std::int64_t heads) {
@@ -270,19 +274,20 @@ at::Tensor scattered(const at::Tensor& x, std::int64_t batch) {  // [parts, B·H
       .view({batch, tokens, parts * heads * x.size(3)});
 }
 
-// f(begin, n, what they see). Where sequences have documents of their own, groups are of one.
+// Calls f(begin, n, visibility). If sequences have their own documents, a group is within one
+// sequence.
 template <typename F>
 void each_large_group(const at::Tensor& qkv, std::int64_t heads, const AttentionOptions* options,
                       F&& f) {
   const std::int64_t batch = qkv.size(0);
-  const Sight any = sight_of(options, heads, 0, 0);
+  const Visibility any = visibility_of(options, heads, 0, 0);
   const std::int64_t sequences = any.starts == nullptr ? 1 : batch, all = heads * batch / sequences;
   const std::int64_t group =
       std::clamp<std::int64_t>(large_group_elements / scores_at_once(qkv.size(1), any), 1, all);
   for (std::int64_t s = 0; s < sequences; ++s) {
     for (std::int64_t begin = 0; begin < all; begin += group) {
       const std::int64_t index = s * all + begin;
-      f(index, std::min(group, all - begin), sight_of(options, heads, s, index));
+      f(index, std::min(group, all - begin), visibility_of(options, heads, s, index));
     }
   }
 }
@@ -297,10 +302,10 @@ at::Tensor forward_gathered(const at::Tensor& qkv, std::int64_t heads, const at:
   const std::int64_t tokens = qkv.size(1);
   at::Tensor out = at::empty({1, x.size(1), tokens, x.size(3)}, x.options());
   each_large_group(qkv, heads, options,
-                   [&](std::int64_t begin, std::int64_t n, const Sight& sight) {
+                   [&](std::int64_t begin, std::int64_t n, const Visibility& visibility) {
                      forward_group(part_of(x, begin, n), out[0].narrow(0, begin, n),
                                    lse.mutable_data_ptr<float>() + begin * tokens,
-                                   scratch_for(qkv, n, sight), sight);
+                                   scratch_for(qkv, n, visibility), visibility);
                    });
   return scattered(out, qkv.size(0));
 }
@@ -310,12 +315,13 @@ at::Tensor backward_gathered(const at::Tensor& qkv, std::int64_t heads, const at
   const at::Tensor x = gathered(qkv, 3, heads), d = gathered(dout, 1, heads)[0];
   at::Tensor grad = at::empty_like(x);
   const std::int64_t tokens = qkv.size(1);
-  each_large_group(
-      qkv, heads, options, [&](std::int64_t begin, std::int64_t n, const Sight& sight) {
-        backward_group(part_of(x, begin, n), d.narrow(0, begin, n),
-                       lse.const_data_ptr<float>() + begin * tokens, part_of(grad, begin, n),
-                       scratch_for(qkv, n, sight), scratch_for(qkv, n, sight), sight);
-      });
+  each_large_group(qkv, heads, options,
+                   [&](std::int64_t begin, std::int64_t n, const Visibility& visibility) {
+                     backward_group(part_of(x, begin, n), d.narrow(0, begin, n),
+                                    lse.const_data_ptr<float>() + begin * tokens,
+                                    part_of(grad, begin, n), scratch_for(qkv, n, visibility),
+                                    scratch_for(qkv, n, visibility), visibility);
+                   });
   return scattered(grad, qkv.size(0));
 }
 

@@ -106,7 +106,7 @@ struct AddLayerNorm : public torch::autograd::Function<AddLayerNorm> {
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     refuse_second_derivatives("add_layer_norm");
     tensor_list saved = ctx->get_saved_variables();
-    at::Tensor d;  // of x and of r
+    at::Tensor d;  // gradient of x and of r
     Backward g;
     if (grads[0].defined()) {
       saved[0] = as_rows(saved[0]);
@@ -128,7 +128,7 @@ at::Tensor composite(const at::Tensor& x, const at::Tensor& w, const at::Tensor&
 }  // namespace
 
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b, double eps) {
-  if (is_ours(x) && x.numel() > 0) return LayerNorm::apply(x, w, b, eps);
+  if (has_cpu_kernel(x) && x.numel() > 0) return LayerNorm::apply(x, w, b, eps);
   if (gpu::takes(x) && b.defined() && w.scalar_type() == b.scalar_type()) {
     return gpu::norm(x, w, b, eps);
   }
@@ -138,7 +138,8 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& w, const at::Tensor
 std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::Tensor& r,
                                                  const at::Tensor& w, const at::Tensor& b,
                                                  double eps) {
-  if (is_ours(x) && x.scalar_type() == r.scalar_type() && x.sizes() == r.sizes() && x.numel() > 0) {
+  if (has_cpu_kernel(x) && x.scalar_type() == r.scalar_type() && x.sizes() == r.sizes() &&
+      x.numel() > 0) {
     const tensor_list out = AddLayerNorm::apply(x, r, w, b, eps);
     return {out[0], out[1]};
   }
@@ -150,19 +151,21 @@ std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& x, const at::
   return {composite(sum, w, b, eps), sum};
 }
 
-at::Tensor norm(const at::Tensor& x, const NormWeights& how) {
-  return how.bias.defined() ? layer_norm(x, how.weight, how.bias, how.eps)
-                            : rms_norm(x, how.weight, how.eps);
+at::Tensor norm(const at::Tensor& x, const NormWeights& weights) {
+  return weights.bias.defined() ? layer_norm(x, weights.weight, weights.bias, weights.eps)
+                                : rms_norm(x, weights.weight, weights.eps);
 }
 
 std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& r,
-                                           const NormWeights& how) {
-  if (how.bias.defined()) return add_layer_norm(x, r, how.weight, how.bias, how.eps);
+                                           const NormWeights& weights) {
+  if (weights.bias.defined()) {
+    return add_layer_norm(x, r, weights.weight, weights.bias, weights.eps);
+  }
   if (gpu::takes(x) && x.scalar_type() == r.scalar_type() && x.sizes() == r.sizes()) {
-    return gpu::add_norm(x, r, how.weight, {}, how.eps);
+    return gpu::add_norm(x, r, weights.weight, {}, weights.eps);
   }
   const at::Tensor sum = x + r;
-  return {rms_norm(sum, how.weight, how.eps), sum};
+  return {rms_norm(sum, weights.weight, weights.eps), sum};
 }
 
 }  // namespace tessera::nn

@@ -20,7 +20,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// fp32, or fp64 where x is.
+// Returns the type of the arithmetic: fp32, or fp64 if x is.
 at::ScalarType computed_in(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -59,7 +59,8 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
     const at::Tensor s = gate.sigmoid();
     at::Tensor dx = at::empty(x.sizes(), x.options());
     const auto out = dx.chunk(2, -1);
-    // In place: each of these is as wide as the layer is, and this is where backward needs most.
+    // In place: each of these is as large as the layer, at the point where backward needs the most
+    // memory.
     out[1].copy_((dy * gate).mul_(s));
     // The derivative of g · s is s · (1 + g · (1 - s)).
     const at::Tensor slope = (1 - s).mul_(gate).add_(1);
@@ -68,7 +69,7 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
   }
 };
 
-// Turns the first `heads` heads of each token by its position, or back.
+// Rotates the first `heads` heads of each token by its position, or back.
 at::Tensor apply_rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim,
                         const std::vector<double>& rates, double gain, bool back) {
   const std::int64_t half = dim / 2, tokens = qkv.size(1);
@@ -112,8 +113,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& w, double eps) {
 
 at::Tensor swiglu(const at::Tensor& x) {
   if (x.dim() < 1 || x.size(-1) % 2 != 0) {
-    throw UsageError(str("swiglu got ", x.dim() < 1 ? 0 : x.size(-1),
-                         " columns; wanted gates and values side by side, as many of each"));
+    throw UsageError(str("swiglu: ", x.dim() < 1 ? 0 : x.size(-1),
+                         " columns. The number must be even: gates, then as many values."));
   }
   return gpu::takes(x) ? gpu::swiglu(x) : SwiGlu::apply(x);
 }
@@ -126,10 +127,11 @@ at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
                   const std::vector<double>& rates, double gain) {
   if (qkv.dim() != 3 || dim % 2 != 0 || heads * dim > qkv.size(2) ||
       static_cast<std::int64_t>(rates.size()) != dim / 2) {
-    throw UsageError(str("rotary got a tensor of ", qkv.dim(), " dims, the last of ", qkv.size(-1),
-                         ", for ", heads, " heads of ", dim, " with ", rates.size(),
-                         " rates; wanted [batch, tokens, at least heads · an even width], and a "
-                         "rate for each pair"));
+    throw UsageError(str("rotary: a tensor with ", qkv.dim(), " dims, the last of size ",
+                         qkv.size(-1), ", for ", heads, " heads of width ", dim, " with ",
+                         rates.size(),
+                         " rates. The tensor must be [batch, tokens, at least heads · width], the "
+                         "width even, with one rate for each pair of elements."));
   }
   if (gpu::takes(qkv)) return gpu::rotary(std::move(qkv), heads, dim, rates, gain);
   return Rotary::apply(qkv, heads, dim, rates, gain);

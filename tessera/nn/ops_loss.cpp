@@ -24,20 +24,21 @@ void check_targets(const at::Tensor& targets, std::int64_t classes) {
   const auto* target = targets.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < targets.numel(); ++i) {
     if (target[i] < -1 || target[i] >= classes) {
-      throw UsageError(str("target ", i, " of the loss is ", target[i], "; wanted 0 to ",
-                           classes - 1, ", or -1 for one that does not count"));
+      throw UsageError(str("Target ", i, " of the loss is ", target[i], ". Targets must be 0 to ",
+                           classes - 1, ", or -1 to ignore a row."));
     }
   }
 }
 
-// The sum of the losses; the logits become their gradient, which is zero beyond the classes.
+// Returns the sum of the losses. Replaces the logits by their gradient, which is zero beyond the
+// classes.
 at::Tensor losses_in_place(const at::Tensor& logits, const at::Tensor& targets,
                            std::int64_t classes) {
   const std::int64_t rows = logits.size(0), cols = logits.size(1);
   at::Tensor losses = at::empty({rows}, logits.options().dtype(at::kFloat));
   const auto* target = targets.const_data_ptr<std::int64_t>();
   auto* loss = losses.mutable_data_ptr<float>();
-  const std::int64_t together = classes == cols ? rows : 1;  // rows without a gap between them
+  const std::int64_t together = classes == cols ? rows : 1;  // contiguous rows per call
   parallel_for(0, rows, grain_of(classes), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; r += together) {
       kernels::cross_entropy_rows(row_out(logits, r), type_of(logits),
@@ -49,7 +50,7 @@ at::Tensor losses_in_place(const at::Tensor& logits, const at::Tensor& targets,
   return losses.sum(at::kDouble).to(at::kFloat);
 }
 
-// From what is saved, and the factor that comes in, which is applied to the small side of the
+// Returns the weight's gradient. The incoming factor is applied to the smaller operand of the
 // product.
 at::Tensor logits_weight_gradient(const at::Tensor& dlogits, const at::Tensor& h,
                                   const at::Tensor& factor) {
@@ -62,7 +63,7 @@ struct LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy>
                             const at::Tensor& weight, const at::Tensor& targets,
                             std::int64_t classes) {
     const at::Tensor h = as_rows(hidden);
-    // The logits become their own gradient; where they are computed in fp32, they stay so for it.
+    // The logits are replaced by their gradient; if they are computed in fp32, it is too.
     const bool wide = multiplies_in_fp32(h);
     at::Tensor logits = wide ? gemm_nt(to_fp32(h), to_fp32(weight)) : gemm_nt(h, weight);
     const at::Tensor loss = losses_in_place(logits, targets, classes);
@@ -105,12 +106,13 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
   if (classes < 0) classes = weight.size(0);
   const at::Tensor flat = targets.reshape({-1}).contiguous();
   if (flat.scalar_type() != at::kLong || flat.numel() * hidden.size(-1) != hidden.numel()) {
-    throw UsageError(str("the loss got ", flat.numel(), " targets of type ",
+    throw UsageError(str("The loss got ", flat.numel(), " targets of type ",
                          c10::toString(flat.scalar_type()), " for ",
                          hidden.numel() / std::max<std::int64_t>(1, hidden.size(-1)),
-                         " rows; wanted one int64 for each row"));
+                         " rows. There must be one int64 target for each row."));
   }
-  if (is_ours(hidden) && hidden.scalar_type() == weight.scalar_type() && hidden.numel() > 0) {
+  if (has_cpu_kernel(hidden) && hidden.scalar_type() == weight.scalar_type() &&
+      hidden.numel() > 0) {
     check_targets(flat, classes);
     return LinearCrossEntropy::apply(hidden, weight, flat, classes);
   }

@@ -1,4 +1,4 @@
-// What the operations of ops.h share. Internal.
+// Helpers shared by the operations of ops.h. Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +13,8 @@
 
 namespace tessera::nn {
 
-// Can our kernels work on it?
-inline bool is_ours(const at::Tensor& tensor) {
+// Returns whether Tessera's CPU kernels support this tensor.
+inline bool has_cpu_kernel(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.layout() == at::kStrided &&
          (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16);
 }
@@ -25,24 +25,24 @@ inline kernels::Type type_of(const at::Tensor& tensor) {
 
 inline std::size_t count(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-// [..., cols] as [rows, cols], without gaps.
+// Returns [..., cols] as a contiguous [rows, cols].
 inline at::Tensor as_rows(const at::Tensor& tensor) {
   return tensor.contiguous().view({-1, tensor.size(-1)});
 }
 
-// The sizes of x with another last dim.
+// Returns the sizes of x with a different last dim.
 inline std::vector<std::int64_t> with_last(const at::Tensor& x, std::int64_t last) {
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = last;
   return sizes;
 }
 
-// For functions with gradients, which want it so.
-inline std::optional<at::Tensor> if_any(const at::Tensor& tensor) {
+// Converts an undefined tensor to nullopt, as autograd functions expect.
+inline std::optional<at::Tensor> to_optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
 
-// The address of row r of a contiguous matrix.
+// Returns the address of row r of a contiguous matrix.
 inline const char* row(const at::Tensor& matrix, std::int64_t r) {
   return static_cast<const char*>(matrix.const_data_ptr()) +
          r * matrix.stride(0) * static_cast<std::int64_t>(matrix.element_size());
@@ -52,13 +52,13 @@ inline char* row_out(const at::Tensor& matrix, std::int64_t r) {
          r * matrix.stride(0) * static_cast<std::int64_t>(matrix.element_size());
 }
 
-// Rows whose sums over columns are taken apart and then added: a number that does not depend on how
-// many threads there are, so neither do the sums.
+// Rows per part whose column sums are computed separately and then added. The number does not
+// depend on the number of threads, so neither do the sums.
 inline std::int64_t rows_per_part(std::int64_t rows) {
   return std::max<std::int64_t>(64, (rows + 31) / 32);
 }
 
-// f(begin, end, part) over parts of the rows, of so many columns.
+// Calls f(begin, end, part) for the parts of `rows` rows of `cols` columns, in parallel.
 template <typename F>
 void for_row_parts(std::int64_t rows, std::int64_t cols, F&& f) {
   const std::int64_t size = rows_per_part(rows);

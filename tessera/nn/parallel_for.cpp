@@ -11,7 +11,8 @@
 namespace tessera::nn {
 namespace {
 
-// What GCC compiles "omp parallel" to; LLVM's runtime, which some builds of torch use, has it too.
+// Functions that GCC compiles "omp parallel" to. LLVM's runtime, which some builds of torch use,
+// also provides them.
 struct Runtime {
   void (*parallel)(void (*body)(void*), void* with, unsigned threads, unsigned flags) = nullptr;
   int (*thread)() = nullptr;
@@ -33,8 +34,8 @@ const Runtime& runtime() {
     find("omp_get_num_threads", r.threads);
     if (!r.found()) {
       Logger().warn(
-          "torch's OpenMP runtime is not among the loaded libraries: kernels of our own "
-          "run on one thread per rank; link LibTorch as a shared library");
+          "Torch's OpenMP runtime is not loaded, so Tessera's CPU kernels run on one thread per "
+          "rank. Link LibTorch as a shared library.");
     }
     return r;
   }();
@@ -52,7 +53,7 @@ struct Work {
     const std::int64_t count = end - begin, size = (count + parts - 1) / parts;
     const std::int64_t thread = runtime().thread(), threads = runtime().threads();
     const at::internal::ThreadIdGuard guard(static_cast<int>(thread));
-    // The runtime may give fewer threads than were asked for.
+    // The runtime may provide fewer threads than requested.
     for (std::int64_t p = thread; p < parts; p += threads) {
       const std::int64_t from = begin + p * size, to = std::min(end, from + size);
       if (from >= to) return;
@@ -81,8 +82,8 @@ std::int64_t parts_of(std::int64_t count, std::int64_t grain) {
 
 void run_parts(std::int64_t begin, std::int64_t end, std::int64_t parts, Part part, const void* f) {
   Work work{begin, end, parts, part, f};
-  // All threads, as torch does, even for fewer parts: a team of another size ends threads, and the
-  // next one has to start them again.
+  // Uses all threads, as torch does, even for fewer parts: a team of another size would end
+  // threads, and the next loop would have to start them again.
   runtime().parallel([](void* it) { static_cast<Work*>(it)->run(); }, &work,
                      static_cast<unsigned>(at::get_num_threads()), 0);
   if (work.error) std::rethrow_exception(work.error);

@@ -1,4 +1,4 @@
-// A loop over all threads that torch may use.
+// Parallel loop over the threads that torch may use.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -7,29 +7,29 @@
 
 namespace tessera::nn {
 
-// [Note: parallel_for] at::parallel_for is a template, and what it does is decided where it is
-// compiled: without -fopenmp it runs on one thread and says nothing; with it, the compiler's own
-// OpenMP runtime comes into the program beside the one that torch brought, and the threads of each
-// wait for work where the other's want to run. Ours finds the runtime that torch has loaded, by the
-// entry that GCC's and LLVM's both have, so both share one pool. Bodies must not depend on how
-// the range is cut: results have the same bits on any number of threads.
+// [Note: parallel_for] at::parallel_for is a template whose behavior depends on how the calling
+// code is compiled. Without -fopenmp it silently runs on one thread. With it, the program links the
+// compiler's OpenMP runtime in addition to torch's, and the threads of one runtime spin where those
+// of the other want to run. This implementation finds the runtime that torch has loaded, through an
+// entry point that GCC's and LLVM's runtimes share, so both use one pool. Bodies must not depend on
+// how the range is split: results have the same bits for any number of threads.
 
-// Numbers to work on that are worth waking a thread for: some ten microseconds.
+// Amount of work, in numbers, that justifies waking a thread: about ten microseconds.
 constexpr std::int64_t kGrain = 1 << 15;
 
-// As a grain of items with so many numbers each.
+// Returns kGrain as a number of items with `numbers` numbers each.
 constexpr std::int64_t grain_of(std::int64_t numbers) {
   return numbers > 0 && numbers < kGrain ? kGrain / numbers : 1;
 }
 
-// f(from, to) over parts of [begin, end), of `grain` items at least, each on a thread of its
-// own; at::get_thread_num() tells them apart. What one of them throws is thrown here when all have
-// ended.
+// Calls f(from, to) for parts of [begin, end) with at least `grain` items each, every part on its
+// own thread; at::get_thread_num() identifies it. If a part throws, one of the exceptions is
+// rethrown after all parts have ended.
 template <class F>
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, const F& f);
 
-// Whether torch's runtime was found; without it all loops run on the thread that calls, and a
-// warning said so.
+// Returns whether torch's runtime was found. Without it a warning is logged, and all loops run on
+// the calling thread.
 bool has_threads();
 
 namespace detail {

@@ -22,9 +22,9 @@ std::shared_ptr<const Pass> current_pass() { return current; }
 void with_documents(Pass& pass, const at::Tensor& given, c10::Device device) {
   if (!given.defined()) return;
   if (given.scalar_type() != at::kInt || given.dim() != 2 || !given.is_cpu()) {
-    throw UsageError(tessera::str("document starts are ", given.sizes(), " of type ",
+    throw UsageError(tessera::str("Document starts are ", given.sizes(), " of type ",
                                   c10::toString(given.scalar_type()), " on ", given.device().str(),
-                                  "; wanted int32 [batch, tokens] on the host"));
+                                  ". They must be int32 [batch, tokens] on the host."));
   }
   const at::Tensor starts = given.contiguous();
   const std::int64_t rows = starts.size(0), tokens = starts.size(1);
@@ -35,8 +35,9 @@ void with_documents(Pass& pass, const at::Tensor& given, c10::Device device) {
       const std::int32_t start = data[b * tokens + t];
       const std::int32_t before = t == 0 ? 0 : data[b * tokens + t - 1];
       if (start != before && start != t) {
-        throw UsageError(str("the document of token ", t, " in row ", b, " begins at ", start,
-                             "; wanted ", before, ", as for the token before, or ", t));
+        throw UsageError(str("The document of token ", t, " in row ", b, " starts at ", start,
+                             ". The start must be ", before, ", as for the previous token, or ", t,
+                             "."));
       }
       if (start == t) bounds.push_back(static_cast<std::int32_t>(b * tokens + t));
     }

@@ -21,35 +21,35 @@
 namespace tessera::nn {
 namespace {
 
-// Where this thread is inside the backward of recomputed segments.
-struct Where {
+// Position of this thread inside the backward of recomputed segments.
+struct Position {
   int depth = 0;
   const void* segment = nullptr;
 };
-thread_local Where where;
-thread_local bool rerunning = false;  // is_recomputing()
+thread_local Position position;
+thread_local bool recomputing = false;  // value of is_recomputing()
 
-// Marks this thread as inside a second run for as long as it lives.
-class Rerun {
+// Marks this thread as recomputing while it lives.
+class RecomputingScope {
  public:
-  Rerun() : before_(std::exchange(rerunning, true)) {}
-  ~Rerun() { rerunning = before_; }
-  Rerun(const Rerun&) = delete;
-  Rerun& operator=(const Rerun&) = delete;
+  RecomputingScope() : before_(std::exchange(recomputing, true)) {}
+  ~RecomputingScope() { recomputing = before_; }
+  RecomputingScope(const RecomputingScope&) = delete;
+  RecomputingScope& operator=(const RecomputingScope&) = delete;
 
  private:
   const bool before_;
 };
 
-// The state of the generators that a function of these tensors may draw from.
+// State of the generators that a function of these tensors may draw from.
 class RandomState {
  public:
   explicit RandomState(at::TensorList tensors) {
     generators_.push_back(at::detail::getDefaultCPUGenerator());
     for (const at::Tensor& tensor : tensors) {
       if (!tensor.defined() || !tensor.is_cuda()) continue;
-      // A graph has random numbers of its own at every launch, and its generator has no state that
-      // could be read: whoever records one makes sure that nothing draws from it.
+      // A CUDA graph draws new random numbers at every launch, and the state of its generator
+      // cannot be read. Code that captures a graph ensures that nothing draws from it.
       if (gpu::recording(tensor)) continue;
       const at::Generator& generator = at::globalContext().defaultGenerator(tensor.device());
       if (generator != generators_.back()) generators_.push_back(generator);
@@ -72,10 +72,10 @@ class RandomState {
   std::vector<at::Tensor> states_;
 };
 
-// [Note: casts] Whether torch's autocast is on, as where this was made. The second run of a segment
-// casts as the first one did, wherever backward is called. Neither run remembers its casts of
-// parameters: those of the first have no graph, and whoever found one in the second, or behind the
-// segment, would get no gradient.
+// [Note: casts] State of torch's autocast at construction. The second run of a segment casts as the
+// first did, wherever backward is called. Neither run caches its casts of parameters: those of the
+// first run have no graph, so a cached one that is used in the second run, or after the segment,
+// would get no gradient.
 class Casts {
  public:
   Casts() {
@@ -96,7 +96,7 @@ class Casts {
   std::array<std::pair<bool, at::ScalarType>, 2> modes_;
 };
 
-// Casts as given, forgetting them, while it lives.
+// Applies the given casts, without caching them, while it lives.
 class CastsScope {
  public:
   explicit CastsScope(const Casts& casts) {
@@ -115,7 +115,7 @@ class CastsScope {
   const bool remembered_ = at::autocast::is_autocast_cache_enabled();
 };
 
-// One recomputed call between forward and backward.
+// Recomputed call, saved between forward and backward.
 struct Segment : torch::CustomClassHolder {
   TensorFunction f;
   const void* name = nullptr;
@@ -135,7 +135,7 @@ struct Segment : torch::CustomClassHolder {
   }
 };
 
-// By which changes in place show.
+// Returns the version counters, which detect changes in place.
 std::vector<std::int64_t> versions_of(at::TensorList tensors) {
   std::vector<std::int64_t> versions;
   for (const at::Tensor& tensor : tensors) {
@@ -154,8 +154,9 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     std::vector<at::Tensor> outputs = segment->run(inputs.vec());
     if (versions_of(inputs) != before) {
       throw UsageError(
-          "a recomputed segment changed one of its inputs in place; backward runs it again, on "
-          "what the first run left. Change a copy (x.clone()), or leave it out of recomputation");
+          "A recomputed segment changed one of its inputs in place. Backward runs the segment "
+          "again and needs the original input. Change a copy (x.clone()), or do not recompute this "
+          "segment.");
     }
     context->save_for_backward(inputs.vec());
     context->saved_data["segment"] = c10::IValue::make_capsule(segment);
@@ -170,8 +171,8 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     auto* segment = static_cast<Segment*>(capsule.get());
     if (!segment->random) {
       throw UsageError(
-          "a recomputed segment was run backward twice; it keeps what it needs for "
-          "one backward only");
+          "Backward ran twice through a recomputed segment, which keeps its inputs for one "
+          "backward only.");
     }
     std::vector<at::Tensor> inputs;
     for (const at::Tensor& saved : context->get_saved_variables()) {
@@ -189,7 +190,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
       const at::AutoGradMode with_grad(true);
       const DeferredGradients::Scope deferring(segment->deferral);
       const PassScope same(segment->pass);
-      const Rerun rerun;
+      const RecomputingScope recomputing_now;
       if (segment->recorder) segment->recorder->replay();
       outputs = segment->run(inputs);
       segment->recorder.reset();
@@ -204,14 +205,14 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     outputs.clear();
     grads.clear();
     if (!roots.empty()) {
-      const Where outer = std::exchange(where, Where{where.depth + 1, segment->name});
+      const Position outer = std::exchange(position, Position{position.depth + 1, segment->name});
       struct Restore {
-        Where outer;
-        ~Restore() { where = outer; }
+        Position outer;
+        ~Restore() { position = outer; }
       } restore{outer};
       torch::autograd::backward(roots, root_grads);
     }
-    // For the segment itself, the tensor that wants a gradient, and the inputs.
+    // Gradients for the segment itself, the tensor that requires a gradient, and the inputs.
     torch::autograd::variable_list result(2);
     for (const at::Tensor& input : inputs) {
       result.push_back(input.defined() && input.requires_grad() ? input.grad() : at::Tensor());
@@ -225,7 +226,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
 std::vector<at::Tensor> recompute_tensors(Recompute mode, TensorFunction f,
                                           std::vector<at::Tensor> inputs, const void* segment) {
   if (mode == Recompute::none || !at::GradMode::is_enabled()) return f(std::move(inputs));
-  // A selective segment around this one keeps these products already, and awaits them again.
+  // An enclosing selective segment already keeps these products and expects them again.
   if (mode == Recompute::selective && Recorder::current() != nullptr) {
     return f(std::move(inputs));
   }
@@ -233,15 +234,15 @@ std::vector<at::Tensor> recompute_tensors(Recompute mode, TensorFunction f,
   state->f = std::move(f);
   state->name = segment;
   if (mode == Recompute::selective) state->recorder.emplace();
-  // The parameters inside f are no arguments: without this, an f of inputs that need no gradient
-  // would seem to need none itself.
+  // The parameters used by f are not arguments: without this tensor, a function of inputs that need
+  // no gradient would appear to need none itself.
   const at::Tensor wants_grad = at::empty({0}).set_requires_grad(true);
   return RecomputeFunction::apply(state, wants_grad, at::TensorList(inputs));
 }
 
-bool is_recomputing() { return rerunning; }
-int recomputing_depth() { return where.depth; }
-const void* recomputing_segment() { return where.segment; }
+bool is_recomputing() { return recomputing; }
+int recomputing_depth() { return position.depth; }
+const void* recomputing_segment() { return position.segment; }
 
 std::vector<at::Tensor> keep_in_selective(const char* name, at::TensorList operands,
                                           const std::function<std::vector<at::Tensor>()>& compute) {

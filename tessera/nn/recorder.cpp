@@ -16,13 +16,13 @@
 namespace tessera::nn {
 namespace {
 
-// [Note: dispatch keys] Torch 2.11 to 2.13 give the observing key no kernel and no fallback; only a
-// test program of torch's own does. A process has one fallback for each key, so if another library
-// has taken it before us, selective segments are refused, and nothing else is.
+// [Note: dispatch keys] Torch 2.11 to 2.13 register no kernel and no fallback for the observing
+// key; only a test program of torch does. A process has one fallback per key, so if another library
+// has registered it first, selective segments throw an error; everything else works.
 constexpr c10::DispatchKey kObserving = c10::DispatchKey::TESTING_ONLY_GenericMode;
-// For kernels from outside torch, below autograd and above the devices. Torch has none there, and
-// others have them for random numbers only. Never on by itself: see answer().
-constexpr c10::DispatchKey kAnswering = c10::DispatchKey::CustomRNGKeyId;
+// For kernels outside torch, below autograd and above the devices. Torch registers none there, and
+// others do so only for random numbers. Never enabled by itself: see replay_product().
+constexpr c10::DispatchKey kReplaying = c10::DispatchKey::CustomRNGKeyId;
 
 constexpr std::array<const char*, 10> kProducts = {
     "aten::mm",
@@ -37,16 +37,16 @@ constexpr std::array<const char*, 10> kProducts = {
     "aten::_addmm_activation"};
 
 thread_local Recorder* active = nullptr;
-// What the answering kernel returns to this thread.
-thread_local std::optional<std::vector<c10::IValue>> to_answer;
+// Results that the replaying kernel returns on this thread.
+thread_local std::optional<std::vector<c10::IValue>> to_replay;
 
-// While it lives, this thread is in no selective segment.
-struct Outside {
+// Takes this thread out of its selective segment while it lives.
+struct OutsideSegment {
   Recorder* const outer = std::exchange(active, nullptr);
-  ~Outside() { active = outer; }
+  ~OutsideSegment() { active = outer; }
 };
 
-// The name of a product, from the list above; null for any other operator.
+// Returns the name of a product from the list above, or null for any other operator.
 const char* product_name(const c10::OperatorHandle& op) {
   const c10::OperatorName& name = op.operator_name();
   if (!name.overload_name.empty()) return nullptr;
@@ -67,9 +67,9 @@ void protect_arguments(const c10::FunctionSchema& schema, const torch::jit::Stac
   }
 }
 
-// Does this call come back to the dispatcher as other calls, above autograd? An operator that is
-// made of others does, and so does one that a mode above autograd (autocast) takes first.
-bool is_taken_apart(const c10::OperatorHandle& op, c10::DispatchKeySet below) {
+// Returns whether this call reaches the dispatcher again as other calls, above autograd. Composite
+// operators do, and so do operators that a mode above autograd (autocast) handles first.
+bool is_decomposed(const c10::OperatorHandle& op, c10::DispatchKeySet below) {
   return below.highestFunctionalityKey() > c10::DispatchKey::AutogradNestedTensor ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
@@ -82,22 +82,22 @@ Recorder::Call call_of(const char* name, at::ArrayRef<c10::IValue> arguments) {
   return call;
 }
 
-// Attention leaves out what only backward reads where no gradients are recorded, as in the first
-// run of a segment. Its backward will read it all the same.
-void ask_for_backward(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
+// Attention omits the statistics for backward if no gradients are recorded, as in the first run of
+// a segment. Its backward reads them anyway.
+void request_statistics(const c10::FunctionSchema& schema, torch::jit::Stack& stack) {
   if (const auto index = schema.argumentIndexWithName("compute_log_sumexp")) {
     stack[stack.size() - schema.arguments().size() + static_cast<std::size_t>(*index)] = true;
   }
 }
 
-// What the observing key does to every operator that a selective segment calls.
+// Fallback of the observing key, called for every operator of a selective segment.
 void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below =
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kObserving);
-  const bool in_parts = active != nullptr && is_taken_apart(op, below);
+  const bool decomposed = active != nullptr && is_decomposed(op, below);
   std::optional<c10::impl::ExcludeDispatchKeyGuard> as_a_whole;
-  if (!in_parts) as_a_whole.emplace(kObserving);
-  const char* product = active == nullptr || in_parts ? nullptr : product_name(op);
+  if (!decomposed) as_a_whole.emplace(kObserving);
+  const char* product = active == nullptr || decomposed ? nullptr : product_name(op);
   const c10::FunctionSchema& schema = op.schema();
   if (product == nullptr) {
     if (active != nullptr && schema.is_mutable()) {
@@ -109,30 +109,30 @@ void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
   }
   Recorder::Call call = call_of(product, torch::jit::last(*stack, schema.arguments().size()));
   if (active->replaying()) {
-    to_answer = active->kept(call);
-    op.redispatchBoxed(below.add(kAnswering), stack);
+    to_replay = active->kept(call);
+    op.redispatchBoxed(below.add(kReplaying), stack);
     return;
   }
-  ask_for_backward(schema, *stack);
+  request_statistics(schema, *stack);
   {
-    const Outside outside;
+    const OutsideSegment outside;
     op.redispatchBoxed(below, stack);
   }
   active->keep(std::move(call), torch::jit::last(*stack, schema.returns().size()).vec());
 }
 
-// What a product does in the recomputation, below autograd.
-void answer(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  if (!to_answer) {
-    throw UsageError(str(op.operator_name().name, " was called with a custom random generator; ",
-                         "it takes none"));
+// Kernel of a product in the recomputation, below autograd.
+void replay_product(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  if (!to_replay) {
+    throw UsageError(str(op.operator_name().name, " was called with a custom random generator. ",
+                         "It does not take one."));
   }
   torch::jit::drop(*stack, op.schema().arguments().size());
-  for (c10::IValue& value : *to_answer) stack->push_back(std::move(value));
-  to_answer.reset();
+  for (c10::IValue& value : *to_replay) stack->push_back(std::move(value));
+  to_replay.reset();
 }
 
-// Null if the observing key belongs to somebody else.
+// Returns nullopt if another library has registered the observing key.
 std::optional<torch::Library> take_observing_key() {
   if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kObserving)) return {};
   torch::Library library(torch::Library::IMPL, "_", kObserving, __FILE__, __LINE__);
@@ -143,22 +143,22 @@ const std::optional<torch::Library> observing = take_observing_key();
 
 TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m) {
   for (const char* name : kProducts) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&answer>());
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&replay_product>());
   }
 }
 
-constexpr const char* kMustRepeat =
-    "A recomputed segment must compute the same twice. What may differ: code that asks whether "
-    "gradients are recorded (at::GradMode, requires_grad(); attention may choose its kernel so), "
-    "random numbers that are not torch's, state that the first run changed. Make the segment "
-    "repeat itself, or leave it out of recomputation";
+constexpr const char* kMustBeDeterministic =
+    "A recomputed segment must compute the same both times. Possible causes of a difference: code "
+    "that checks whether gradients are recorded (at::GradMode, requires_grad(); attention may "
+    "choose its kernel this way), random numbers that are not torch's, or state that the first run "
+    "changed. Make the segment deterministic, or do not recompute it.";
 
 std::string text_of(const Recorder::Call& call) {
   std::string text = str(call.name, "(");
   for (const Recorder::Operand& operand : call.operands) {
     if (text.back() != '(') text += ", ";
     if (operand.type == at::ScalarType::Undefined) {
-      text += "nothing";
+      text += "undefined";
     } else {
       text += tessera::str(c10::toString(operand.type), " ", at::IntArrayRef(operand.sizes));
     }
@@ -186,9 +186,9 @@ Recorder* Recorder::current() { return active; }
 void Recorder::run(const std::function<void()>& f) {
   if (!observing) {
     throw UsageError(
-        "selective recomputation: another library in this process has taken the dispatch key "
-        "TESTING_ONLY_GenericMode, with which Tessera finds matrix products; use full "
-        "recomputation, or do without that library");
+        "Selective recomputation is not available: another library in this process uses the "
+        "dispatch key TESTING_ONLY_GenericMode, which Tessera needs to find matrix products. Use "
+        "full recomputation, or do not load that library.");
   }
   const c10::impl::IncludeDispatchKeyGuard on(kObserving);
   Recorder* const outer = std::exchange(active, this);
@@ -199,10 +199,9 @@ void Recorder::run(const std::function<void()>& f) {
   next_ = 0;
   f();
   if (replaying_ && next_ < products_.size()) {
-    throw UsageError(str("selective recomputation: the recomputation of a segment ended after ",
-                         next_, " of ", products_.size(),
-                         " matrix products, before what was in its first run ",
-                         text_of(products_[next_].call), ". ", kMustRepeat));
+    throw UsageError(str("Selective recomputation: the recomputation of a segment ended after ",
+                         next_, " of ", products_.size(), " matrix products. The first run called ",
+                         text_of(products_[next_].call), " next. ", kMustBeDeterministic));
   }
 }
 
@@ -238,7 +237,7 @@ void Recorder::keep(Call call, std::vector<c10::IValue> results) {
       product.results.push_back({std::move(value)});
       continue;
     }
-    // An alias that learns of changes in place, but has no place in any graph.
+    // An alias that shares the version counter but is not part of any graph.
     const at::Tensor tensor = value.toTensor();
     const at::Tensor alias = tensor.variable_data();
     alias.unsafeGetTensorImpl()->set_version_counter(
@@ -249,25 +248,25 @@ void Recorder::keep(Call call, std::vector<c10::IValue> results) {
 
 std::vector<c10::IValue> Recorder::kept(const Call& call) {
   if (next_ >= products_.size()) {
-    throw UsageError(str("selective recomputation: the recomputation of a segment calls ",
+    throw UsageError(str("Selective recomputation: the recomputation of a segment calls ",
                          text_of(call), ", but its first run made only ", products_.size(),
-                         " matrix products. ", kMustRepeat));
+                         " matrix products. ", kMustBeDeterministic));
   }
   Product& product = products_[next_];
   if (product.call != call) {
-    throw UsageError(str("selective recomputation: the recomputation of a segment calls ",
+    throw UsageError(str("Selective recomputation: the recomputation of a segment calls ",
                          text_of(call), " as matrix product ", next_ + 1, " of ", products_.size(),
                          ", where its first run called ", text_of(product.call), ". ",
-                         kMustRepeat));
+                         kMustBeDeterministic));
   }
   std::vector<c10::IValue> values;
   for (Result& result : product.results) {
     if (result.value.isTensor() && result.value.toTensor().defined() &&
         version_of(result.value.toTensor()) != result.version) {
       throw UsageError(
-          str("selective recomputation: the result of ", text_of(call),
-              " was changed in place, so it cannot be used a second time. Use an operation that "
-              "is not in place, or full recomputation"));
+          str("Selective recomputation: the result of ", text_of(call),
+              " was changed in place, so it cannot be reused. Use an operation that is not in "
+              "place, or full recomputation."));
     }
     values.push_back(std::move(result.value));
   }
@@ -283,8 +282,8 @@ std::vector<at::Tensor> Recorder::results(Call call,
     return tensors;
   }
   {
-    // Products inside it are steps on the way: only what it returns is kept.
-    const Outside outside;
+    // Products inside `compute` are intermediate steps: only its results are kept.
+    const OutsideSegment outside;
     tensors = compute();
   }
   keep(std::move(call), std::vector<c10::IValue>(tensors.begin(), tensors.end()));

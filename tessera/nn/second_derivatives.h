@@ -7,15 +7,16 @@
 
 namespace tessera::nn {
 
-// [Note: second derivatives] Backwards that run kernels of our own, read what forward computed
-// outside autograd, or talk to other ranks leave no graph behind them. With create_graph autograd
-// would take their results for constants: second derivatives without them, and nobody told. They
-// call this first. (Autograd records gradients in a backward only if create_graph asks for it.)
+// [Note: second derivatives] A backward that runs Tessera's own kernels, reads values that forward
+// computed outside autograd, or communicates with other ranks records no graph. With create_graph,
+// autograd would treat its results as constants and silently compute wrong second derivatives. Such
+// backwards therefore call this first. (Autograd records gradients during a backward only with
+// create_graph.)
 inline void refuse_second_derivatives(const char* operation) {
   if (!at::GradMode::is_enabled()) return;
-  throw UsageError(str("backward of ", operation,
-                       " with create_graph: it has first derivatives only; compute what is "
-                       "differentiated twice with torch's own operations, without recomputation"));
+  throw UsageError(str("Backward of ", operation,
+                       " with create_graph: it supports first derivatives only. Use torch's own "
+                       "operations, without recomputation, for what is differentiated twice."));
 }
 
 }  // namespace tessera::nn

@@ -20,8 +20,8 @@ using torch::nn::AnyModuleHolder;
 using torch::nn::AnyModulePlaceholder;
 using torch::nn::AnyValue;
 
-// The holder inside an AnyModule, which is private. Access is not checked in the arguments of an
-// explicit instantiation; if torch renames the member, this does not compile.
+// Returns the holder inside an AnyModule, which is private. Access is not checked in the arguments
+// of an explicit instantiation; if torch renames the member, this does not compile.
 std::unique_ptr<AnyModulePlaceholder>& holder_in(AnyModule& module);
 template <std::unique_ptr<AnyModulePlaceholder> AnyModule::*Member>
 struct HolderAccess {
@@ -31,7 +31,7 @@ struct HolderAccess {
 };
 template struct HolderAccess<&AnyModule::content_>;
 
-// What all our holders have.
+// Base of the holders that call a child through its unit.
 struct ThroughUnit {
   explicit ThroughUnit(std::shared_ptr<SequentialUnit> u) : unit(std::move(u)) {}
   virtual ~ThroughUnit() = default;
@@ -39,9 +39,10 @@ struct ThroughUnit {
   AnyValue call(std::vector<AnyValue>&& arguments) const {
     auto* x = arguments.size() == 1 ? arguments[0].try_get<at::Tensor>() : nullptr;
     if (x == nullptr) {
-      throw UsageError(str("a child of a Sequential that is a unit got ", arguments.size(),
-                           " arguments; wanted one tensor. Hold modules that take other "
-                           "arguments in nn::Unit<M>, outside of the Sequential"));
+      throw UsageError(str("A child of a Sequential that is a unit was called with ",
+                           arguments.size(),
+                           " arguments. It must be called with one tensor. Hold modules that take "
+                           "other arguments in nn::Unit<M>, outside of the Sequential."));
     }
     return AnyValue(unit->forward(std::move(*x)));
   }
@@ -54,7 +55,7 @@ struct ThroughUnit {
   std::shared_ptr<SequentialUnit> unit;
 };
 
-// In place of AnyModuleHolder<M, Arguments...>, and one itself.
+// Replacement for AnyModuleHolder<M, Arguments...> that derives from it.
 template <typename M, typename... Arguments>
 struct TypedHolder : AnyModuleHolder<M, Arguments...>, ThroughUnit {
   TypedHolder(std::shared_ptr<M>&& module, std::shared_ptr<SequentialUnit> unit)
@@ -71,8 +72,8 @@ struct TypedHolder : AnyModuleHolder<M, Arguments...>, ThroughUnit {
   }
 };
 
-// For a child whose type is not known here. It says that it holds a SequentialUnit, so that a cast
-// to any module's type is refused.
+// Holder for a child whose type is not known here. It reports that it holds a SequentialUnit, so
+// that torch rejects a cast to any module's type.
 struct UntypedHolder : AnyModulePlaceholder, ThroughUnit {
   explicit UntypedHolder(std::shared_ptr<SequentialUnit> unit)
       : AnyModulePlaceholder(typeid(SequentialUnit)), ThroughUnit(std::move(unit)) {}
@@ -96,7 +97,7 @@ std::unique_ptr<AnyModulePlaceholder> typed_holder(std::shared_ptr<M> module,
   return std::make_unique<TypedHolder<M, Arguments...>>(std::move(module), unit);
 }
 
-// Null unless the child is one of these.
+// Returns null unless the child is one of these types.
 template <typename... M>
 std::unique_ptr<AnyModulePlaceholder> typed_holder_of(const std::shared_ptr<SequentialUnit>& unit) {
   std::unique_ptr<AnyModulePlaceholder> holder;
@@ -111,7 +112,7 @@ std::unique_ptr<AnyModulePlaceholder> typed_holder_of(const std::shared_ptr<Sequ
 }  // namespace
 
 at::Tensor SequentialUnit::forward(at::Tensor x) {
-  // By value: with recomputation the call outlives this one, and so must the child.
+  // By value: with recomputation the lambda outlives this call, and so must the child.
   return run([child = child_](at::Tensor in) mutable { return child.forward<at::Tensor>(in); },
              std::move(x));
 }

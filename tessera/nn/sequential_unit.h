@@ -10,11 +10,11 @@
 namespace tessera::nn {
 
 // [Note: Sequential] A Sequential calls its children through AnyModules, each of which holds a
-// child and forwards calls to it. Where a child is a unit, this holder is replaced by one that
-// passes the call through the unit and answers everything else as before: the children stay
-// registered, seq[i] is the child with its own type, clone() clones the child without the unit.
-// seq->at<T>(i), which casts the holder, needs one made for T: there are such for torch's layers;
-// for other types it throws while they are units, and seq[i]->as<T>() serves.
+// child and forwards calls to it. If a child is a unit, this holder is replaced by one that routes
+// the call through the unit and otherwise behaves as before: the children stay registered, seq[i]
+// is the child with its own type, and clone() clones the child without the unit. seq->at<T>(i)
+// casts the holder and so needs one made for T. These exist for torch's layers; for other types
+// at<T>() throws while they are units, and seq[i]->as<T>() works.
 class SequentialUnit : public UnitBase {
  public:
   explicit SequentialUnit(torch::nn::AnyModule child) : child_(std::move(child)) {}
@@ -22,10 +22,10 @@ class SequentialUnit : public UnitBase {
   const torch::nn::AnyModule& child() const { return child_; }
 
  private:
-  torch::nn::AnyModule child_;  // called as it was before
+  torch::nn::AnyModule child_;  // holder of the child before it became a unit
 };
 
-// The unit that a child of a Sequential is called through; null if it is called directly.
+// Returns the unit through which a child of a Sequential is called; null if it is called directly.
 std::shared_ptr<SequentialUnit> unit_of(torch::nn::AnyModule& slot);
 void call_through(torch::nn::AnyModule& slot, const std::shared_ptr<SequentialUnit>& unit);
 

@@ -11,28 +11,28 @@
 
 namespace tessera::nn {
 
-// The tensors inside a value: a tensor, an optional, pair, tuple or vector of such values, or
-// nothing in a value of another type.
+// Calls f for every tensor inside a value: a tensor, or an optional, pair, tuple, array or vector
+// of such values. Other types contain none.
 template <typename F>
 void each_tensor(at::Tensor& tensor, F&& f) {
   f(tensor);
 }
-// Of its value, if there is one.
+// Visits its value, if there is one.
 template <typename T, typename F>
 void each_tensor(std::optional<T>& value, F&& f);
-// Of each element, in order.
+// Visits each element in order.
 template <typename T, typename F>
 void each_tensor(std::vector<T>& values, F&& f);
-// Of each element, in order.
+// Visits each element in order.
 template <typename T, std::size_t N, typename F>
 void each_tensor(std::array<T, N>& values, F&& f);
-// Of the first, then of the second.
+// Visits the first, then the second.
 template <typename A, typename B, typename F>
 void each_tensor(std::pair<A, B>& pair, F&& f);
-// Of each element, in order.
+// Visits each element in order.
 template <typename... T, typename F>
 void each_tensor(std::tuple<T...>& values, F&& f);
-// A value of another type has none.
+// Visits nothing: other types contain no tensors.
 template <typename T, typename F>
 void each_tensor(T&, F&&) requires(!std::is_convertible_v<T&, at::Tensor&>) {}
 
@@ -58,7 +58,7 @@ void each_tensor(std::tuple<T...>& values, F&& f) {
   std::apply([&](T&... value) { (each_tensor(value, f), ...); }, values);
 }
 
-// Whether values of a type can hold tensors that each_tensor finds.
+// Trait: values of the type can hold tensors that each_tensor finds.
 template <typename T>
 struct HoldsTensors : std::is_convertible<T&, at::Tensor&> {};
 template <typename T>
@@ -72,7 +72,7 @@ struct HoldsTensors<std::pair<A, B>> : std::disjunction<HoldsTensors<A>, HoldsTe
 template <typename... T>
 struct HoldsTensors<std::tuple<T...>> : std::disjunction<HoldsTensors<T>...> {};
 
-// Replaces all tensors of a value at once by what f makes of them.
+// Replaces all tensors of a value by f(tensors).
 template <typename T, typename F>
 void map_tensors(T& value, F&& f) {
   std::vector<at::Tensor> tensors;
@@ -83,7 +83,7 @@ void map_tensors(T& value, F&& f) {
   each_tensor(value, [&](at::Tensor& tensor) { tensor = std::move(tensors[next++]); });
 }
 
-// Whether a backward pass may come through it.
+// Returns whether a backward pass may pass through the value.
 template <typename T>
 bool any_requires_grad(T& value) {
   bool any = false;

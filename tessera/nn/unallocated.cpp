@@ -27,7 +27,7 @@ bool is_unallocated(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.is_meta() || tensor.numel() == 0) {
     return false;
   }
-  // Without the checks: the storage may be marked as one that nobody reads.
+  // Bypasses torch's checks, because the storage may be marked as not readable.
   return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
 }
 

@@ -13,23 +13,24 @@
 namespace tessera::nn {
 namespace {
 
-struct Held : torch::CustomClassHolder {
-  explicit Held(std::shared_ptr<UnitObserver> o) : observer(std::move(o)) {}
+struct ObserverHolder : torch::CustomClassHolder {
+  explicit ObserverHolder(std::shared_ptr<UnitObserver> o) : observer(std::move(o)) {}
   std::shared_ptr<UnitObserver> observer;
 };
 
-// All watched tensors go through one node, so that its backward runs once: for outputs before
+// All observed tensors go through one node, so that its backward runs once: for outputs before
 // anything inside the unit, for inputs after everything that leads to them.
-template <void (UnitObserver::*Tell)()>
-struct BackwardHook : torch::autograd::Function<BackwardHook<Tell>> {
+template <void (UnitObserver::*Notify)()>
+struct BackwardHook : torch::autograd::Function<BackwardHook<Notify>> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const std::shared_ptr<UnitObserver>& observer,
                                                 at::TensorList tensors) {
     context->saved_data["observer"] =
-        c10::IValue::make_capsule(c10::make_intrusive<Held>(observer));
+        c10::IValue::make_capsule(c10::make_intrusive<ObserverHolder>(observer));
     context->set_materialize_grads(false);
-    // detach() rather than the tensor itself: the result is no view for autograd, so the unit may
-    // change it in place, and changes still show in the version that autograd checks.
+    // detach() rather than the tensor itself: autograd does not treat the result as a view, so the
+    // unit may change it in place, and changes are still visible in the version that autograd
+    // checks.
     torch::autograd::variable_list same;
     for (const at::Tensor& tensor : tensors) same.push_back(tensor.detach());
     return same;
@@ -38,22 +39,23 @@ struct BackwardHook : torch::autograd::Function<BackwardHook<Tell>> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     auto capsule = context->saved_data["observer"].toCapsule();
-    (static_cast<Held*>(capsule.get())->observer.get()->*Tell)();
-    grads.insert(grads.begin(), at::Tensor());  // for the observer
+    (static_cast<ObserverHolder*>(capsule.get())->observer.get()->*Notify)();
+    grads.insert(grads.begin(), at::Tensor());  // gradient of the observer argument
     return grads;
   }
 };
 
-template <void (UnitObserver::*Tell)()>
+template <void (UnitObserver::*Notify)()>
 std::vector<at::Tensor> watch(const std::shared_ptr<UnitObserver>& observer,
                               std::vector<at::Tensor> tensors) {
   if (!at::GradMode::is_enabled()) return tensors;
-  std::vector<at::Tensor> watched;
+  std::vector<at::Tensor> observed_tensors;
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.defined() && tensor.requires_grad()) watched.push_back(tensor);
+    if (tensor.defined() && tensor.requires_grad()) observed_tensors.push_back(tensor);
   }
-  if (watched.empty()) return tensors;
-  std::vector<at::Tensor> same = BackwardHook<Tell>::apply(observer, at::TensorList(watched));
+  if (observed_tensors.empty()) return tensors;
+  std::vector<at::Tensor> same =
+      BackwardHook<Notify>::apply(observer, at::TensorList(observed_tensors));
   std::size_t next = 0;
   for (at::Tensor& tensor : tensors) {
     if (tensor.defined() && tensor.requires_grad()) tensor = same[next++];
@@ -82,7 +84,7 @@ class Finder {
         unit = true;
       } else if (sequential != nullptr && slot->ptr() == child.value() &&
                  is_sequential_unit(value)) {
-        // One for a child that stands in several places, and for all searches.
+        // One unit for a child that occurs several times, and for repeated calls of find_units().
         auto& one = sequential_units_[&value];
         if (auto earlier = unit_of(*slot)) {
           one = earlier;
@@ -103,7 +105,8 @@ class Finder {
     if (listed_.insert(unit.module).second) units.push_back(std::move(unit));
   }
 
-  // A child that is a Sequential, or holds units, is searched for smaller ones instead.
+  // Excludes a child that is a Sequential or contains units; it is searched for smaller units
+  // instead.
   static bool is_sequential_unit(torch::nn::Module& child) {
     if (child.parameters().empty() || dynamic_cast<torch::nn::SequentialImpl*>(&child))
       return false;
@@ -153,10 +156,10 @@ void release_units(torch::nn::Module& model) {
 void set_recompute(torch::nn::Module& model, Recompute mode) {
   const std::vector<FoundUnit> units = find_units(model);
   if (units.empty() && mode != Recompute::none) {
-    throw UsageError(
-        str("activation recomputation ", name(mode),
-            " recomputes unit by unit, but this model has no units; hold its blocks in "
-            "nn::Unit<Block>, or put them into a Sequential"));
+    throw UsageError(str(
+        "Activation recomputation \"", name(mode),
+        "\" works on units, but this model has none. Hold its blocks in nn::Unit<Block>, or put "
+        "them into a Sequential."));
   }
   for (const FoundUnit& unit : units) unit.unit->set_recompute(mode);
 }

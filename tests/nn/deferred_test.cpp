@@ -1,4 +1,4 @@
-// Weight gradients that are left for later.
+// Tests of deferred weight gradients.
 
 #include "tessera/nn/deferred.h"
 
@@ -48,11 +48,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16, at::kDouble),
                        ::testing::Values(Recompute::none, Recompute::selective, Recompute::full)));
 
-TEST_P(Deferred, GradientsAreTheSameLater) {
+TEST_P(Deferred, GradientsMatchBackwardWithoutDeferral) {
   const auto [dtype, mode] = GetParam();
   const Net now(dtype), later(dtype);
   const double tolerance = dtype == at::kBFloat16 ? 2e-2 : 1e-5;
-  for (int micro = 0; micro < 2; ++micro) {  // the second adds to what is there
+  for (int micro = 0; micro < 2; ++micro) {  // the second adds to the first
     now.loss(mode).backward();
     const auto collection = c10::make_intrusive<DeferredGradients>();
     at::Tensor loss;
@@ -62,7 +62,7 @@ TEST_P(Deferred, GradientsAreTheSameLater) {
     }
     EXPECT_FALSE(DeferredGradients::current());
     loss.backward();
-    // The loss of our own is for types that our kernels know.
+    // linear_cross_entropy supports only the types of Tessera's kernels.
     const int expected = dtype == at::kDouble ? 2 : 3;
     if (dtype != at::kDouble) {
       EXPECT_EQ(collection->pushed(), expected);
@@ -73,7 +73,7 @@ TEST_P(Deferred, GradientsAreTheSameLater) {
       }
     }
     collection->run();
-    collection->run();  // has nothing left
+    collection->run();  // nothing is left
     const auto compare = [&](const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
       for (std::size_t i = 0; i < a.size(); ++i) {
         EXPECT_TRUE(at::allclose(a[i].grad(), b[i].grad(), tolerance, tolerance)) << i;
@@ -93,7 +93,7 @@ struct CountHook final : torch::autograd::PostAccumulateGradHook {
   int& calls;
 };
 
-TEST(DeferredTest, AddsToTheGradientThatIsThere) {
+TEST(DeferredTest, AddsToAnExistingGradient) {
   const at::Tensor w = at::ones({3, 2}).set_requires_grad(true);
   const at::Tensor buffer = at::full({6}, 5.0f);
   w.mutable_grad() = buffer.view({3, 2});
@@ -111,8 +111,8 @@ TEST(DeferredTest, AddsToTheGradientThatIsThere) {
   EXPECT_EQ(w.grad().data_ptr(), buffer.data_ptr());
 }
 
-// A weight that is computed from others must pass its gradient on in backward.
-TEST(DeferredTest, WeightsThatAreNoLeavesAreNotDeferred) {
+// A weight that is computed from other tensors must pass its gradient on in backward.
+TEST(DeferredTest, DoesNotDeferWeightsThatAreNotLeaves) {
   const at::Tensor w = at::ones({3, 2}).set_requires_grad(true);
   const at::Tensor frozen = at::ones({3, 2});
   const auto collection = c10::make_intrusive<DeferredGradients>();
@@ -124,8 +124,8 @@ TEST(DeferredTest, WeightsThatAreNoLeavesAreNotDeferred) {
   EXPECT_EQ(x.grad().sum().item<float>(), 8 * 6 + 8 * 3);
 }
 
-// A hook of the user's sees the gradient in backward, and what it makes of it is what counts.
-TEST(DeferredTest, WeightsWithHooksAreNotDeferred) {
+// A user's hook sees the gradient in backward, and its result is used.
+TEST(DeferredTest, DoesNotDeferWeightsWithHooks) {
   const at::Tensor w = at::ones({3, 2}).set_requires_grad(true);
   int calls = 0;
   w.register_hook([&](at::Tensor grad) {

@@ -1,5 +1,6 @@
-// Attention on a GPU, and recomputation around it: against double precision on the CPU, and none =
-// selective = full bit for bit although all freed memory is full of NaN. Skipped without a GPU.
+// Compares attention on a GPU with double precision on the CPU, and checks that the modes none,
+// selective and full agree bitwise even if all freed memory is filled with NaN. Skipped without a
+// GPU.
 
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -36,7 +37,7 @@ class CudaOps : public ::testing::Test {
   }
 };
 
-// Fills what the caching allocator will hand out next: whoever reads before writing is noticed.
+// Fills the memory that the caching allocator will return next, to detect reads before writes.
 void poison() {
   std::vector<at::Tensor> blocks;
   for (std::int64_t bytes = 512; bytes <= (16 << 20); bytes *= 2) {
@@ -47,7 +48,7 @@ void poison() {
   }
 }
 
-// Every row of scores written out, in double.
+// Reference attention with explicit scores, in double precision.
 at::Tensor reference(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
   const std::int64_t dim = qkv.size(2) / (heads + 2 * kv_heads), tokens = qkv.size(1);
   const at::Tensor all = qkv.unflatten(2, {heads + 2 * kv_heads, dim}).transpose(1, 2);
@@ -106,7 +107,7 @@ void compare(const Sizes& of, at::ScalarType type, const Attend& ours, const std
   expect_close(got.grad, want.grad, limit, text + " backward");
 }
 
-TEST_F(CudaOps, AttentionIsThatOfTheFormula) {
+TEST_F(CudaOps, AttentionMatchesTheFormula) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const Sizes& of : kSizes) {
       const at::Tensor qkv = at::empty({of.batch, of.tokens, (of.heads + 2 * of.kv_heads) * of.dim},
@@ -146,8 +147,8 @@ struct OneKernel : public torch::autograd::Function<OneKernel> {
   }
 };
 
-// Whichever is chosen here: the others must be right too where this GPU has them.
-TEST_F(CudaOps, EachAttentionKernelIsThatOfTheFormula) {
+// The kernels that are not chosen must be correct too, if this GPU supports them.
+TEST_F(CudaOps, EveryAttentionKernelMatchesTheFormula) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const AttentionKernel kernel :
          {AttentionKernel::cudnn, AttentionKernel::flash, AttentionKernel::efficient}) {
@@ -171,7 +172,7 @@ TEST_F(CudaOps, EachAttentionKernelIsThatOfTheFormula) {
   }
 }
 
-// What comes out of the chosen kernel needs no copy, be it result or gradient.
+// The result and the gradient of the chosen kernel need no copy.
 TEST_F(CudaOps, AttentionReadsAndWritesInPlace) {
   const at::Tensor qkv = at::randn({2, 128, 8 * 64}, at::device(kGpu).dtype(at::kBFloat16));
   for (const std::int64_t kv_heads : {1, 2}) {  // 6 and 4 heads
@@ -187,7 +188,7 @@ TEST_F(CudaOps, AttentionReadsAndWritesInPlace) {
   }
 }
 
-TEST_F(CudaOps, AttentionOverNothingIsNothing) {
+TEST_F(CudaOps, AttentionOfAnEmptyTensorIsEmpty) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const std::int64_t kv_heads : {1, 2}) {
       const at::Tensor qkv =
@@ -200,7 +201,7 @@ TEST_F(CudaOps, AttentionOverNothingIsNothing) {
   }
 }
 
-// A block whose attention is torch's own, and so seen by the recorder alone.
+// Block that uses torch's attention, which only the recorder sees.
 struct PlainImpl : torch::nn::Module {
   PlainImpl()
       : qkv(register_module("qkv", torch::nn::Linear(128, 384))),
@@ -245,7 +246,7 @@ ModelShape llama() {
   return shape;
 }
 
-// The result, and the gradients of input and parameters, of two such nets in a row.
+// Returns the result, and the gradients of input and parameters, of two such nets in sequence.
 std::vector<at::Tensor> gradients(const std::function<Net()>& make, std::int64_t width,
                                   Recompute mode, at::ScalarType type) {
   torch::manual_seed(5);
@@ -295,17 +296,17 @@ void compare_modes(const std::string& what, const std::function<Net()>& make, st
   }
 }
 
-TEST_F(CudaOps, GptBlockHasTheSameGradientsHoweverItIsRecomputed) {
+TEST_F(CudaOps, GptBlockGradientsDoNotDependOnRecomputation) {
   compare_modes(
       "gpt", [] { return block_of(gpt()); }, 128);
 }
 
-TEST_F(CudaOps, LlamaBlockHasTheSameGradientsHoweverItIsRecomputed) {
+TEST_F(CudaOps, LlamaBlockGradientsDoNotDependOnRecomputation) {
   compare_modes(
       "llama", [] { return block_of(llama()); }, 256);
 }
 
-TEST_F(CudaOps, TorchsAttentionHasTheSameGradientsHoweverItIsRecomputed) {
+TEST_F(CudaOps, TorchAttentionGradientsDoNotDependOnRecomputation) {
   compare_modes("torch's attention", plain, 128);
 }
 

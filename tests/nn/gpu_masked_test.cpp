@@ -1,4 +1,4 @@
-// Windows, documents and dropout on a GPU, beside the same on the CPU. Skipped without a GPU.
+// Compares windows, documents and dropout on a GPU with the CPU. Skipped without a GPU.
 
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
@@ -31,7 +31,7 @@ AttentionOptions options_on(const AttentionOptions& how, const Pass& pass) {
   return there;
 }
 
-TEST_F(CudaMasked, AttentionIsThatOfTheCpu) {
+TEST_F(CudaMasked, AttentionMatchesTheCpu) {
   struct Case {
     std::int64_t batch, tokens, heads, kv_heads, dim, window;
     bool documents;
@@ -80,7 +80,7 @@ TEST_F(CudaMasked, AttentionIsThatOfTheCpu) {
   }
 }
 
-TEST_F(CudaMasked, DropoutIsThatOfTheCpu) {
+TEST_F(CudaMasked, DropoutMatchesTheCpu) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const std::int64_t cols : {1, 7, 64, 1030}) {
       const at::Tensor x = at::randn({3, 33, cols}).to(type);
@@ -95,7 +95,7 @@ TEST_F(CudaMasked, DropoutIsThatOfTheCpu) {
   }
 }
 
-TEST_F(CudaMasked, FamiliesAreThoseOfTheCpu) {
+TEST_F(CudaMasked, ModelFamiliesMatchTheCpu) {
   for (const ModelShape& shape : models::test::families()) {
     for (const double rate : {0.0, 0.2}) {
       const auto model = models::make_model(shape, {}, 3);
@@ -125,8 +125,8 @@ TEST_F(CudaMasked, FamiliesAreThoseOfTheCpu) {
   }
 }
 
-// 16,384 tokens in bf16: no square of them is ever in memory.
-TEST_F(CudaMasked, LongSequencesFit) {
+// 16,384 tokens in bf16: a tokens × tokens matrix never exists.
+TEST_F(CudaMasked, LongSequencesNeedNoQuadraticMemory) {
   for (const std::int64_t window : {std::int64_t{0}, std::int64_t{4096}}) {
     const at::Tensor x =
         at::randn({1, 16384, 3 * 8 * 64}, at::device(kMaskedGpu).dtype(at::kBFloat16))

@@ -1,5 +1,5 @@
-// The operations of nn/ops.h on a GPU against the same formulas in double precision on the CPU,
-// with their gradients. Skipped without a GPU.
+// Compares the operations of nn/ops.h on a GPU, with gradients, with the same formulas in double
+// precision on the CPU. Skipped without a GPU.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ std::string missing() {
 #define NEEDS_GPU() \
   if (const std::string why = missing(); !why.empty()) GTEST_SKIP() << why
 
-// Values that the type can hold, in double.
+// Returns values that the type can represent, in double.
 Tensors values(const std::vector<std::vector<std::int64_t>>& shapes, at::ScalarType type) {
   Tensors out;
   for (const auto& shape : shapes) {
@@ -39,7 +39,7 @@ Tensors values(const std::vector<std::vector<std::int64_t>>& shapes, at::ScalarT
   return out;
 }
 
-// Outputs, then the gradients of all inputs from the sum of (output · fixed weights).
+// Returns the outputs, then the gradients of all inputs for the sum of (output · fixed weights).
 Tensors run(const Function& f, const Tensors& inputs, c10::Device device, at::ScalarType type) {
   Tensors leaves;
   for (const at::Tensor& input : inputs) {
@@ -49,7 +49,7 @@ Tensors run(const Function& f, const Tensors& inputs, c10::Device device, at::Sc
   at::Tensor sum;
   for (const at::Tensor& out : outputs) {
     const at::Tensor wave = at::arange(out.numel(), at::kDouble).mul_(0.37).sin_().view_as(out);
-    // Rounded to what all types can hold.
+    // Rounded to values that all types can represent.
     const at::Tensor exact = wave.to(at::kBFloat16).to(device, out.scalar_type());
     const at::Tensor term = (out * exact).sum();
     sum = sum.defined() ? sum + term : term;
@@ -89,7 +89,7 @@ at::Tensor swiglu_reference(const at::Tensor& x) {
   return at::silu(parts[0]) * parts[1];
 }
 
-TEST(GpuOps, NormsAndWhatFollowsThem) {
+TEST(GpuOps, NormsAndNormLinearMatchDoublePrecision) {
   NEEDS_GPU();
   for (const std::int64_t cols : {16, 40, 768, 1600}) {
     for (const std::int64_t tokens : {1, 7, 130}) {
@@ -127,7 +127,7 @@ TEST(GpuOps, NormsAndWhatFollowsThem) {
   }
 }
 
-TEST(GpuOps, LinearWithAndWithoutAllThatIsOptional) {
+TEST(GpuOps, LinearMatchesDoublePrecisionWithEveryOption) {
   NEEDS_GPU();
   compare(
       "linear", [](const Tensors& t) -> Tensors { return {nn::linear(t[0], t[1], t[2])}; },
@@ -143,7 +143,7 @@ TEST(GpuOps, LinearWithAndWithoutAllThatIsOptional) {
       {{3, 50, 72}, {136, 72}, {136}, {3, 50, 136}});
 }
 
-TEST(GpuOps, ActivationFunctionsAndWhatFollowsThem) {
+TEST(GpuOps, ActivationsAndActivationLinearMatchDoublePrecision) {
   NEEDS_GPU();
   for (const std::int64_t cols : {16, 104, 3072}) {
     compare(
@@ -170,13 +170,13 @@ TEST(GpuOps, ActivationFunctionsAndWhatFollowsThem) {
   }
 }
 
-// x is no leaf, so that it may be turned where it is, if it is given away.
-TEST(GpuOps, Rotary) {
+// x is not a leaf, so it may be rotated in place if it is moved in.
+TEST(GpuOps, RotaryMatchesDoublePrecisionAlsoInPlace) {
   NEEDS_GPU();
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const auto f = [](const at::Tensor& leaf) {
       const at::Tensor x = leaf * 2;
-      // The first is what it was when the second is added to it.
+      // The first must be unchanged when the second is added to it.
       const std::vector<double> rates = rotary_rates(16, 1e4);
       return x + nn::rotary(x, 3, 16, rates, 1.25) + nn::rotary(leaf * 3, 3, 16, rates, 1.25);
     };
@@ -197,9 +197,9 @@ TEST(GpuOps, Rotary) {
   }
 }
 
-TEST(GpuOps, LossOfManyBlocksOfRows) {
+TEST(GpuOps, LossMatchesDoublePrecisionOverManyBlocks) {
   NEEDS_GPU();
-  // 300,000 classes: a block of rows is smaller than all of them.
+  // 300,000 classes: a block contains only some of the rows.
   for (const std::int64_t padding : {0, 39}) {
     const std::int64_t rows = 700, classes = 300001 - 39, cols = 16;
     at::manual_seed(5);
@@ -231,10 +231,11 @@ TEST(GpuOps, LossOfManyBlocksOfRows) {
   }
 }
 
-// A hook that is a place: gradients of two passes add up in it, to the same bits as without.
+// Hook with a gradient place: the gradients of two passes accumulate in it, with the same bits as
+// without.
 struct Hook final : torch::autograd::PostAccumulateGradHook, GradientPlace {
   explicit Hook(at::Tensor p) : param(std::move(p)), place(at::empty_like(param)) {}
-  // As the engine does: what autograd has made of several uses goes to the place.
+  // As in the engine: the sum that autograd computes for several uses is copied to the place.
   void operator()(const at::Tensor&) override {
     taken = false;
     at::Tensor& grad = param.mutable_grad();
@@ -254,7 +255,7 @@ struct Hook final : torch::autograd::PostAccumulateGradHook, GradientPlace {
   int times = 0;
 };
 
-TEST(GpuOps, GradientsGoToTheirPlaces) {
+TEST(GpuOps, GradientsAreWrittenToTheirPlaces) {
   NEEDS_GPU();
   const auto train = [](bool places, int* taken) -> Tensors {
     at::manual_seed(11);
@@ -276,7 +277,7 @@ TEST(GpuOps, GradientsGoToTheirPlaces) {
       const at::Tensor x = at::randn({40, 64}, on);
       const auto [wide, same] = nn::norm_linear(x, {params[0], params[1]}, params[2], {});
       const at::Tensor y = nn::gelu_linear(wide, params[3], params[4], params[5], same);
-      // The second weight once more: one of its uses finds the place taken.
+      // The second weight is used twice: one of the uses finds the place taken.
       (y + nn::linear(gelu(wide, params[3]), params[4], {})).square().sum().backward();
     }
     Tensors out;

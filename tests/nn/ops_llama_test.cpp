@@ -1,4 +1,4 @@
-// Llama's operations beside slow ones of ATen's, with autograd's gradients.
+// Compares Llama's operations with ATen's, with autograd's gradients.
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -34,13 +34,13 @@ void compare(const Function& ours, const Function& wanted, std::vector<at::Tenso
   x.backward(dy);
   y.backward(dy.to(torch::kDouble));
   for (std::size_t i = 0; i < a.size(); ++i) {
-    // A gradient may be a difference of terms as large as dy, of which little is left.
+    // A gradient may be a small difference of terms as large as dy.
     close(a[i].grad(), b[i].grad(), " gradient " + std::to_string(i),
           dy.abs().max().item<double>());
   }
 }
 
-TEST(LlamaOps, RmsNorm) {
+TEST(LlamaOps, RmsNormMatchesAten) {
   for (const std::int64_t width : {1, 7, 64}) {
     const auto ours = [](const auto& in) { return rms_norm(in[0], in[1], 1e-5); };
     const auto wanted = [](const auto& in) {
@@ -57,7 +57,7 @@ TEST(LlamaOps, RmsNorm) {
   }
 }
 
-TEST(LlamaOps, SwiGlu) {
+TEST(LlamaOps, SwiGluMatchesAten) {
   for (const std::int64_t width : {1, 6, 33}) {
     const auto ours = [](const auto& in) { return swiglu(in[0]); };
     const auto wanted = [](const auto& in) {
@@ -71,7 +71,7 @@ TEST(LlamaOps, SwiGlu) {
   EXPECT_THROW(swiglu(torch::zeros({2, 3})), UsageError);
 }
 
-TEST(LlamaOps, RotaryTurnsPairsByThePosition) {
+TEST(LlamaOps, RotaryRotatesPairsByPosition) {
   const std::int64_t heads = 3, dim = 8;
   const at::Tensor x = torch::randn({2, 5, heads * dim + 4});
   const at::Tensor y = rotary(x, heads, dim);
@@ -88,7 +88,7 @@ TEST(LlamaOps, RotaryTurnsPairsByThePosition) {
       }
     }
   }
-  // A turn keeps lengths, so its gradient is the turn back.
+  // A rotation preserves lengths, so its gradient is the inverse rotation.
   const at::Tensor in = x.clone().requires_grad_();
   rotary(in, heads, dim).backward(y);
   EXPECT_TRUE(at::allclose(in.grad(), x, 1e-4, 1e-5));
@@ -96,7 +96,7 @@ TEST(LlamaOps, RotaryTurnsPairsByThePosition) {
   EXPECT_THROW(rotary(x, 4, 8), UsageError);
 }
 
-// Turned and made larger: what does not turn stays as it is, and gradients grow likewise.
+// Rotated and scaled: other elements do not change, and gradients are scaled too.
 TEST(LlamaOps, RotaryMultipliesByItsGain) {
   const std::int64_t heads = 2, dim = 8, wide = heads * dim;
   const std::vector<double> rates = {1, 0.5, 0.25, 0.125};
@@ -111,7 +111,7 @@ TEST(LlamaOps, RotaryMultipliesByItsGain) {
   EXPECT_TRUE(back.narrow(2, wide, 4).equal(x.narrow(2, wide, 4)));
 }
 
-TEST(LlamaOps, GroupedAttention) {
+TEST(LlamaOps, GroupedAttentionMatchesTheFormula) {
   for (const std::int64_t kv_heads : {1, 2, 6}) {
     const std::int64_t heads = 6, dim = 4, tokens = 9;
     const auto ours = [&](const auto& in) { return attention(in[0], heads, kv_heads); };

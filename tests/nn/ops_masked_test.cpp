@@ -1,4 +1,4 @@
-// Attention that sees a window or documents, and dropout, beside slow ones of every element.
+// Compares attention with a window or documents, and dropout, with elementwise references.
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -18,7 +18,7 @@
 namespace tessera::nn {
 namespace {
 
-// Documents of random lengths, some of one token.
+// Documents of random lengths, some with one token.
 at::Tensor random_starts(std::int64_t rows, std::int64_t tokens, std::uint64_t seed) {
   std::mt19937 random(static_cast<unsigned>(seed));
   const at::Tensor starts = torch::empty({rows, tokens}, torch::kInt);
@@ -32,7 +32,7 @@ at::Tensor random_starts(std::int64_t rows, std::int64_t tokens, std::uint64_t s
   return starts;
 }
 
-// 0 or 1 / (1 - rate) for each probability, [B, H, T, T].
+// Returns 0 or 1 / (1 - rate) for each probability, [B, H, T, T].
 at::Tensor mask_of(const AttentionOptions& how, std::int64_t batch, std::int64_t heads,
                    std::int64_t tokens) {
   at::Tensor mask = torch::ones({batch, heads, tokens, tokens});
@@ -89,7 +89,7 @@ void near(const at::Tensor& got, const at::Tensor& want, double tolerance,
   EXPECT_LE((got.to(torch::kDouble) - want).abs().max().item<double>() / most, tolerance) << what;
 }
 
-TEST(MaskedAttention, IsTheSlowOne) {
+TEST(MaskedAttention, MatchesTheReference) {
   torch::manual_seed(1);
   struct Case {
     std::int64_t batch, tokens, heads, kv_heads, dim, window;
@@ -143,8 +143,8 @@ TEST(MaskedAttention, IsTheSlowOne) {
   }
 }
 
-// ATen's operations, which other devices and types run on, see and drop the same.
-TEST(MaskedAttention, OtherTypesSeeTheSame) {
+// ATen's operations, used for other devices and types, apply the same mask and dropout.
+TEST(MaskedAttention, OtherTypesApplyTheSameMask) {
   AttentionOptions how;
   how.window = 9;
   how.document_starts = random_starts(2, 45, 3);
@@ -157,7 +157,7 @@ TEST(MaskedAttention, OtherTypesSeeTheSame) {
   near(x.grad(), y.grad(), 1e-12, "gradient");
 }
 
-TEST(MaskedAttention, RefusesWhatIsNoMask) {
+TEST(MaskedAttention, RejectsInvalidMasks) {
   const at::Tensor x = torch::zeros({2, 8, 24});
   AttentionOptions how;
   how.document_starts = torch::zeros({2, 7}, torch::kInt);
@@ -172,7 +172,7 @@ TEST(MaskedAttention, RefusesWhatIsNoMask) {
   EXPECT_THROW(attention(x, 1, 1, how), UsageError);
   Pass pass;
   const at::Tensor starts = torch::zeros({1, 4}, torch::kInt);
-  starts[0][2] = 1;  // token 1 still said 0
+  starts[0][2] = 1;  // token 1 still has start 0
   EXPECT_THROW(with_documents(pass, starts, torch::kCPU), UsageError);
   starts[0][1] = 1;
   starts[0][3] = 1;
@@ -181,8 +181,8 @@ TEST(MaskedAttention, RefusesWhatIsNoMask) {
   EXPECT_TRUE(at::equal(pass.document_bounds, torch::tensor({0, 1, 4}, torch::kInt)));
 }
 
-// 8,192 tokens: what is held at once grows with the sequence, not with its square.
-TEST(MaskedAttention, LongSequencesNeedNoSquare) {
+// 8,192 tokens: peak memory grows with the sequence, not with its square.
+TEST(MaskedAttention, LongSequencesNeedNoQuadraticMemory) {
   memory::install();
   std::vector<double> most;
   for (const std::int64_t tokens : {2048, 8192}) {
@@ -198,18 +198,18 @@ TEST(MaskedAttention, LongSequencesNeedNoSquare) {
     }
   }
   EXPECT_LT(most[2] / most[0], 4.5);
-  EXPECT_LT(most[3], most[2] / 4);  // and a window's not even with the sequence
+  EXPECT_LT(most[3], most[2] / 4);  // with a window, not even with the sequence
 }
 
-TEST(Dropout, DropsTheShareAndKeepsTheMean) {
+TEST(Dropout, DropsAtTheGivenRateAndKeepsTheMean) {
   const at::Tensor x = torch::ones({3, 50, 70}).requires_grad_();
   const Dropout how{0.25, 5, 9, 100};
   const at::Tensor y = dropout(x, how);
   EXPECT_NEAR(y.mean().item<double>(), 1, 0.02);
   EXPECT_NEAR((y == 0).to(torch::kFloat).mean().item<double>(), 0.25, 0.015);
   y.sum().backward();
-  EXPECT_TRUE(at::equal(x.grad(), y.detach()));  // the same mask
-  // Any part by itself: other micro-batches, other parts of the sequence.
+  EXPECT_TRUE(at::equal(x.grad(), y.detach()));  // same mask
+  // Any part on its own: other micro-batches, other parts of the sequence.
   Dropout later = how;
   later.first_sample = 101;
   EXPECT_TRUE(at::equal(dropout(x.narrow(0, 1, 2), later), y.narrow(0, 1, 2)));
@@ -219,7 +219,7 @@ TEST(Dropout, DropsTheShareAndKeepsTheMean) {
     EXPECT_TRUE(at::equal(part, y.narrow(2, first, 70 - first))) << first;
   }
   EXPECT_THROW(dropped_columns(x, how, 1, 70), UsageError);
-  // Other seeds, layers, samples: other masks.
+  // Different seeds, layers or samples give different masks.
   for (const Dropout& other : {Dropout{0.25, 6, 9, 100}, Dropout{0.25, 5, 10, 100}, later}) {
     EXPECT_FALSE(at::equal(dropout(x, other), y));
   }
@@ -228,7 +228,7 @@ TEST(Dropout, DropsTheShareAndKeepsTheMean) {
   EXPECT_THROW(dropout(x.to(torch::kDouble), how), UsageError);
 }
 
-TEST(Dropout, KernelIsTheReference) {
+TEST(Dropout, KernelMatchesTheReference) {
   std::mt19937 random(4);
   for (int i = 0; i < 200; ++i) {
     const kernels::Dropout how = {.seed = random(),
@@ -248,8 +248,8 @@ TEST(Dropout, KernelIsTheReference) {
   }
 }
 
-TEST(Rotary, RatesAreThoseOfTheModels) {
-  // By the formulas in double precision; llama3's from the numbers of Llama 3.1.
+TEST(Rotary, RatesMatchThePublishedModels) {
+  // From the formulas in double precision; llama3 with the numbers of Llama 3.1.
   const RotaryScaling none, linear{RotaryScaling::Kind::linear, 4};
   const RotaryScaling llama3{RotaryScaling::Kind::llama3, 8, 1, 4, 8192};
   const std::int64_t width = 128;

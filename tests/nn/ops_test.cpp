@@ -23,7 +23,8 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors&)>;
 
-// The result of f and the gradients of all inputs, for a fixed gradient of the result, in fp32.
+// Returns the result of f and the gradients of all inputs, for a fixed gradient of the result, in
+// fp32.
 Tensors run(const Function& f, const Tensors& inputs, at::ScalarType type) {
   Tensors leaves;
   for (const at::Tensor& input : inputs) {
@@ -31,7 +32,7 @@ Tensors run(const Function& f, const Tensors& inputs, at::ScalarType type) {
   }
   const at::Tensor y = f(leaves);
   EXPECT_TRUE(y.requires_grad());
-  // Small numbers that every type holds exactly.
+  // Small numbers that every type represents exactly.
   const at::Tensor weights =
       torch::arange(y.numel(), at::kFloat).fmod(7).sub(3).mul(0.25).reshape(y.sizes());
   y.backward(weights.to(type).to(y.scalar_type()));
@@ -53,7 +54,8 @@ void expect_close(const at::Tensor& got, const at::Tensor& wanted, double tolera
   EXPECT_LE(error, tolerance * scale) << what << " (largest value " << scale << ")";
 }
 
-// `fast` in fp32 and bf16 against `oracle`, made of ATen's operations, in double precision.
+// Compares `fast` in fp32 and bf16 with `oracle`, composed of ATen's operations, in double
+// precision.
 void check(const Function& fast, const Function& oracle, const Tensors& inputs,
            const std::string& what) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
@@ -85,7 +87,7 @@ at::Tensor at_attention(const at::Tensor& qkv, std::int64_t heads) {
       .reshape(parts[0].sizes());
 }
 
-TEST(Ops, Linear) {
+TEST(Ops, LinearMatchesAten) {
   torch::manual_seed(1);
   for (const auto& [rows, in, out] : {std::tuple{1, 1, 1}, {6, 5, 7}, {130, 33, 65}}) {
     const Tensors inputs = {torch::randn({2, rows, in}), torch::randn({out, in}),
@@ -101,7 +103,7 @@ TEST(Ops, Linear) {
   }
 }
 
-TEST(Ops, Gelu) {
+TEST(Ops, GeluMatchesAten) {
   torch::manual_seed(2);
   for (const int n : {1, 3, 100, 3000}) {
     check([](const Tensors& t) { return nn::gelu(t[0]); },
@@ -114,7 +116,7 @@ TEST(Ops, Gelu) {
         {torch::randn({7, 5})}, "gelu of a transposed matrix");
 }
 
-TEST(Ops, LayerNorm) {
+TEST(Ops, LayerNormMatchesAten) {
   torch::manual_seed(3);
   for (const auto& [rows, cols] : {std::pair{1, 9}, {3, 17}, {200, 64}, {5, 515}}) {
     const Tensors inputs = {torch::randn({2, rows, cols}) * 2 + 1, torch::randn({cols}),
@@ -135,7 +137,7 @@ TEST(Ops, LayerNorm) {
   }
 }
 
-TEST(Ops, AddLayerNormWithOneResultUnused) {
+TEST(Ops, AddLayerNormWorksWithOneUnusedResult) {
   const auto leaf = [](std::initializer_list<std::int64_t> sizes) {
     return torch::randn(sizes).requires_grad_();
   };
@@ -148,7 +150,7 @@ TEST(Ops, AddLayerNormWithOneResultUnused) {
   EXPECT_TRUE(b.grad().equal(torch::full({8}, 4.0f)));
 }
 
-TEST(Ops, LayerNormWithFp32WeightsOfBf16) {
+TEST(Ops, LayerNormTakesFp32WeightsForBf16) {
   const at::Tensor x = torch::randn({6, 32}).to(at::kBFloat16).requires_grad_();
   const at::Tensor w = torch::randn({32}).requires_grad_(), b = torch::randn({32}).requires_grad_();
   const at::Tensor y = layer_norm(x, w, b);
@@ -160,7 +162,7 @@ TEST(Ops, LayerNormWithFp32WeightsOfBf16) {
                1e-2, "y");
 }
 
-TEST(Ops, Attention) {
+TEST(Ops, AttentionMatchesAten) {
   torch::manual_seed(4);
   struct Case {
     std::int64_t batch, tokens, heads, dim;
@@ -181,8 +183,8 @@ TEST(Ops, Attention) {
   EXPECT_THROW(attention(torch::zeros({3, 9}), 3), UsageError);
 }
 
-// The way for processors that multiply bf16 fast, on any processor.
-TEST(Ops, AttentionWithGatheredHeads) {
+// The path for processors with fast bf16 products, on any processor.
+TEST(Ops, AttentionWithGatheredHeadsMatchesHeadsInPlace) {
   torch::manual_seed(8);
   for (const std::int64_t tokens : {1, 7, 128, 200, 300}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
@@ -202,7 +204,7 @@ TEST(Ops, AttentionWithGatheredHeads) {
   }
 }
 
-TEST(Ops, LinearCrossEntropy) {
+TEST(Ops, LinearCrossEntropyMatchesAten) {
   torch::manual_seed(5);
   for (const auto& [rows, width, classes] : {std::tuple{1, 1, 2}, {5, 8, 17}, {70, 32, 1000}}) {
     at::Tensor targets = torch::randint(classes, {2, rows}, at::kLong);
@@ -222,7 +224,7 @@ TEST(Ops, LinearCrossEntropy) {
   EXPECT_EQ(linear_cross_entropy(hidden, weight, none).item<float>(), 0.0f);
 }
 
-TEST(Ops, TheLossCanBeWeighted) {
+TEST(Ops, LossGradientsScaleWithTheLoss) {
   torch::manual_seed(6);
   const at::Tensor hidden = torch::randn({6, 4}).requires_grad_();
   const at::Tensor weight = torch::randn({9, 4}).requires_grad_();
@@ -236,7 +238,7 @@ TEST(Ops, TheLossCanBeWeighted) {
   expect_close(weight.grad() * 6, dw, 1e-6, "dw");
 }
 
-TEST(Ops, GeluTakesABiasThatLiesApart) {
+TEST(Ops, GeluTakesAStridedBias) {
   const at::Tensor x = torch::linspace(-2, 2, 24).view({4, 6});
   const at::Tensor apart = torch::linspace(-1, 1, 18).view({6, 3}).select(1, 1);
   Tensors results;
@@ -252,8 +254,8 @@ TEST(Ops, GeluTakesABiasThatLiesApart) {
   EXPECT_TRUE(at::equal(results[1], results[3]));
 }
 
-// Autograd would take what kernels compute for constants: better an error than half a derivative.
-TEST(Ops, SecondDerivativesAreRefused) {
+// Autograd would treat kernel results as constants: an error is better than a wrong derivative.
+TEST(Ops, RejectSecondDerivatives) {
   torch::manual_seed(8);
   const at::Tensor x = torch::randn({2, 3, 12}).requires_grad_();
   const at::Tensor w = torch::ones({12}), b = torch::zeros({12});
@@ -278,8 +280,8 @@ TEST(Ops, SecondDerivativesAreRefused) {
   }
 }
 
-// All operations in one segment: the same bits with and without recomputation.
-TEST(Ops, UnderRecomputation) {
+// All operations in one segment: same bits with and without recomputation.
+TEST(Ops, AreBitwiseEqualUnderRecomputation) {
   torch::manual_seed(7);
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const std::int64_t width = 12;

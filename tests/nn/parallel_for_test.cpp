@@ -1,5 +1,5 @@
-// [Note: parallel_for]: every element once, on as many threads as torch may use, and bits that do
-// not depend on how many those are.
+// Tests [Note: parallel_for]: every element is visited once, on as many threads as torch may use,
+// and the bits do not depend on their number.
 
 #include "tessera/nn/parallel_for.h"
 
@@ -21,7 +21,7 @@
 namespace tessera::nn {
 namespace {
 
-// Threads of torch while it lives.
+// Sets the number of torch's threads while it lives.
 class Threads {
  public:
   explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
@@ -71,7 +71,7 @@ TEST(ParallelFor, UsesTheThreadsOfTorch) {
   EXPECT_EQ(at::get_thread_num(), 0);
 }
 
-TEST(ParallelFor, OneInsideAnotherStaysOnItsThread) {
+TEST(ParallelFor, NestedLoopStaysOnItsThread) {
   const Threads set(3);
   std::atomic<int> parts{0};
   parallel_for(0, 3, 1, [&](std::int64_t, std::int64_t) {
@@ -83,7 +83,7 @@ TEST(ParallelFor, OneInsideAnotherStaysOnItsThread) {
   EXPECT_EQ(parts, 3);
 }
 
-TEST(ParallelFor, ThrowsWhatAPartThrew) {
+TEST(ParallelFor, RethrowsExceptionsOfParts) {
   const Threads set(3);
   std::atomic<int> ended{0};
   EXPECT_THROW(parallel_for(0, 3, 1,
@@ -95,8 +95,8 @@ TEST(ParallelFor, ThrowsWhatAPartThrew) {
   EXPECT_EQ(ended, 2);
 }
 
-// What ops of our own make of the same input with one thread and with others. Products are torch's,
-// which may cut them otherwise, so none is here.
+// Results of Tessera's operations for the same input with one thread and with several. Excludes
+// matrix products, because torch may split them differently.
 std::vector<at::Tensor> results() {
   at::manual_seed(7);
   std::vector<at::Tensor> out;
@@ -115,7 +115,7 @@ std::vector<at::Tensor> results() {
   return out;
 }
 
-TEST(ParallelFor, OpsHaveTheSameBitsOnAnyNumberOfThreads) {
+TEST(ParallelFor, OpsAreBitwiseEqualOnAnyNumberOfThreads) {
   std::vector<at::Tensor> one;
   {
     const Threads set(1);

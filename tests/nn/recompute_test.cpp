@@ -1,4 +1,4 @@
-// Activation recomputation on its own: the same gradients, with less kept.
+// Tests of activation recomputation: same gradients, less memory kept.
 
 #include "tessera/nn/recompute.h"
 
@@ -34,7 +34,7 @@ struct Block : torch::nn::Module {
   torch::nn::LayerNorm norm;
 };
 
-// The gradients of three blocks and the input, as bits.
+// Returns the gradients of three blocks and of the input, to compare bitwise.
 std::vector<at::Tensor> gradients(Recompute mode, bool input_wants_grad) {
   torch::manual_seed(3);
   std::vector<std::shared_ptr<Block>> blocks = {
@@ -51,7 +51,7 @@ std::vector<at::Tensor> gradients(Recompute mode, bool input_wants_grad) {
     for (const at::Tensor& p : block->parameters()) result.push_back(p.grad());
   }
   if (input_wants_grad) result.push_back(x.grad());
-  result.push_back(torch::rand({3}));  // the generator goes on as if nothing had happened
+  result.push_back(torch::rand({3}));  // the generator continues as if nothing had happened
   return result;
 }
 
@@ -68,7 +68,7 @@ TEST(Checkpoint, GradientsAndRandomNumbersAreTheSame) {
   }
 }
 
-// What is alive between forward and backward, in bytes.
+// Returns the bytes that are alive between forward and backward.
 std::int64_t kept(Recompute mode) {
   memory::install();
   auto ledger = std::make_shared<memory::Ledger>();
@@ -80,14 +80,14 @@ std::int64_t kept(Recompute mode) {
   return ledger->counts().total.now;
 }
 
-TEST(Checkpoint, KeepsWhatItSays) {
+TEST(Checkpoint, KeepsOnlyTheDocumentedActivations) {
   const double row = 4096 * 8 * sizeof(float);
   const double none = kept(Recompute::none) / row;
   const double selective = kept(Recompute::selective) / row;
   const double full = kept(Recompute::full) / row;
-  EXPECT_NEAR(full, 1, 0.1);               // the output; the input is the caller's
-  EXPECT_NEAR(selective, 1 + 4 + 1, 0.1);  // and the two products
-  EXPECT_GT(none, 1 + 1 + 4 + 4 + 4);      // and norm, gelu, dropout with its mask, …
+  EXPECT_NEAR(full, 1, 0.1);               // the output; the input belongs to the caller
+  EXPECT_NEAR(selective, 1 + 4 + 1, 0.1);  // also the two products
+  EXPECT_GT(none, 1 + 1 + 4 + 4 + 4);      // also norm, gelu, dropout with its mask, …
 }
 
 TEST(Checkpoint, SelectiveRunsProductsOnce) {
@@ -110,7 +110,7 @@ TEST(Checkpoint, SelectiveRunsProductsOnce) {
   EXPECT_TRUE(at::equal(x.grad(), x.detach() * 2));
 }
 
-TEST(Checkpoint, TakesAndReturnsWhatFunctionsDo) {
+TEST(Checkpoint, TakesAndReturnsTuplesOptionalsAndOtherValues) {
   const at::Tensor a = torch::randn({3}).requires_grad_(), b = torch::randn({3});
   const auto f = [](at::Tensor x, int times, std::optional<at::Tensor> y) {
     return std::make_tuple(x * times, *y + x, times + 1);
@@ -122,7 +122,7 @@ TEST(Checkpoint, TakesAndReturnsWhatFunctionsDo) {
   EXPECT_TRUE(at::allclose(a.grad(), 18 * a.detach() + 1));
 }
 
-// Inside the segment that is allowed: linear() itself adds its bias so to inputs of three dims.
+// Allowed inside the segment: linear() itself adds its bias this way for inputs with three dims.
 TEST(Checkpoint, ProductsMayBeChangedInPlaceInside) {
   const at::Tensor w = torch::randn({3, 3}), b = torch::randn({3});
   const auto f = [&](at::Tensor in) {
@@ -137,7 +137,7 @@ TEST(Checkpoint, ProductsMayBeChangedInPlaceInside) {
   EXPECT_TRUE(at::equal(grads[0], grads[1]));
 }
 
-TEST(Checkpoint, RefusesResultsChangedInPlaceOutside) {
+TEST(Checkpoint, RejectsResultsChangedInPlaceOutside) {
   const at::Tensor x = torch::randn({2, 2, 3}).requires_grad_();
   const at::Tensor w = torch::randn({3, 3});
   const at::Tensor y = recompute(
@@ -146,8 +146,8 @@ TEST(Checkpoint, RefusesResultsChangedInPlaceOutside) {
   EXPECT_THROW(y.sum().backward(), UsageError);
 }
 
-// The second run would begin with what the first one left.
-TEST(Checkpoint, RefusesASegmentThatChangesItsInput) {
+// Otherwise the second run would start from the changed input.
+TEST(Checkpoint, RejectsASegmentThatChangesItsInput) {
   const at::Tensor w = torch::ones({2}).requires_grad_();
   const auto changes = [&](at::Tensor in) { return in.mul_(2) * w; };
   const auto copies = [&](at::Tensor in) { return (in + 0).mul_(2) * w; };
@@ -161,14 +161,14 @@ TEST(Checkpoint, RefusesASegmentThatChangesItsInput) {
   }
 }
 
-TEST(Checkpoint, RefusesSecondDerivatives) {
+TEST(Checkpoint, RejectsSecondDerivatives) {
   const at::Tensor x = torch::ones({2}).requires_grad_();
   const at::Tensor y = recompute(
       Recompute::full, [](at::Tensor in) { return in * in * in; }, x);
   EXPECT_THROW(torch::autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true), UsageError);
 }
 
-TEST(Checkpoint, TellsHowDeepItIs) {
+TEST(Checkpoint, ReportsTheNestingDepth) {
   int first = -1, second = -1;
   const int marker = 0;
   const void* seen = nullptr;
@@ -186,8 +186,8 @@ TEST(Checkpoint, TellsHowDeepItIs) {
   EXPECT_EQ(recomputing_depth(), 0);
 }
 
-// A segment, one inside it, and one behind it: each function runs once for the first time.
-TEST(Checkpoint, TellsTheSecondRunFromTheFirst) {
+// A segment, a nested one, and a following one: each function runs once for the first time.
+TEST(Checkpoint, IsRecomputingOnlyInTheSecondRun) {
   for (const auto mode : {Recompute::none, Recompute::selective, Recompute::full}) {
     int first = 0, runs = 0;
     const auto count = [&](const at::Tensor& in) {
@@ -214,7 +214,7 @@ TEST(Checkpoint, TellsTheSecondRunFromTheFirst) {
   }
 }
 
-TEST(Checkpoint, LeavesTheSecondRunWhenItThrows) {
+TEST(Checkpoint, StopsRecomputingWhenTheSecondRunThrows) {
   bool fails = false;
   const at::Tensor x = torch::ones({2}).requires_grad_();
   const at::Tensor y = recompute(
@@ -229,7 +229,7 @@ TEST(Checkpoint, LeavesTheSecondRunWhenItThrows) {
   EXPECT_FALSE(is_recomputing());
 }
 
-TEST(Checkpoint, KnowsItsNames) {
+TEST(Checkpoint, ParsesItsNames) {
   for (const auto mode : {Recompute::none, Recompute::selective, Recompute::full}) {
     EXPECT_EQ(parse_recompute(name(mode)), mode);
   }
@@ -252,7 +252,7 @@ struct HeldImpl : torch::nn::Module {
 };
 TORCH_MODULE(Held);
 
-TEST(Unit, OfAHolderIsThatOfItsModule) {
+TEST(Unit, HolderAndModuleGiveTheSameUnit) {
   static_assert(std::is_same_v<Unit<Held>::Impl, Unit<HeldImpl>::Impl>);
   Unit<Held> unit(8);
   const auto log = std::make_shared<Log>();
@@ -262,7 +262,7 @@ TEST(Unit, OfAHolderIsThatOfItsModule) {
   EXPECT_EQ(log->text, "f() ");
 }
 
-TEST(Unit, TellsItsObserver) {
+TEST(Unit, CallsItsObserver) {
   Unit<Block> unit;
   const auto log = std::make_shared<Log>();
   unit->observe(log);
@@ -293,7 +293,7 @@ TEST(Unit, ChildrenOfSequentialAreUnits) {
   torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Tanh(), torch::nn::Linear(4, 4));
   const at::Tensor x = torch::randn({3, 4});
   const at::Tensor want = model->forward(x);
-  for (int time = 0; time < 2; ++time) {  // a second search finds the same
+  for (int time = 0; time < 2; ++time) {  // a second search finds the same units
     const std::vector<FoundUnit> units = find_units(*model);
     ASSERT_EQ(units.size(), 2u);
     EXPECT_EQ(units[0].name, "0");

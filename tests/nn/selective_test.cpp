@@ -1,5 +1,5 @@
-// Selective recomputation: products are answered by what they returned the first time, all of it,
-// and only where the recomputation repeats the first run.
+// Tests of selective recomputation: products return all their results of the first run, and only if
+// the recomputation repeats the first run.
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::int64_t kWidth = 64, kHeads = 2, kTokens = 24;
 
-// A block of a GPT whose attention is torch's.
+// GPT block with torch's attention.
 struct GptBlock : torch::nn::Module {
   GptBlock()
       : norm1(register_module("norm1", torch::nn::LayerNorm(options()))),
@@ -48,7 +48,7 @@ struct GptBlock : torch::nn::Module {
   torch::nn::Linear qkv, proj, up, down;
 };
 
-// Freed memory that whoever reads it before writing it will be noticed by.
+// Fills freed memory, to detect reads before writes.
 void poison(c10::Device device) {
   std::vector<at::Tensor> blocks;
   for (std::int64_t bytes = 512; bytes <= (8 << 20); bytes *= 2) {
@@ -100,15 +100,15 @@ void compare_modes(c10::Device device) {
   }
 }
 
-TEST(Selective, GptBlockHasTheGradientsOfTheOtherModes) { compare_modes(c10::kCPU); }
+TEST(Selective, GptBlockGradientsMatchOtherModes) { compare_modes(c10::kCPU); }
 
-TEST(Selective, GptBlockHasTheGradientsOfTheOtherModesOnCuda) {
+TEST(Selective, GptBlockGradientsMatchOtherModesOnCuda) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   compare_modes(c10::Device(c10::kCUDA, 0));
 }
 
-// What a call of it and of its backward saw, for an attention operator that has no kernel on the
-// CPU; it returns all kinds of values. out = q · (1 + k + v), as numbers.
+// Records the calls of an attention operator without a CPU kernel, and of its backward. The
+// operator returns all kinds of values. out = q · (1 + k + v), elementwise.
 struct Seen {
   int forwards = 0;
   std::int64_t max_q = 0, max_k = 0;
@@ -141,12 +141,12 @@ TORCH_LIBRARY_IMPL(aten, CPU, m) {
   m.impl("_scaled_dot_product_cudnn_attention_backward", attend_backward);
 }
 
-TEST(Selective, KeepsEverythingThatAProductReturns) {
+TEST(Selective, KeepsAllResultsOfAProduct) {
   std::vector<at::Tensor> grads;
   for (const auto mode : {Recompute::none, Recompute::selective}) {
     const at::Tensor x = torch::linspace(-1, 1, 24).view({1, 2, 3, 4}).requires_grad_();
     seen = {};
-    // As at::scaled_dot_product_attention asks for it.
+    // As at::scaled_dot_product_attention calls it.
     const auto f = [](at::Tensor in) {
       const at::Tensor q = in * 2;
       return std::get<0>(at::_scaled_dot_product_cudnn_attention(
@@ -174,7 +174,7 @@ std::string refusal(const std::function<at::Tensor(at::Tensor)>& f) {
   return "";
 }
 
-TEST(Selective, RefusesASegmentThatTakesAnotherPathTheSecondTime) {
+TEST(Selective, RejectsASegmentThatDoesNotRepeatItself) {
   const at::Tensor w = torch::ones({3, 3}), wide = torch::ones({3, 5}), b = torch::ones({3});
   const std::string other_operator = refusal([&](at::Tensor in) {
     return at::GradMode::is_enabled() ? at::addmm(b, in, w) : at::mm(in, w);
@@ -239,7 +239,7 @@ TEST(Selective, SegmentsMayBeNested) {
   }
 }
 
-// A mode above autograd takes a product apart: it is the cast one that is kept.
+// A mode above autograd handles a product first: the cast product is kept.
 TEST(Selective, WorksUnderAutocast) {
   const at::Tensor w = torch::randn({3, 3});
   std::vector<at::Tensor> grads;
@@ -263,8 +263,8 @@ TEST(Selective, WorksUnderAutocast) {
   EXPECT_TRUE(at::equal(grads[0], grads[1]));
 }
 
-// The scope of autocast may end before backward, or not; torch remembers casts of parameters in it.
-TEST(Selective, CastsTheSecondTimeAsTheFirst) {
+// The autocast scope may end before backward or not; torch caches casts of parameters in it.
+TEST(Selective, CastsAlikeInBothRuns) {
   const at::Tensor start = torch::linspace(-0.5, 0.7, 9).view({3, 3});
   for (const bool ends : {true, false}) {
     std::vector<at::Tensor> inputs, weights;
@@ -291,7 +291,7 @@ TEST(Selective, CastsTheSecondTimeAsTheFirst) {
     }
     for (std::size_t i = 1; i < inputs.size(); ++i) {
       EXPECT_TRUE(at::equal(inputs[i], inputs[0])) << i << (ends ? ", outside" : ", inside");
-      // Each use is cast by itself, and their gradients are added up in fp32.
+      // Each use is cast separately, and their gradients are added in fp32.
       EXPECT_TRUE(at::allclose(weights[i], weights[0], 2e-2, 2e-2)) << i;
     }
   }

@@ -1,4 +1,4 @@
-// A Sequential whose children are units stays the Sequential that the user made.
+// A Sequential whose children are units must behave like the original Sequential.
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
@@ -39,7 +39,7 @@ torch::nn::Sequential make_sequential() {
                                torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})));
 }
 
-// Everything that a user may do with it, whether its children are units or not.
+// Everything that a user may do with it, with or without units.
 void expect_itself(torch::nn::Sequential& model, const at::Tensor& x, const at::Tensor& want) {
   EXPECT_NE(model[0]->as<torch::nn::LinearImpl>(), nullptr);
   EXPECT_NE(model[0]->as<torch::nn::Linear>(), nullptr);
@@ -58,7 +58,7 @@ void expect_itself(torch::nn::Sequential& model, const at::Tensor& x, const at::
   EXPECT_TRUE(at::equal(clone->forward(x), want));
   {
     const at::NoGradGuard no_grad;
-    clone->parameters()[0].zero_();  // its own
+    clone->parameters()[0].zero_();  // parameters of the clone only
   }
   EXPECT_TRUE(at::equal(model->forward(x), want));
 
@@ -70,7 +70,7 @@ void expect_itself(torch::nn::Sequential& model, const at::Tensor& x, const at::
   EXPECT_TRUE(at::equal(loaded->forward(x), want));
 }
 
-TEST(Sequential, StaysItselfWithUnits) {
+TEST(Sequential, BehavesTheSameWithUnits) {
   auto model = make_sequential();
   const at::Tensor x = torch::randn({3, 4});
   const at::Tensor want = model->forward(x).detach();
@@ -83,20 +83,20 @@ TEST(Sequential, StaysItselfWithUnits) {
   for (const FoundUnit& unit : units) unit.unit->observe(observer);
   model->forward(x).sum().backward();
   EXPECT_EQ(observer->entered, 3);
-  EXPECT_EQ(observer->left_backward, 2);  // x wants no gradient
+  EXPECT_EQ(observer->left_backward, 2);  // x requires no gradient
   expect_itself(model, x, want);
-  // A type that we do not know, while it is a unit.
+  // A type without a typed holder, while it is a unit.
   EXPECT_THROW(model->at<OwnLayerImpl>(2), c10::Error);
   const int before = observer->entered;
   std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone())->forward(x);
-  EXPECT_EQ(observer->entered, before);  // nobody watches the clone
+  EXPECT_EQ(observer->entered, before);  // the clone has no observer
 
-  // A copy of an AnyModule calls through the unit as well.
+  // A copy of an AnyModule also calls through the unit.
   torch::nn::AnyModule copy = *model->begin();
   copy.forward(x);
   EXPECT_EQ(observer->entered, before + 1);
 
-  release_units(*model);  // in use: nothing happens
+  release_units(*model);  // units in use are not released
   EXPECT_EQ(find_units(*model)[0].unit, units[0].unit);
   for (const FoundUnit& unit : units) unit.unit->observe(nullptr);
   units[1].unit->set_recompute(Recompute::full);
@@ -124,7 +124,7 @@ TEST(Sequential, KnownLayersKeepTheirTypes) {
   EXPECT_TRUE(at::equal(model->forward(ids), want));
 }
 
-TEST(Sequential, AUnitOfItTakesOneTensor) {
+TEST(Sequential, UnitRequiresOneTensor) {
   struct Two : torch::nn::Module {
     Two() { register_parameter("weight", torch::ones({1})); }
     at::Tensor forward(at::Tensor a, at::Tensor b) { return a + b; }
