@@ -20,13 +20,13 @@ using torch::autograd::tensor_list;
 
 at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}).contiguous(); }
 
-struct Placement : torch::CustomClassHolder {
-  std::vector<AdapterUse> uses;     // without their matrices, which autograd has
-  std::vector<std::int64_t> sizes;  // of x
+struct AdapterContext : torch::CustomClassHolder {
+  std::vector<AdapterUse> uses;     // without their matrices, which autograd holds
+  std::vector<std::int64_t> sizes;  // sizes of x
   std::optional<at::ScalarType> bias;
 
   bool drops() const { return !uses.empty() && uses[0].dropout.rate > 0; }
-  // Rows of x, or of its gradient, without what adapter i does not see.
+  // Returns the rows of x, or of its gradient, after the dropout of adapter i.
   at::Tensor seen_by(std::size_t i, const at::Tensor& rows) const {
     const AdapterUse& use = uses[i];
     return rows_of(nn::dropped_columns(rows.view(sizes), use.dropout, use.first_input, use.inputs));
@@ -42,8 +42,8 @@ void add_product(const at::Tensor& y, const at::Tensor& h, const at::Tensor& b, 
   }
 }
 
-// `matrices` are A and B of each adapter in turn. The A's stand below one another, so that x is
-// multiplied with all of them at once, unless each sees another part of it.
+// `matrices` are A and B of each adapter in turn. The A's are concatenated, so that x is multiplied
+// by all of them at once, unless dropout gives each a different input.
 struct AdaptedLinear : torch::autograd::Function<AdaptedLinear> {
   static at::Tensor all_a(at::TensorList matrices) {
     tensor_list list;
@@ -51,25 +51,27 @@ struct AdaptedLinear : torch::autograd::Function<AdaptedLinear> {
     return list.size() == 1 ? list[0] : at::cat(list);
   }
 
-  // x · Aᵀ of all, side by side.
-  static at::Tensor low_products(const Placement& where, const at::Tensor& rows,
+  // Returns x · Aᵀ of all adapters, concatenated along the columns.
+  static at::Tensor low_products(const AdapterContext& context, const at::Tensor& rows,
                                  at::TensorList matrices) {
-    if (!where.drops()) return nn::gemm_nt(rows, all_a(matrices));
+    if (!context.drops()) return nn::gemm_nt(rows, all_a(matrices));
     tensor_list parts;
-    for (std::size_t i = 0; i < where.uses.size(); ++i) {
-      parts.push_back(nn::gemm_nt(where.seen_by(i, rows), matrices[2 * i]));
+    for (std::size_t i = 0; i < context.uses.size(); ++i) {
+      parts.push_back(nn::gemm_nt(context.seen_by(i, rows), matrices[2 * i]));
     }
     return parts.size() == 1 ? parts[0] : at::cat(parts, 1);
   }
 
-  // From the gradients of those: adds that of x to dx, if it is defined, and sets those of the A's.
-  static void low_gradients(const Placement& where, const at::Tensor& x, at::TensorList matrices,
-                            const tensor_list& dh, const at::Tensor& dx, tensor_list& da) {
-    if (where.drops()) {
+  // Given the gradients of those, adds the gradient of x to dx, if it is defined, and sets those of
+  // the A's.
+  static void low_gradients(const AdapterContext& context, const at::Tensor& x,
+                            at::TensorList matrices, const tensor_list& dh, const at::Tensor& dx,
+                            tensor_list& da) {
+    if (context.drops()) {
       for (std::size_t i = 0; i < dh.size(); ++i) {
-        const auto g =
-            nn::product_gradients(dh[i], where.seen_by(i, x), matrices[2 * i], dx.defined(), true);
-        if (dx.defined()) dx.add_(where.seen_by(i, g.dx));
+        const auto g = nn::product_gradients(dh[i], context.seen_by(i, x), matrices[2 * i],
+                                             dx.defined(), true);
+        if (dx.defined()) dx.add_(context.seen_by(i, g.dx));
         da.push_back(g.dw);
       }
       return;
@@ -85,23 +87,23 @@ struct AdaptedLinear : torch::autograd::Function<AdaptedLinear> {
     }
   }
 
-  static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Placement>& where,
+  static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<AdapterContext>& context,
                             const at::Tensor& x, const at::Tensor& w,
                             const std::optional<at::Tensor>& bias, at::TensorList matrices) {
     const at::Tensor rows = rows_of(x);
-    where->sizes = x.sizes().vec();
-    if (bias) where->bias = bias->scalar_type();
+    context->sizes = x.sizes().vec();
+    if (bias) context->bias = bias->scalar_type();
     tensor_list operands = {x, w};
     operands.insert(operands.end(), matrices.begin(), matrices.end());
     const tensor_list made =
         nn::keep_in_selective("adapted linear", operands, [&]() -> tensor_list {
-          const at::Tensor h = low_products(*where, rows, matrices);
+          const at::Tensor h = low_products(*context, rows, matrices);
           const at::Tensor y = nn::gemm_nt(rows, w, bias.value_or(at::Tensor()));
           std::int64_t begin = 0;
-          for (std::size_t i = 0; i < where->uses.size(); ++i) {
+          for (std::size_t i = 0; i < context->uses.size(); ++i) {
             const at::Tensor &a = matrices[2 * i], &b = matrices[2 * i + 1];
-            add_product(y.narrow(1, where->uses[i].first, b.size(0)), h.narrow(1, begin, a.size(0)),
-                        b, where->uses[i].scale);
+            add_product(y.narrow(1, context->uses[i].first, b.size(0)),
+                        h.narrow(1, begin, a.size(0)), b, context->uses[i].scale);
             begin += a.size(0);
           }
           return {y, h};
@@ -109,48 +111,48 @@ struct AdaptedLinear : torch::autograd::Function<AdaptedLinear> {
     tensor_list saved = {rows, w, made[1]};
     saved.insert(saved.end(), matrices.begin(), matrices.end());
     ctx->save_for_backward(saved);
-    ctx->saved_data["where"] = c10::IValue::make_capsule(where);
-    std::vector<std::int64_t> sizes = where->sizes;
+    ctx->saved_data["context"] = c10::IValue::make_capsule(context);
+    std::vector<std::int64_t> sizes = context->sizes;
     sizes.back() = w.size(0);
     return made[0].view(sizes);
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     nn::refuse_second_derivatives("adapted_linear");
-    auto capsule = ctx->saved_data["where"].toCapsule();
-    const Placement& where = *static_cast<Placement*>(capsule.get());
+    auto capsule = ctx->saved_data["context"].toCapsule();
+    const AdapterContext& context = *static_cast<AdapterContext*>(capsule.get());
     const tensor_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1], &h = saved[2];
     const at::TensorList matrices = at::TensorList(saved).slice(3);
     const at::Tensor dy = rows_of(grads[0]);
     const bool want_x = ctx->needs_input_grad(0);
-    const std::size_t first = where.bias ? 3 : 2;  // among the inputs that are tensors
+    const std::size_t first = context.bias ? 3 : 2;  // index among the tensor inputs
     const auto wanted = [&](std::size_t i) { return ctx->needs_input_grad(first + i); };
 
     tensor_list dh, result(4 + matrices.size());
-    bool want_low = want_x;  // dh, of all
-    for (std::size_t i = 0; i < where.uses.size(); ++i) want_low = want_low || wanted(2 * i);
+    bool want_low = want_x;  // dh of all adapters
+    for (std::size_t i = 0; i < context.uses.size(); ++i) want_low = want_low || wanted(2 * i);
     std::int64_t begin = 0;
-    for (std::size_t i = 0; i < where.uses.size(); ++i) {
+    for (std::size_t i = 0; i < context.uses.size(); ++i) {
       const at::Tensor &a = matrices[2 * i], &b = matrices[2 * i + 1];
       const auto g =
-          nn::product_gradients(dy.narrow(1, where.uses[i].first, b.size(0)),
+          nn::product_gradients(dy.narrow(1, context.uses[i].first, b.size(0)),
                                 h.narrow(1, begin, a.size(0)), b, want_low, wanted(2 * i + 1));
       begin += a.size(0);
-      if (g.dw.defined()) result[4 + 2 * i + 1] = g.dw.mul_(where.uses[i].scale);
-      if (want_low) dh.push_back(g.dx.mul_(where.uses[i].scale));
+      if (g.dw.defined()) result[4 + 2 * i + 1] = g.dw.mul_(context.uses[i].scale);
+      if (want_low) dh.push_back(g.dx.mul_(context.uses[i].scale));
     }
     nn::ProductGradients g = nn::product_gradients(dy, x, w, want_x, ctx->needs_input_grad(1));
     if (want_low) {
       tensor_list da;
-      low_gradients(where, x, matrices, dh, want_x ? g.dx : at::Tensor(), da);
+      low_gradients(context, x, matrices, dh, want_x ? g.dx : at::Tensor(), da);
       for (std::size_t i = 0; i < da.size(); ++i) {
         if (wanted(2 * i)) result[4 + 2 * i] = da[i];
       }
     }
-    if (want_x) result[1] = g.dx.view(where.sizes);
+    if (want_x) result[1] = g.dx.view(context.sizes);
     result[2] = g.dw;
-    if (where.bias && ctx->needs_input_grad(2)) result[3] = dy.sum(0).to(*where.bias);
+    if (context.bias && ctx->needs_input_grad(2)) result[3] = dy.sum(0).to(*context.bias);
     return result;
   }
 };
@@ -170,22 +172,22 @@ AdapterImpl::AdapterImpl(const Axis& axis, const ParamSpec& a, const ParamSpec& 
 
 at::Tensor adapted_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                           const std::vector<AdapterUse>& adapters) {
-  auto where = c10::make_intrusive<Placement>();
+  auto context = c10::make_intrusive<AdapterContext>();
   tensor_list matrices;
   for (const AdapterUse& use : adapters) {
     matrices.push_back(use.a);
     matrices.push_back(use.b);
-    AdapterUse& how = where->uses.emplace_back(use);
-    how.a = how.b = at::Tensor();
+    AdapterUse& kept = context->uses.emplace_back(use);
+    kept.a = kept.b = at::Tensor();
   }
-  return AdaptedLinear::apply(where, x, w, b.defined() ? std::optional(b) : std::nullopt,
+  return AdaptedLinear::apply(context, x, w, b.defined() ? std::optional(b) : std::nullopt,
                               at::TensorList(matrices));
 }
 
 std::vector<AdapterUse> adapters_in_use(const Axis& axis, const std::vector<Adapter>& adapters,
                                         const std::vector<std::int64_t>& first,
                                         const std::string& label) {
-  tensor_list whole, b;  // on every rank; B's that are cut
+  tensor_list whole, b;  // held by every rank; sharded B's
   std::vector<ParamSpec> cut;
   for (const Adapter& adapter : adapters) {
     const std::vector<ParamSpec> specs = adapter->specs();

@@ -15,24 +15,24 @@
 
 namespace tessera::tensor_parallel {
 
-// Beside a linear of these ranks, [Note: adapters] in core/lora.h.
+// Adapter of a linear, [Note: adapters] in core/lora.h.
 struct AdapterOptions {
-  std::string name = "lora";  // of the module inside the linear
-  int part = -1;              // column-parallel: which of LinearOptions::outputs; -1: all
+  std::string name = "lora";  // name of the module inside the linear
+  int part = -1;              // column-parallel: index in LinearOptions::outputs; -1: all outputs
   std::int64_t rank = 0;
   double scale = 1;
 };
 
-// The two matrices of an adapter, which the linear around it uses.
+// The two matrices of an adapter, used by the linear that contains it.
 class AdapterImpl : public torch::nn::Module, public Sharded {
  public:
-  // `scale`: alpha / rank, by which their product counts.
-  // `operation` says what its dropout drops: its name in the whole model, "blocks.3.qkv.lora_q".
+  // `scale`: factor of their product, alpha / rank. `operation` determines the dropout masks: the
+  // name in the whole model, such as "blocks.3.qkv.lora_q".
   AdapterImpl(const Axis& axis, const ParamSpec& a, const ParamSpec& b, double scale,
               const nn::ParamOptions& options, std::string operation);
   std::vector<ParamSpec> specs() const override { return {a_, b_}; }
 
-  at::Tensor A, B;  // NOLINT: as everybody calls them
+  at::Tensor A, B;  // NOLINT: the usual names
   const double scale;
   const std::string operation;
 
@@ -41,29 +41,30 @@ class AdapterImpl : public torch::nn::Module, public Sharded {
 };
 TORCH_MODULE(Adapter);
 
-// An adapter at work: what it adds to the columns [first, first + b.size(0)) of a product.
+// Adapter as used in one forward: it adds to columns [first, first + b.size(0)) of a product.
 struct AdapterUse {
   at::Tensor a, b;
   double scale = 1;
   std::int64_t first = 0;
-  // What of x the adapter does not see, x being columns [first_input, …) of rows `inputs` wide.
+  // Dropout of the adapter's input x, which is columns [first_input, …) of rows that are `inputs`
+  // wide.
   nn::Dropout dropout = {};
   std::int64_t first_input = 0, inputs = 0;
 };
 
-// x · wᵀ + b plus scale · (x · aᵀ) · bᵀ of each adapter, as one operation. b may be undefined.
-// saves: x (shared), w, a, b (shared), and x · aᵀ of all adapters: N · ranks · e. Selective
-// recomputation keeps the result. With dropout (x is [B, T, …] then) the same: backward drops again
-// what forward dropped.
+// Returns x · wᵀ + b plus scale · (x · aᵀ) · bᵀ of each adapter, as one operation. b may be
+// undefined. saves: x (shared), w, a, b (shared), and x · aᵀ of all adapters: N · ranks · e.
+// Selective recomputation keeps the result. Dropout (which requires x [B, T, …]) saves nothing
+// more: backward recomputes the masks.
 at::Tensor adapted_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
                           const std::vector<AdapterUse>& adapters);
 
-// [Note: adapters of cut linears] Where a linear is cut along its outputs, all ranks have A, and
-// each the rows of B that belong to its outputs; along its inputs, each has its columns of A, and
-// all have B, whose product is added before the sum over the ranks. So neither sends anything
-// forward. What all ranks have gets a part of its gradient on each: these are summed in backward,
-// those of one linear in one all-reduce. Nothing of this changes where the sequence is cut. Of the
-// open pass they drop what one rank would: all of it, or their columns.
+// [Note: adapters of cut linears] If a linear is sharded along its outputs, all ranks hold A, and
+// each holds the rows of B for its outputs. If it is sharded along its inputs, each holds its
+// columns of A, and all hold B, whose product is added before the sum over the ranks. So forward
+// sends nothing in either case. A matrix that all ranks hold gets a partial gradient on each rank:
+// these are summed in backward, with one all-reduce per linear. Sequence parallelism changes
+// nothing of this. Dropout matches that of one rank: each rank applies the mask of its columns.
 std::vector<AdapterUse> adapters_in_use(const Axis& axis, const std::vector<Adapter>& adapters,
                                         const std::vector<std::int64_t>& first,
                                         const std::string& label);

@@ -18,8 +18,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-struct Where : torch::CustomClassHolder {
-  Where(comm::Group g, std::string l) : group(std::move(g)), label(std::move(l)) {}
+struct CollectiveContext : torch::CustomClassHolder {
+  CollectiveContext(comm::Group g, std::string l) : group(std::move(g)), label(std::move(l)) {}
   comm::Group group;
   std::string label;
 
@@ -27,10 +27,11 @@ struct Where : torch::CustomClassHolder {
 };
 
 void remember(AutogradContext* ctx, const comm::Group& group, const std::string& label) {
-  ctx->saved_data["where"] = c10::IValue::make_capsule(c10::make_intrusive<Where>(group, label));
+  ctx->saved_data["context"] =
+      c10::IValue::make_capsule(c10::make_intrusive<CollectiveContext>(group, label));
 }
-const Where& where(AutogradContext* ctx) {
-  return *static_cast<Where*>(ctx->saved_data["where"].toCapsule().get());
+const CollectiveContext& context_of(AutogradContext* ctx) {
+  return *static_cast<CollectiveContext*>(ctx->saved_data["context"].toCapsule().get());
 }
 
 comm::Call call(const std::string& label) {
@@ -39,7 +40,7 @@ comm::Call call(const std::string& label) {
   return call;
 }
 
-// [..., T, C] is a row of buffers [T, C], each cut into shards along T.
+// Treats [..., T, C] as consecutive buffers [T, C], each divided into shards along T.
 comm::Call sequence_call(const at::Tensor& whole, const std::string& label) {
   comm::Call result = call(label);
   const std::int64_t each = whole.size(-2) * whole.size(-1);
@@ -53,8 +54,8 @@ comm::Call sequence_call(const at::Tensor& whole, const std::string& label) {
 
 void check_dims(const at::Tensor& x, const std::string& label) {
   if (x.dim() < 2) {
-    throw UsageError(str("sequence parallelism of ", quote(label), " got a tensor of ", x.dim(),
-                         " dims; wanted [..., tokens, width]"));
+    throw UsageError(str("Sequence parallelism of ", quote(label), ": a tensor with ", x.dim(),
+                         " dims. It must be [..., tokens, width]."));
   }
 }
 
@@ -63,9 +64,9 @@ void check_dims(const at::Tensor& x, const std::string& label) {
 std::int64_t own_tokens(const comm::Group& group, const at::Tensor& x, const std::string& label) {
   check_dims(x, label);
   if (x.size(-2) % group.size() != 0) {
-    throw UsageError(str("sequence parallelism of ", quote(label), " got ", x.size(-2),
-                         " tokens, which ", group.size(),
-                         " ranks do not divide; wanted a multiple of them"));
+    throw UsageError(str("Sequence parallelism of ", quote(label), ": ", x.size(-2),
+                         " tokens. The number must be a multiple of the ", group.size(),
+                         " ranks."));
   }
   return x.size(-2) / group.size();
 }
@@ -85,7 +86,7 @@ at::Tensor all_reduced(const comm::Group& group, const at::Tensor& x, const std:
   return out;
 }
 
-// One all-reduce for all of them.
+// Sums all tensors with one all-reduce.
 tensor_list all_reduced(const comm::Group& group, const tensor_list& tensors,
                         const std::string& label) {
   tensor_list flat;
@@ -101,8 +102,8 @@ tensor_list all_reduced(const comm::Group& group, const tensor_list& tensors,
   return result;
 }
 
-// detach() rather than the tensor itself: the result is no view for autograd, and changes still
-// show in the version that it checks.
+// detach() rather than the tensor itself: autograd does not treat the result as a view, and changes
+// are still visible in the version that it checks.
 struct CopyTo : torch::autograd::Function<CopyTo> {
   static tensor_list forward(AutogradContext* ctx, const comm::Group& group,
                              const std::string& label, at::TensorList tensors) {
@@ -113,8 +114,8 @@ struct CopyTo : torch::autograd::Function<CopyTo> {
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     nn::refuse_second_derivatives("copy_to");
-    const Where& w = where(ctx);
-    tensor_list result(2);  // for the group and the label
+    const CollectiveContext& w = context_of(ctx);
+    tensor_list result(2);  // gradients of the group and the label
     if (grads.size() == 1) {
       result.push_back(all_reduced(w.group, grads[0], w.backward()));
     } else {
@@ -144,7 +145,7 @@ struct GatherSequence : torch::autograd::Function<GatherSequence> {
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     nn::refuse_second_derivatives("gather_sequence");
-    const Where& w = where(ctx);
+    const CollectiveContext& w = context_of(ctx);
     return {at::Tensor(), at::Tensor(), reduce_scatter(w.group, grads[0], w.backward())};
   }
 };
@@ -158,7 +159,7 @@ struct ReduceScatterSequence : torch::autograd::Function<ReduceScatterSequence> 
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     nn::refuse_second_derivatives("reduce_scatter_sequence");
-    const Where& w = where(ctx);
+    const CollectiveContext& w = context_of(ctx);
     return {at::Tensor(), at::Tensor(), all_gather(w.group, grads[0], w.backward())};
   }
 };
@@ -178,7 +179,7 @@ struct GatherColumns : torch::autograd::Function<GatherColumns> {
     return all.movedim(0, -2).reshape(sizes);
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
-    const Where& w = where(ctx);
+    const CollectiveContext& w = context_of(ctx);
     const std::int64_t columns = grads[0].size(-1) / w.group.size();
     return {at::Tensor(), at::Tensor(),
             grads[0].narrow(-1, w.group.rank() * columns, columns).contiguous()};
@@ -189,7 +190,7 @@ struct AddOnce : torch::autograd::Function<AddOnce> {
   static at::Tensor forward(AutogradContext* ctx, bool here, const at::Tensor& x,
                             const at::Tensor& b) {
     ctx->saved_data["sizes"] = b.sizes().vec();
-    // In the type of x, as on the ranks that do not add it: what is summed has one type.
+    // In the type of x, as on the ranks that do not add it: the summands must have one type.
     return here ? x + b.to(x.scalar_type()) : x.detach();
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
@@ -243,9 +244,9 @@ std::vector<at::Tensor> copy_to(const comm::Group& group, const std::vector<at::
   if (group.size() == 1 || tensors.empty()) return tensors;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.scalar_type() == tensors[0].scalar_type()) continue;
-    throw UsageError(str("copy_to of ", quote(label), " got tensors of type ",
+    throw UsageError(str("copy_to of ", quote(label), ": tensors of type ",
                          c10::toString(tensors[0].scalar_type()), " and ",
-                         c10::toString(tensor.scalar_type()), "; pass one type at a time"));
+                         c10::toString(tensor.scalar_type()), ". Pass one type at a time."));
   }
   return CopyTo::apply(group, label, at::TensorList(tensors));
 }

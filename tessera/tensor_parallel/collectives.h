@@ -11,49 +11,52 @@
 namespace tessera::tensor_parallel {
 
 // [Note: tensor parallelism] The ranks of a group share the matrices of a model. Between the layers
-// every rank has the same activations x [B, T, C]; inside a pair of layers each has its own columns
-// of the wide activations:
+// every rank has the same activations x [B, T, C]; inside a pair of layers each rank has its own
+// columns of the wide activations:
 //   copy_to_region → column-parallel linear → (heads, GELU, …) → row-parallel linear →
 //   reduce_from_region
-// copy_to_region is the identity and sums the gradients of x in backward; reduce_from_region sums
-// what the ranks made, and is the identity in backward: one all-reduce of B·T·C elements each.
+// copy_to_region is the identity, and its backward sums the gradients of x. reduce_from_region sums
+// the ranks' results, and its backward is the identity. Each takes one all-reduce of B·T·C
+// elements.
 //
-// [Note: sequence parallelism] What lies between the layers (norms, sums, dropout) can be cut along
-// the sequence: every rank has [B, T / ranks, C] of it. Then copy_to_region gathers the sequence
-// (and reduce-scatters the gradients), reduce_from_region reduce-scatters it (and gathers the
-// gradients): the same bytes. Parameters that work on a part of the sequence see a part of their
-// gradient: they go through sequence_parallel_params, which sums it. Nobody outside needs to know.
+// [Note: sequence parallelism] The operations between the layers (norms, sums, dropout) can be
+// sharded along the sequence: every rank has [B, T / ranks, C]. Then copy_to_region gathers the
+// sequence (and reduce-scatters the gradients), and reduce_from_region reduce-scatters it (and
+// gathers the gradients): the same bytes. Parameters that are applied to a shard of the sequence
+// get a partial gradient: they go through sequence_parallel_params, which sums it. Code outside of
+// this module does not need to know.
 //
 // All are functions with gradients. Tensors are [..., T, C]; labels name the tensor in messages and
-// traces, and are the same on all ranks. With one rank each returns its argument. Selective
-// recomputation keeps the results of the collectives, so it does not repeat any.
+// traces, and must be the same on all ranks. With one rank each function returns its argument.
+// Selective recomputation keeps the results of the collectives, so it does not repeat any.
 
-// Forward: x. Backward: the sum of the gradients over the ranks.
+// Forward: returns x. Backward: sums the gradients over the ranks.
 at::Tensor copy_to(const comm::Group& group, const at::Tensor& x, const std::string& label);
-// The same for tensors of one type at once: one all-reduce in backward.
+// Same for several tensors of one type, with one all-reduce in backward.
 std::vector<at::Tensor> copy_to(const comm::Group& group, const std::vector<at::Tensor>& tensors,
                                 const std::string& label);
-// Forward: the sum over the ranks. Backward: the gradient.
+// Forward: sums over the ranks. Backward: returns the gradient.
 at::Tensor reduce_from(const comm::Group& group, const at::Tensor& x, const std::string& label);
 
-// Forward: the parts [..., T / ranks, C] of all ranks as [..., T, C]. Backward: this rank's part of
-// the sum of the gradients.
+// Forward: gathers the shards [..., T / ranks, C] of all ranks to [..., T, C]. Backward: returns
+// this rank's shard of the sum of the gradients.
 at::Tensor gather_sequence(const comm::Group& group, const at::Tensor& x, const std::string& label);
-// Forward: this rank's part of the sum over the ranks. Backward: the parts of all ranks. T must be
-// a multiple of the ranks.
+// Forward: returns this rank's shard of the sum over the ranks. Backward: gathers the shards of all
+// ranks. T must be a multiple of the number of ranks.
 at::Tensor reduce_scatter_sequence(const comm::Group& group, const at::Tensor& x,
                                    const std::string& label);
 
-// Forward: the columns of all ranks, [..., ranks · C]. Backward: this rank's columns.
+// Forward: gathers the columns of all ranks, [..., ranks · C]. Backward: returns this rank's
+// columns.
 at::Tensor gather_columns(const comm::Group& group, const at::Tensor& x, const std::string& label);
 
-// Forward: x + b on the first rank, x on the others, so that a sum over the ranks has b once.
-// Backward: as if b had been added everywhere. b may be smaller than x (broadcast), and of another
-// type, which the result does not take.
+// Forward: x + b on the first rank, x on the others, so that a sum over the ranks includes b once.
+// Backward: as if b had been added on every rank. b may be smaller than x (broadcast) and of
+// another type; the result has the type of x.
 at::Tensor add_once(const comm::Group& group, const at::Tensor& x, const at::Tensor& b);
 
-// The ranks that share a model's matrices, whether they also share the sequence between them, and
-// whether the linears' products run while their collectives do: [Note: overlap].
+// Tensor-parallel ranks of a model. `sequence`: they also shard the sequence between the layers.
+// `overlap`: the products of linears overlap with their collectives, see [Note: overlap].
 struct Axis {
   comm::Group group = {};
   bool sequence = false;
@@ -61,47 +64,48 @@ struct Axis {
 
   int rank() const { return group.rank(); }
   int size() const { return group.size(); }
-  // Sizes of a mesh that has this axis alone, and the coordinate of this rank in it, for functions
-  // that take a ParamSpec.
+  // Sizes of a mesh with only this axis, and the coordinate of this rank in it, for functions that
+  // take a ParamSpec.
   Axes axes() const { return {{tessera::Axis::tp, size()}}; }
   Coordinate coordinate() const { return {{tessera::Axis::tp, rank()}}; }
 };
-// Into the tensor-parallel region, and out of it: copy_to and reduce_from, or with a cut sequence
-// gather_sequence and reduce_scatter_sequence.
+// Enters the tensor-parallel region: copy_to, or gather_sequence with a sharded sequence.
 at::Tensor copy_to_region(const Axis& axis, const at::Tensor& x, const std::string& label);
-// Out of it: partial sums in, the whole result out.
+// Leaves the tensor-parallel region, from partial sums to the whole result: reduce_from, or
+// reduce_scatter_sequence with a sharded sequence.
 at::Tensor reduce_from_region(const Axis& axis, const at::Tensor& x, const std::string& label);
-// For parameters that work on a part of the sequence, if it is cut; else they stay as they are.
+// Returns parameters that are applied to a shard of the sequence with a backward that sums their
+// gradients. Returns them unchanged if the sequence is not sharded.
 std::vector<at::Tensor> sequence_parallel_params(const Axis& axis,
                                                  const std::vector<at::Tensor>& parameters,
                                                  const std::string& label);
 
 // The collectives themselves, without gradients, on tensors [..., T, C]. all_reduce_ changes x,
-// and needs it contiguous.
+// which must be contiguous.
 at::Tensor all_reduce_(const comm::Group& group, const at::Tensor& x, const std::string& label);
-// Parts of the sequence, side by side along T.
+// Gathers shards of the sequence along T.
 at::Tensor all_gather(const comm::Group& group, const at::Tensor& part, const std::string& label);
-// This rank's part along T of the sum.
+// Returns this rank's shard, along T, of the sum.
 at::Tensor reduce_scatter(const comm::Group& group, const at::Tensor& x, const std::string& label);
 
-// The same, begun: the result is there after wait().
+// Started collective. The result is valid after wait().
 struct Pending {
   at::Tensor result;
   comm::Work work;
 
   at::Tensor wait() const { return work.wait(), result; }
 };
-// all_gather(), begun.
+// Starts all_gather().
 Pending start_all_gather(const comm::Group& group, const at::Tensor& part,
                          const std::string& label);
-// `out`: where to put it, or a new tensor.
+// Starts reduce_scatter(). Writes to `out`, or to a new tensor if undefined.
 Pending start_reduce_scatter(const comm::Group& group, const at::Tensor& x,
                              const std::string& label, at::Tensor out = {});
-// `out`: likewise, or in place of x.
+// Starts all_reduce_(). Writes to `out`, or to x if undefined.
 Pending start_all_reduce(const comm::Group& group, const at::Tensor& x, const std::string& label,
                          const at::Tensor& out = {});
 
-// T / ranks, of [..., T, C]. Throws UsageError if the ranks do not divide it.
+// Returns T / ranks for [..., T, C]. Throws UsageError if the number of ranks does not divide T.
 std::int64_t own_tokens(const comm::Group& group, const at::Tensor& x, const std::string& label);
 
 }  // namespace tessera::tensor_parallel

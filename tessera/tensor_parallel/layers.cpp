@@ -15,7 +15,7 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-// A parameter that tensor-parallel ranks cut along a dim.
+// Returns the spec of a parameter that is sharded along a dim by the tensor-parallel ranks.
 ParamSpec cut_spec(const char* name, std::vector<std::int64_t> shape, int dim,
                    std::vector<ParamSpec::Segment> segments = {}, std::int64_t pad_to = 1) {
   return {name, std::move(shape), {{tessera::Axis::tp, dim, std::move(segments), pad_to}}};
@@ -23,9 +23,9 @@ ParamSpec cut_spec(const char* name, std::vector<std::int64_t> shape, int dim,
 
 void check_divides(const std::string& label, const char* what, std::int64_t count, int tp) {
   if (count >= tp && count % tp == 0) return;
-  throw UsageError(str(quote(label), " has ", count, " ", what, ", which ", tp,
-                       " tensor-parallel ranks do not divide; choose a tp that divides ", count,
-                       ", or make it ", (count + tp - 1) / tp * tp));
+  throw UsageError(str(quote(label), " has ", count, " ", what, ", which is not a multiple of the ",
+                       tp, " tensor-parallel ranks. Choose a tp that divides ", count,
+                       ", or change the number to ", (count + tp - 1) / tp * tp, "."));
 }
 
 std::vector<ParamSpec::Segment> segments_of(const LinearOptions& options, int tp) {
@@ -37,22 +37,23 @@ std::vector<ParamSpec::Segment> segments_of(const LinearOptions& options, int tp
       check_divides(options.label, each.groups == 0 ? "outputs" : "heads", groups, tp);
     } else if (tp % groups != 0) {
       throw UsageError(str(quote(options.label), " has ", groups, " shared heads for ", tp,
-                           " tensor-parallel ranks; wanted a tp that is a multiple of ", groups,
-                           " or divides it"));
+                           " tensor-parallel ranks. Choose a tp that divides ", groups,
+                           " or is a multiple of it."));
     }
     segments.push_back({each.length, groups});
     sum += each.length;
   }
   if (options.pad_to != 0 && (options.pad_to < 0 || !segments.empty())) {
-    throw UsageError(str(quote(options.label), " is padded to a multiple of ", options.pad_to,
-                         " with ", segments.size(),
-                         " outputs side by side; wanted at least 1, and none of these"));
+    throw UsageError(str(quote(options.label), ": pad_to is ", options.pad_to, " with ",
+                         segments.size(),
+                         " entries in `outputs`. pad_to must be at least 1 and cannot be combined "
+                         "with `outputs`."));
   }
   if (segments.empty()) {
     if (options.pad_to == 0) check_divides(options.label, "outputs", options.out, tp);
   } else if (sum != options.out) {
-    throw UsageError(str(quote(options.label), " got outputs of ", sum, " in all; wanted ",
-                         options.out, ", which is `out`"));
+    throw UsageError(str(quote(options.label), ": the lengths of `outputs` add up to ", sum,
+                         ". They must add up to `out`, which is ", options.out, "."));
   }
   return segments;
 }
@@ -64,8 +65,8 @@ at::Tensor local_param(const ParamSpec& spec, const Axis& axis, const nn::ParamO
 void check_no_overlap(const LinearOptions& options, const Axis& axis) {
   if (options.adapters.empty() || !axis.overlap || axis.size() == 1) return;
   throw UsageError(str(quote(options.label),
-                       " has adapters, whose products do not run while the ranks talk; wanted "
-                       "tensor parallelism without overlap (--overlap-tp)"));
+                       " has adapters, whose products cannot overlap with collectives. Use tensor "
+                       "parallelism without overlap (--overlap-tp)."));
 }
 
 std::vector<ParamSpec> with_bias(const ParamSpec& weight, const ParamSpec& bias, bool has_bias) {
@@ -141,8 +142,9 @@ std::vector<ParamSpec> ColumnParallelLinearImpl::specs() const {
 RowParallelLinearImpl::RowParallelLinearImpl(Axis axis, const LinearOptions& options)
     : axis_(std::move(axis)), label_(options.label) {
   if (!options.outputs.empty()) {
-    throw UsageError(str("row-parallel ", quote(label_),
-                         " got parts of its outputs, but it is cut along its inputs"));
+    throw UsageError(str("Row-parallel ", quote(label_),
+                         " got `outputs`, but it is sharded along its inputs. Leave `outputs` "
+                         "empty."));
   }
   check_divides(label_, "inputs", options.in, axis_.size());
   weight_spec_ = cut_spec("weight", {options.out, options.in}, 1);
@@ -186,16 +188,19 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& ids, const at::
     return added.defined() ? rows + added.to(rows.scalar_type()) : rows;
   };
   if (axis_.size() == 1 && !padded) return whole();
-  // An id of no rank, or of padding, would make zeros without a word. On a device the host does not
-  // wait to hear of it: the check runs there and fails the stream, as torch's own embedding does.
+  // An id outside the table, or in its padding, would silently give zeros. On a device the host
+  // does not wait for the result: the check runs there and aborts the stream, as in torch's own
+  // embedding.
   if (!ids.is_cpu() && !ids.is_meta()) {
     at::_assert_async(ids.ge(0).logical_and_(ids.lt(spec_.shape[0])).all(),
-                      str(quote(label_), " got an id that is not in 0 to ", spec_.shape[0] - 1));
+                      str(quote(label_), " got an id that is out of range. Ids must be 0 to ",
+                          spec_.shape[0] - 1, "."));
   }
   if (ids.is_cpu() && ids.numel() > 0 &&
       (ids.min().item<std::int64_t>() < 0 || ids.max().item<std::int64_t>() >= spec_.shape[0])) {
     throw UsageError(str(quote(label_), " got ids from ", ids.min().item<std::int64_t>(), " to ",
-                         ids.max().item<std::int64_t>(), "; wanted 0 to ", spec_.shape[0] - 1));
+                         ids.max().item<std::int64_t>(), ". Ids must be 0 to ", spec_.shape[0] - 1,
+                         "."));
   }
   if (axis_.size() == 1) return whole();
   const std::int64_t own = weight.size(0), first = axis_.rank() * own;
@@ -227,13 +232,13 @@ at::Tensor MeshDropoutImpl::forward(const at::Tensor& x) {
                          "torch::nn::Dropout there."));
   }
   if (x.dim() == 0 || x.numel() == 0) return x;
-  const nn::Dropout how{rate, pass->seed, stream_of(options_.label), pass->first_sample};
+  const nn::Dropout mask{rate, pass->seed, stream_of(options_.label), pass->first_sample};
   const at::Tensor rows =
       x.dim() == 1 ? x.view({-1, 1, 1}) : x.reshape({x.size(0), -1, x.size(-1)});
   const std::int64_t own = rows.size(2), t = axis_.rank();
   const at::Tensor dropped = options_.sharded
-                                 ? nn::dropout(rows, how, 0, t * own, axis_.size() * own)
-                                 : nn::dropout(rows, how, axis_.sequence ? t * rows.size(1) : 0);
+                                 ? nn::dropout(rows, mask, 0, t * own, axis_.size() * own)
+                                 : nn::dropout(rows, mask, axis_.sequence ? t * rows.size(1) : 0);
   return dropped.view(x.sizes());
 }
 

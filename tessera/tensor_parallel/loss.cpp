@@ -24,8 +24,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// The sum of the losses of the rows with a target; the fp32 logits [N, V / ranks] of this rank
-// become their gradient. Columns beyond `vocab` count as logits of minus infinity.
+// Returns the sum of the losses of the rows with a target. Replaces this rank's fp32 logits [N, V /
+// ranks] by their gradient. Columns beyond `vocab` count as logits of minus infinity.
 at::Tensor losses_in_place(const comm::Group& group, const at::Tensor& logits,
                            const at::Tensor& targets, std::int64_t vocab,
                            const std::string& label) {
@@ -60,7 +60,7 @@ struct Head : torch::CustomClassHolder {
   double cap;
 };
 
-// `hidden` is in the region already, unless it overlaps.
+// `hidden` is already inside the region, unless it overlaps.
 struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const c10::intrusive_ptr<Head>& head,
                             const at::Tensor& hidden, const at::Tensor& weight,
@@ -98,7 +98,7 @@ struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
     nn::refuse_second_derivatives("vocab_parallel_cross_entropy");
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &h = saved[0], &w = saved[1], &dy = saved[2];
-    // The incoming factor is applied to the small side of each product.
+    // The incoming factor is applied to the smaller operand of each product.
     const at::Tensor factor = grads[0].to(h.scalar_type());
     const auto sizes = ctx->saved_data["sizes"].toIntVector();
     nn::ProductGradients g;
@@ -126,8 +126,9 @@ at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidd
                                         const std::string& label, std::int64_t vocab, double cap) {
   const std::int64_t classes = vocab < 0 ? weight.size(0) * axis.size() : vocab;
   if (classes > weight.size(0) * axis.size()) {
-    throw UsageError(str("the loss got ", weight.size(0), " rows of weights on each of ",
-                         axis.size(), " ranks for a vocabulary of ", classes));
+    throw UsageError(str("The loss got ", weight.size(0), " rows of weights on each of ",
+                         axis.size(), " ranks, which is less than the vocabulary of ", classes,
+                         "."));
   }
   if (axis.size() == 1 && cap == 0)
     return nn::linear_cross_entropy(hidden, weight, targets, classes);
@@ -137,15 +138,15 @@ at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidd
   const std::int64_t rows = h.numel() / std::max<std::int64_t>(1, h.size(-1)) *
                             (overlap && axis.sequence ? axis.size() : 1);
   if (flat.scalar_type() != at::kLong || flat.numel() != rows) {
-    throw UsageError(str("the loss got ", flat.numel(), " targets of type ",
+    throw UsageError(str("The loss got ", flat.numel(), " targets of type ",
                          c10::toString(flat.scalar_type()), " for ", rows,
-                         " rows; wanted one int64 for each row"));
+                         " rows. There must be one int64 target for each row."));
   }
   if (flat.is_cpu() && rows > 0 &&
       (flat.min().item<std::int64_t>() < -1 || flat.max().item<std::int64_t>() >= classes)) {
-    throw UsageError(str("the loss got targets from ", flat.min().item<std::int64_t>(), " to ",
-                         flat.max().item<std::int64_t>(), "; wanted 0 to ", classes - 1,
-                         ", or -1 for one that does not count"));
+    throw UsageError(str("The loss got targets from ", flat.min().item<std::int64_t>(), " to ",
+                         flat.max().item<std::int64_t>(), ". Targets must be 0 to ", classes - 1,
+                         ", or -1 to ignore a row."));
   }
   return VocabCrossEntropy::apply(c10::make_intrusive<Head>(axis, classes, label, cap), h, weight,
                                   flat);

@@ -12,16 +12,16 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-// A product that leaves travels in at most so many pieces, of at least so many rows: smaller ones
-// cost more than they hide.
-constexpr std::int64_t kPieces = 4;
-constexpr std::int64_t kLeastRows = 64;
+// A product is sent in at most kMaxPieces pieces of at least kMinRows rows: smaller pieces cost
+// more than they hide.
+constexpr std::int64_t kMaxPieces = 4;
+constexpr std::int64_t kMinRows = 64;
 
-// [0, total) in about equal pieces, all but the last a multiple of `unit`.
+// Splits [0, total) into pieces of about equal length, all but the last a multiple of `unit`.
 struct Piece {
   std::int64_t begin = 0, length = 0;
 };
-std::vector<Piece> pieces_of(std::int64_t total, std::int64_t count, std::int64_t unit) {
+std::vector<Piece> split_range(std::int64_t total, std::int64_t count, std::int64_t unit) {
   const std::int64_t each = ((total + count - 1) / count + unit - 1) / unit * unit;
   std::vector<Piece> pieces;
   for (std::int64_t begin = 0; begin < total; begin += each) {
@@ -29,11 +29,11 @@ std::vector<Piece> pieces_of(std::int64_t total, std::int64_t count, std::int64_
   }
   return pieces;
 }
-std::int64_t worth(std::int64_t rows) {
-  return std::clamp<std::int64_t>(rows / kLeastRows, 1, kPieces);
+std::int64_t piece_count(std::int64_t rows) {
+  return std::clamp<std::int64_t>(rows / kMinRows, 1, kMaxPieces);
 }
 
-// Multiplies this rank's rows of every sequence while those of the others arrive in `whole`.
+// Multiplies this rank's rows of every sequence while those of the other ranks arrive in `whole`.
 void multiply_arriving(const Axis& axis, const at::Tensor& part, const Pending& whole,
                        nn::GemmByRows& product) {
   const at::Tensor own = matrix(part);
@@ -43,7 +43,7 @@ void multiply_arriving(const Axis& axis, const at::Tensor& part, const Pending& 
     product.multiply(i * every + first, own.narrow(0, i * tokens, tokens));
   }
   const at::Tensor all = matrix(whole.wait());
-  // From the end of one's own rows to where they begin in the next sequence.
+  // From the end of this rank's rows to their beginning in the next sequence.
   for (std::int64_t i = 0; i <= sequences; ++i) {
     const std::int64_t begin = i == 0 ? 0 : (i - 1) * every + first + tokens;
     const std::int64_t end = i == sequences ? sequences * every : i * every + first;
@@ -51,7 +51,7 @@ void multiply_arriving(const Axis& axis, const at::Tensor& part, const Pending& 
   }
 }
 
-// Pieces of all rows, each summed in its place.
+// Splits all rows into pieces and sums each in place.
 at::Tensor matmul_all_reduce(const Axis& axis, const at::Tensor& rows, const at::Tensor& w,
                              const at::Tensor& b, const std::string& label) {
   nn::GemmByRows product(rows.size(0), w, b);
@@ -59,7 +59,7 @@ at::Tensor matmul_all_reduce(const Axis& axis, const at::Tensor& rows, const at:
   const at::Tensor out =
       made.scalar_type() == rows.scalar_type() ? made : at::empty(made.sizes(), rows.options());
   std::vector<Pending> parts;
-  for (const Piece& piece : pieces_of(rows.size(0), worth(rows.size(0)), axis.size())) {
+  for (const Piece& piece : split_range(rows.size(0), piece_count(rows.size(0)), axis.size())) {
     product.multiply(piece.begin, rows.narrow(0, piece.begin, piece.length));
     parts.push_back(start_all_reduce(axis.group, product.rows(piece.begin, piece.length), label,
                                      out.narrow(0, piece.begin, piece.length)));
@@ -68,7 +68,8 @@ at::Tensor matmul_all_reduce(const Axis& axis, const at::Tensor& rows, const at:
   return out;
 }
 
-// Whole sequences, several at a time; or, of a single one, pieces of every rank's tokens.
+// Sends several whole sequences at a time; or, for a single sequence, pieces of every rank's
+// tokens.
 at::Tensor matmul_reduce_scatter(const Axis& axis, const at::Tensor& rows, std::int64_t tokens,
                                  const at::Tensor& w, const at::Tensor& b,
                                  const std::string& label) {
@@ -83,13 +84,14 @@ at::Tensor matmul_reduce_scatter(const Axis& axis, const at::Tensor& rows, std::
         start_reduce_scatter(axis.group, made, label, out.narrow(0, begin / ranks, count / ranks)));
   };
   if (sequences > 1) {
-    for (const Piece& piece : pieces_of(sequences, std::min(sequences, worth(rows.size(0))), 1)) {
+    for (const Piece& piece :
+         split_range(sequences, std::min(sequences, piece_count(rows.size(0))), 1)) {
       const std::int64_t begin = piece.begin * tokens, count = piece.length * tokens;
       product.multiply(begin, rows.narrow(0, begin, count));
       send(begin, count, tokens);
     }
   } else {
-    for (const Piece& piece : pieces_of(own, worth(own), 1)) {
+    for (const Piece& piece : split_range(own, piece_count(own), 1)) {
       const std::int64_t begin = piece.begin * ranks, count = piece.length * ranks;
       for (std::int64_t r = 0; r < ranks; ++r) {
         product.multiply(begin + r * piece.length,
@@ -114,7 +116,7 @@ Gathered gather_matmul(const Axis& axis, const at::Tensor& x, const at::Tensor& 
   auto made =
       nn::keep_in_selective("copy to region · wᵀ", {x, w, b}, [&]() -> std::vector<at::Tensor> {
         const std::int64_t rows = x.numel() / x.size(-1) * (axis.sequence ? axis.size() : 1);
-        // The collective first: the weight may have to be converted.
+        // Starts the collective first, because the weight may have to be converted.
         const Pending whole = axis.sequence ? start_all_gather(axis.group, x, label) : Pending();
         nn::GemmByRows product(rows, w, b);
         if (axis.sequence) {

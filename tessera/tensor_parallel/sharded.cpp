@@ -37,9 +37,9 @@ void add_specs(const torch::nn::Module& module, const std::string& prefix,
   }
 }
 
-// What one thread makes at a time, in elements.
+// Elements per task of a thread.
 constexpr std::int64_t kFillGrain = 1 << 15;
-// A parameter that is not filled in place goes through fp32 values, so many at a time.
+// Elements of the fp32 buffer for a parameter that is not filled in place.
 constexpr std::int64_t kFillAtOnce = 1 << 22;
 
 }  // namespace
@@ -55,35 +55,35 @@ void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, const Axes&
                        double deviation, double mean) {
   if (nn::gpu::takes(out) && out.scalar_type() == at::kFloat && out.is_contiguous()) {
     const std::vector<Run> runs = local_runs(spec, axes, coordinate);
-    // from_blob wants memory that may be written to; it is only read.
+    // from_blob requires mutable memory, but only reads it.
     const at::Tensor table =
         at::from_blob(const_cast<Run*>(runs.data()),
                       {static_cast<std::int64_t>(runs.size() * sizeof(Run))}, at::kByte)
             .to(out.device());
-    kernels::cuda::Normals how;
-    how.seed = seed;
-    how.stream = stream_of(spec.name);
-    how.deviation = static_cast<float>(deviation);
-    how.mean = static_cast<float>(mean);
-    how.runs = static_cast<const Run*>(table.const_data_ptr());
-    how.run_count = runs.size();
-    how.begin = begin;
-    how.count = out.numel();
-    kernels::cuda::fill_normals(how, out.mutable_data_ptr<float>(), nn::gpu::stream_of(out));
+    kernels::cuda::Normals args;
+    args.seed = seed;
+    args.stream = stream_of(spec.name);
+    args.deviation = static_cast<float>(deviation);
+    args.mean = static_cast<float>(mean);
+    args.runs = static_cast<const Run*>(table.const_data_ptr());
+    args.run_count = runs.size();
+    args.begin = begin;
+    args.count = out.numel();
+    kernels::cuda::fill_normals(args, out.mutable_data_ptr<float>(), nn::gpu::stream_of(out));
     return;
   }
   if (!out.is_cpu() || out.scalar_type() != at::kFloat || !out.is_contiguous()) {
-    throw UsageError(str("initial values of ", quote(spec.name), " go into ",
+    throw UsageError(str("Initial values of ", quote(spec.name), " cannot be written to ",
                          c10::toString(out.scalar_type()), " on ", out.device().str(),
-                         "; wanted contiguous fp32, on the CPU or on a GPU for which there are "
-                         "kernels"));
+                         ". The tensor must be contiguous fp32, on the CPU or on a GPU with CUDA "
+                         "kernels."));
   }
   const Philox random(seed, stream_of(spec.name));
   const std::vector<Run> runs = local_runs(spec, axes, coordinate);
   const auto offset = static_cast<float>(mean);
   auto* to = out.mutable_data_ptr<float>();
   nn::parallel_for(0, out.numel(), kFillGrain, [&](std::int64_t from, std::int64_t end) {
-    // The first run that ends behind this range's beginning.
+    // Finds the first run that ends after the beginning of this range.
     auto run = std::partition_point(runs.begin(), runs.end(), [&](const Run& each) {
       return each.local + each.count <= begin + from;
     });

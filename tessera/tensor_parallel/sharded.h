@@ -11,42 +11,42 @@
 
 namespace tessera::tensor_parallel {
 
-// A module that has parts of parameters says which. See [Note: param specs].
+// Base of modules that hold shards of parameters. See [Note: param specs].
 class Sharded {
  public:
   virtual ~Sharded() = default;
-  // Of its own parameters, by their names in this module.
+  // Returns the specs of its own parameters, by their names in this module.
   virtual std::vector<ParamSpec> specs() const = 0;
 };
 
-// All parameters of a model, in the order of named_parameters(). Those of modules that are not
-// Sharded are whole.
+// Returns the specs of all parameters of a model, in the order of named_parameters(). Parameters of
+// modules that are not Sharded are whole.
 std::vector<ParamSpec> find_specs(const torch::nn::Module& model, const std::string& prefix = "");
 
-// Random numbers that do not depend on how a parameter is cut: element i of the whole parameter is
-// normal number i of the stream of its name, times the deviation, plus the mean. `part` is what
-// the rank at a coordinate holds; its padding becomes zero.
+// Fills a shard with random numbers that do not depend on the sharding: element i of the whole
+// parameter is normal number i of the stream of its name, times the deviation, plus the mean.
+// `part` is the shard of the rank at `coordinate`; its padding becomes zero.
 void fill_normal(const at::Tensor& part, const ParamSpec& spec, const Axes& axes,
                  const Coordinate& coordinate, std::uint64_t seed, double deviation,
                  double mean = 0);
-// Elements [begin, begin + out.numel()) of that, for a rank that keeps only a shard of it. `out` is
-// contiguous fp32. Both use all threads of nn::parallel_for; or a GPU, [Note: kernels on a GPU],
-// where the numbers are the same but for the last digit of one in some million.
+// Fills `out` with elements [begin, begin + out.numel()) of that shard, for a rank that keeps only
+// a part of it. `out` must be contiguous fp32. Uses all threads of nn::parallel_for, or a GPU,
+// [Note: kernels on a GPU], where about one number in a million differs in the last digit.
 void fill_normal_range(const at::Tensor& out, const ParamSpec& spec, const Axes& axes,
                        const Coordinate& coordinate, std::int64_t begin, std::uint64_t seed,
                        double deviation, double mean = 0);
 
-// The same with numbers that are spread evenly over mean ± bound: number i of the stream's uniform
-// ones. `out` may be on any device. For what is small: adapters.
+// Same with numbers distributed uniformly over mean ± bound: element i is uniform number i of the
+// stream. The tensor may be on any device. For small parameters such as adapters.
 void fill_uniform(const at::Tensor& part, const ParamSpec& spec, const Axes& axes,
                   const Coordinate& coordinate, std::uint64_t seed, double bound, double mean = 0);
-// Elements [begin, begin + out.numel()) of that.
+// Fills `out` with elements [begin, begin + out.numel()) of that shard.
 void fill_uniform_range(const at::Tensor& out, const ParamSpec& spec, const Axes& axes,
                         const Coordinate& coordinate, std::int64_t begin, std::uint64_t seed,
                         double bound, double mean = 0);
 
-// The parameters of a model as if one process had made it: those of more than one dim by
-// fill_normal, biases 0, other vectors 1. Parameters without memory stay so.
+// Initializes the parameters of a model as a single process would: parameters with more than one
+// dim with fill_normal, biases with 0, other vectors with 1. Parameters without memory are skipped.
 void initialise(torch::nn::Module& model, const Axes& axes, const Coordinate& coordinate,
                 std::uint64_t seed, double deviation = 0.02);
 

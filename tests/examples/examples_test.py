@@ -99,7 +99,7 @@ def tensor_parallel_block(tessera, program):
         for step, loss in run.items():
             check(abs(float(loss) - float(alone[step])) <= 1e-5 * float(alone[step]),
                   f"{ranks} ranks, step {step}: {loss}, one: {alone[step]}")
-    refused("tensor-parallel ranks do not divide", tessera, "run", "-n", "3", "--", program)
+    refused("tensor-parallel ranks. Choose a tp", tessera, "run", "-n", "3", "--", program)
 
 
 def three_d(tessera, program):

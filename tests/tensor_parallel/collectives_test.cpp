@@ -1,4 +1,4 @@
-// The functions with gradients, beside what they mean.
+// Compares the functions with gradients with their definitions.
 
 #include "tessera/tensor_parallel/collectives.h"
 
@@ -22,7 +22,7 @@ struct Ran {
   std::uint64_t forward = 0, backward = 0, control = 0;
 };
 
-// f of a different x and with a different dy on each rank.
+// Calls f with a different x and a different dy on each rank.
 std::vector<Ran> run(int tp, const Function& f, at::IntArrayRef x_sizes, at::IntArrayRef y_sizes) {
   return each_rank<Ran>(tp, [&](const comm::Group& group) {
     const auto r = static_cast<std::uint64_t>(group.rank());
@@ -54,15 +54,16 @@ at::Tensor all_of(int tp, at::IntArrayRef sizes, std::uint64_t first, std::int64
   return at::cat(parts, dim);
 }
 
-// Batches of none, one and several sequences, of 4 and 12 tokens.
+// Batches of zero, one and several sequences, of 4 and 12 tokens.
 const std::vector<std::vector<std::int64_t>> kShapes = {
     {4, 3}, {1, 12, 5}, {3, 4, 7}, {2, 2, 12, 1}};
 
-std::uint64_t ring(std::int64_t elements, int tp) {  // a reduce-scatter or an all-gather of fp32
+// Bytes of a reduce-scatter or an all-gather of fp32.
+std::uint64_t ring(std::int64_t elements, int tp) {
   return static_cast<std::uint64_t>((tp - 1) * ((elements + tp - 1) / tp)) * 4;
 }
 
-TEST(Functions, DoWhatTheySayAndSendWhatTheySay) {
+TEST(Functions, MatchTheirDefinitionsAndSendTheDocumentedBytes) {
   const Function copy = [](const comm::Group& g, const at::Tensor& x, const std::string& l) {
     return copy_to(g, x, l);
   };
@@ -117,7 +118,7 @@ TEST(Functions, DoWhatTheySayAndSendWhatTheySay) {
   }
 }
 
-TEST(Functions, SeveralTensorsTravelTogether) {
+TEST(Functions, SeveralTensorsUseOneAllReduce) {
   test::over(3, [](const comm::Group& group) {
     const auto r = static_cast<std::uint64_t>(group.rank());
     const at::Tensor a = random({5}, r).requires_grad_(), b = random({2, 3}, r).requires_grad_();
@@ -132,7 +133,7 @@ TEST(Functions, SeveralTensorsTravelTogether) {
   });
 }
 
-TEST(Functions, AddOnceIsInTheSumOnce) {
+TEST(Functions, AddOnceAddsTheBiasOnce) {
   for (const int tp : {1, 2, 4}) {
     test::over(tp, [&](const comm::Group& group) {
       const auto r = static_cast<std::uint64_t>(group.rank());
@@ -148,8 +149,8 @@ TEST(Functions, AddOnceIsInTheSumOnce) {
   }
 }
 
-// A bias that is kept in fp32 beside activations in bf16.
-TEST(Functions, AddOnceKeepsTheTypeOfWhatIsSummed) {
+// A bias kept in fp32 with activations in bf16.
+TEST(Functions, AddOnceKeepsTheTypeOfTheSummands) {
   for (const int tp : {1, 2}) {
     test::over(tp, [&](const comm::Group& group) {
       const at::Tensor x = torch::ones({2, 3}).to(torch::kBFloat16).requires_grad_();
@@ -164,8 +165,8 @@ TEST(Functions, AddOnceKeepsTheTypeOfWhatIsSummed) {
   }
 }
 
-// A second derivative would lack what the other ranks have of it.
-TEST(Functions, RefuseSecondDerivatives) {
+// A second derivative would lack the contributions of the other ranks.
+TEST(Functions, RejectSecondDerivatives) {
   test::over(2, [](const comm::Group& group) {
     const at::Tensor x = torch::ones({3}).requires_grad_();
     const at::Tensor y = copy_to(group, x, "x").pow(3).sum();
@@ -173,7 +174,7 @@ TEST(Functions, RefuseSecondDerivatives) {
   });
 }
 
-TEST(Functions, RefuseSequencesThatDoNotDivide) {
+TEST(Functions, RejectSequencesThatTheRanksDoNotDivide) {
   test::over(2, [](const comm::Group& group) {
     EXPECT_THROW(reduce_scatter_sequence(group, torch::zeros({1, 3, 2}), "x"), UsageError);
     EXPECT_THROW(gather_sequence(group, torch::zeros({5}), "x"), UsageError);

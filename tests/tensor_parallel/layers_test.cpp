@@ -1,4 +1,4 @@
-// The layers on 1, 2 and 4 ranks beside the same on one.
+// Compares the layers on 1, 2 and 4 ranks with a single rank.
 
 #include "tessera/tensor_parallel/layers.h"
 
@@ -25,8 +25,8 @@ struct LayerRun {
   comm::TrafficCounts forward, backward;
 };
 
-// y and all gradients of a net on these ranks, put together. x is a sequence [B, T, C]; a
-// sequence-parallel net gets and returns parts of it.
+// Returns y and all gradients of a net on these ranks, combined. x is a sequence [B, T, C]; a
+// sequence-parallel net takes and returns shards of it.
 LayerRun run(int tp, bool sequence, const Make& make, const at::Tensor& x, bool cut_input = true) {
   std::vector<LayerRun> ranks = test::each_rank<LayerRun>(tp, [&](const comm::Group& group) {
     const Axis axis{group, sequence};
@@ -109,7 +109,7 @@ struct Mlp : Net {
   RowParallelLinear down;
 };
 
-TEST(Layers, ColumnThenRowIsThePairOfLinears) {
+TEST(Layers, ColumnThenRowMatchesThePairOfLinears) {
   struct Size {
     std::int64_t batch, tokens, in, wide;
   };
@@ -163,7 +163,7 @@ struct Heads : Net {
   RowParallelLinear proj;
 };
 
-TEST(Layers, GroupedQueriesShareTheirKeysExactly) {
+TEST(Layers, GroupedQueriesMatchWithSharedKeys) {
   for (const std::int64_t kv_heads : {1, 2, 4, 8}) {
     for (const bool bias : {false, true}) {
       const std::int64_t dim = 6;
@@ -172,7 +172,7 @@ TEST(Layers, GroupedQueriesShareTheirKeysExactly) {
       };
       const at::Tensor x = random({2, 12, 48}, 3);
       compare(make, x, str("heads ", kv_heads));
-      // What is shared costs one all-reduce of the keys' and values' weights.
+      // Shared groups cost one all-reduce of the weights of keys and values.
       const std::int64_t n = 2 * 12 * 48, kv = 2 * kv_heads * dim * (48 + (bias ? 1 : 0));
       const LayerRun ran = run(4, false, make, x);
       const auto all_reduce = [](std::int64_t m) {
@@ -183,7 +183,7 @@ TEST(Layers, GroupedQueriesShareTheirKeysExactly) {
   }
 }
 
-// The table is also the head.
+// The table is also the head (tied weights).
 struct Tied : Net {
   Tied(const Axis& a, std::int64_t rows, std::int64_t width, at::Tensor y)
       : axis(a),
@@ -231,7 +231,7 @@ TEST(Layers, EmbeddingAndLossNeverGatherTheVocabulary) {
   }
 }
 
-TEST(Layers, LossStandsLargeLogitsAndNoTargets) {
+TEST(Layers, LossHandlesLargeLogitsAndNoTargets) {
   const at::Tensor h = random({6, 5}, 1) * 100, w = random({8, 5}, 2) * 10;
   const at::Tensor targets = torch::tensor({0, 7, -1, 3, 4, -1}, torch::kLong);
   const at::Tensor alone = nn::linear_cross_entropy(h, w, targets);
@@ -244,7 +244,7 @@ TEST(Layers, LossStandsLargeLogitsAndNoTargets) {
   });
 }
 
-TEST(Layers, RefuseWhatTheRanksDoNotDivide) {
+TEST(Layers, RejectSizesThatTheRanksDoNotDivide) {
   test::over(4, [](const comm::Group& group) {
     const Axis axis{group};
     EXPECT_THROW(ColumnParallelLinear(axis, LinearOptions{.in = 4, .out = 6}), UsageError);
@@ -258,7 +258,7 @@ TEST(Layers, RefuseWhatTheRanksDoNotDivide) {
     heads.outputs = {{6, 3, true}, {6, 3, true}};
     EXPECT_THROW(ColumnParallelLinear(axis, heads), UsageError);
     heads.outputs = {{4, 4}};
-    EXPECT_THROW(ColumnParallelLinear(axis, heads), UsageError);  // they do not make 12
+    EXPECT_THROW(ColumnParallelLinear(axis, heads), UsageError);  // they do not add up to 12
     VocabParallelEmbedding table(axis, EmbeddingOptions{.rows = 8, .width = 4});
     EXPECT_THROW(table->forward(torch::full({1, 2}, 8, torch::kLong)), UsageError);
   });

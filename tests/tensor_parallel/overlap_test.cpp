@@ -1,4 +1,4 @@
-// Products beside their collectives, and the same one after the other.
+// Compares overlapped products and collectives with sequential ones.
 
 #include "tessera/tensor_parallel/overlap.h"
 
@@ -35,7 +35,7 @@ struct OverlapRun {
   std::uint64_t sent = 0, control = 0, calls = 0;
 };
 
-// A column- and a row-parallel linear on one rank.
+// A column-parallel and a row-parallel linear on one rank.
 OverlapRun run(const Case& c, const comm::Group& group, bool overlap) {
   const Axis axis{group, c.sequence, overlap};
   LinearOptions options;
@@ -87,21 +87,21 @@ void compare(const Case& c) {
     EXPECT_EQ(overlapped.control, 0u) << c.name();
     ASSERT_EQ(overlapped.values.size(), plain.values.size()) << c.name();
     for (std::size_t i = 0; i < plain.values.size(); ++i) {
-      // Another cut of a product may add up its terms in another order; bf16 then rounds the other
-      // way now and then.
+      // Splitting a product differently may change the order of additions; bf16 then occasionally
+      // rounds the other way.
       expect_close(overlapped.values[i].to(at::kFloat), plain.values[i].to(at::kFloat),
                    str(c.name(), ", value ", i), c.type == at::kFloat ? 1e-6 : 1e-2);
     }
   });
 }
 
-// Whatever the results: what leaves really goes in four pieces, and small ones in one.
-TEST(Overlap, ThereAreSeveralCallsWhereOneWas) {
+// Large results are sent in four pieces, small ones in one.
+TEST(Overlap, SplitsLargeResultsIntoSeveralCalls) {
   for (const bool sequence : {false, true}) {
     for (const auto& [tokens, pieces] : {std::pair<std::int64_t, std::uint64_t>{520, 4}, {8, 1}}) {
       test::over(2, [&, t = tokens, p = pieces](const comm::Group& group) {
         const Case c{.tokens = t, .sequence = sequence};
-        const std::uint64_t others = sequence ? 3 : 1;  // forward and backward, besides that one
+        const std::uint64_t others = sequence ? 3 : 1;  // other calls of forward and backward
         EXPECT_EQ(run(c, group, false).calls, others + 1) << c.name();
         EXPECT_EQ(run(c, group, true).calls, others + p) << c.name();
       });
@@ -109,7 +109,7 @@ TEST(Overlap, ThereAreSeveralCallsWhereOneWas) {
   }
 }
 
-TEST(Overlap, IsTheSameAsOneAfterTheOther) {
+TEST(Overlap, MatchesSequentialExecution) {
   for (const int tp : {2, 4}) {
     for (const std::int64_t batch : {1, 3}) {
       for (const std::int64_t tokens : {tp * 1, tp * 3, 520}) {
@@ -131,16 +131,16 @@ TEST(Overlap, IsTheSameAsOneAfterTheOther) {
   }
 }
 
-TEST(Overlap, CutsManySequencesAndOddWidths) {
+TEST(Overlap, MatchesForManySequencesAndOddWidths) {
   for (const bool sequence : {false, true}) {
     compare({.tp = 4, .batch = 9, .tokens = 36, .in = 7, .wide = 20, .sequence = sequence});
     compare({.tp = 3, .batch = 1, .tokens = 603, .in = 5, .wide = 9, .sequence = sequence});
   }
-  // Rows that the ranks do not divide: the last piece alone is padded.
+  // Rows not divisible by the number of ranks: only the last piece is padded.
   compare({.tp = 4, .batch = 1, .tokens = 531, .in = 7, .wide = 20});
 }
 
-TEST(Overlap, UnderRecomputationAndDeferral) {
+TEST(Overlap, MatchesUnderRecomputationAndDeferral) {
   for (const bool sequence : {false, true}) {
     for (const auto mode : {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
       for (const bool deferred : {false, true}) {
@@ -154,7 +154,7 @@ TEST(Overlap, UnderRecomputationAndDeferral) {
   }
 }
 
-TEST(Overlap, OfTheHead) {
+TEST(Overlap, MatchesForTheHead) {
   for (const int tp : {2, 4}) {
     for (const bool sequence : {false, true}) {
       for (const auto type : {at::kFloat, at::kBFloat16}) {

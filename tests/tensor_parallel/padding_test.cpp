@@ -1,5 +1,5 @@
-// Vocabularies that the ranks do not divide, or that are rounded up: the same losses and gradients
-// as one process has without padding, and padding that stays zero.
+// Vocabularies that the ranks do not divide, or that are rounded up: losses and gradients match
+// those of a single process without padding, and the padding stays zero.
 
 #include <torch/optim/adamw.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kWidth = 6, kTokens = 12;
 
-// A table, and it or another as the head.
+// A table, with it or another one as the head.
 struct PaddedNet : torch::nn::Module {
   PaddedNet(const Axis& a, std::int64_t v, bool is_tied, std::int64_t pad_to)
       : axis(a), vocab(v), tied(is_tied) {
@@ -43,11 +43,11 @@ struct PaddedNet : torch::nn::Module {
 
 struct Trained {
   std::vector<double> losses;
-  test::Named grads, params;  // the first gradients, the last parameters
+  test::Named grads, params;  // first gradients, last parameters
   std::vector<ParamSpec> specs;
 };
 
-// AdamW with weight decay: whatever is not zero in the padding would stay or grow.
+// AdamW with weight decay: nonzero padding would persist or grow.
 Trained train(const Axis& axis, std::int64_t vocab, bool tied, std::int64_t pad_to,
               at::ScalarType type = torch::kFloat) {
   PaddedNet net(axis, vocab, tied, pad_to);
@@ -75,7 +75,7 @@ Trained train(const Axis& axis, std::int64_t vocab, bool tied, std::int64_t pad_
   return result;
 }
 
-TEST(Padding, LossesAndGradientsAreThoseOfOneProcess) {
+TEST(Padding, LossesAndGradientsMatchASingleProcess) {
   for (const std::int64_t vocab : {3, 5, 101, 257}) {
     for (const bool tied : {true, false}) {
       const Trained wanted = train({}, vocab, tied, 1);
@@ -91,14 +91,14 @@ TEST(Padding, LossesAndGradientsAreThoseOfOneProcess) {
             std::vector<test::Named> grads, params;
             for (const Trained& rank : ranks) {
               EXPECT_EQ(rank.losses, ranks[0].losses);
-              ASSERT_EQ(rank.specs, wanted.specs);  // nobody sees the padding
+              ASSERT_EQ(rank.specs, wanted.specs);  // specs do not include padding
               grads.push_back(rank.grads);
               params.push_back(rank.params);
             }
             for (std::size_t i = 0; i < wanted.losses.size(); ++i) {
               EXPECT_NEAR(ranks[0].losses[i] / wanted.losses[i], 1, 1e-5);
             }
-            // wholes_of also expects zeros in the padding.
+            // wholes_of also checks that the padding is zero.
             for (const auto& [name, whole] : test::wholes_of(ranks[0].specs, grads)) {
               test::expect_close(whole, wanted.grads.at(name), "gradient of " + name, 5e-5);
             }
@@ -112,7 +112,7 @@ TEST(Padding, LossesAndGradientsAreThoseOfOneProcess) {
   }
 }
 
-TEST(Padding, InBf16Too) {
+TEST(Padding, WorksInBf16) {
   const Trained wanted = train({}, 101, true, 1, torch::kBFloat16);
   for (const int tp : {1, 3}) {
     const auto ranks = test::each_rank<Trained>(tp, [&](const comm::Group& group) {
@@ -125,7 +125,7 @@ TEST(Padding, InBf16Too) {
   }
 }
 
-TEST(Padding, IsNoPlaceForIdsAndTargets) {
+TEST(Padding, RejectsIdsAndTargetsInThePadding) {
   for (const int tp : {1, 3}) {
     test::over(tp, [&](const comm::Group& group) {
       const Axis axis{group};
@@ -142,8 +142,8 @@ TEST(Padding, IsNoPlaceForIdsAndTargets) {
   }
 }
 
-// Any range of a rank's numbers, alone, is what the whole has there.
-TEST(Padding, RangesOfInitialNumbers) {
+// Any range of a rank's numbers matches the whole.
+TEST(Padding, RangesOfInitialNumbersMatchTheWhole) {
   const std::vector<ParamSpec> specs = {
       {"table", {101, 7}, {{tessera::Axis::tp, 0, {}, 8}}},
       {"row", {13, 33}, {{tessera::Axis::tp, 1, {}, 1}}},

@@ -1,6 +1,6 @@
 #pragma once
 
-// Threads as tensor-parallel ranks, and what they have together.
+// Threads as tensor-parallel ranks, and helpers that combine their tensors.
 
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
@@ -19,7 +19,7 @@ namespace tessera::tensor_parallel::test {
 
 using tessera::over;
 
-// One value per rank.
+// Returns one value per rank.
 template <typename T>
 std::vector<T> each_rank(int ranks, const std::function<T(const comm::Group&)>& body) {
   std::vector<T> results(static_cast<std::size_t>(ranks));
@@ -34,8 +34,8 @@ inline at::Tensor random(at::IntArrayRef sizes, std::uint64_t seed) {
   return torch::randn(sizes, generator);
 }
 
-// The whole parameter (or its gradient) from the parts of all ranks. What several have must be the
-// same, bit by bit.
+// Combines the shards of all ranks to the whole parameter (or its gradient). Elements that several
+// ranks hold must be equal bitwise.
 inline at::Tensor whole_of(const ParamSpec& spec, const std::vector<at::Tensor>& parts) {
   const int tp = static_cast<int>(parts.size());
   at::Tensor whole = torch::full(spec.shape, std::numeric_limits<float>::quiet_NaN());
@@ -87,7 +87,7 @@ inline Named gradients_of(const torch::nn::Module& model) {
   return all;
 }
 
-// Whole tensors from those of all ranks.
+// Combines the shards of all ranks to whole tensors.
 inline Named wholes_of(const std::vector<ParamSpec>& specs, const std::vector<Named>& ranks) {
   Named wholes;
   for (const ParamSpec& spec : specs) {

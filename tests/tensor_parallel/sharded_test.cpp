@@ -1,4 +1,4 @@
-// What is random does not depend on how it is cut.
+// Random initial values do not depend on the sharding.
 
 #include "tessera/tensor_parallel/sharded.h"
 
@@ -30,7 +30,7 @@ struct ShardedNet : torch::nn::Module {
   VocabParallelEmbedding table{nullptr};
 };
 
-TEST(Sharded, SpecsAreOfAllParametersInTheirOrder) {
+TEST(Sharded, FindSpecsListsAllParametersInOrder) {
   ShardedNet net(Axis{});
   const auto specs = find_specs(net, "model");
   std::size_t next = 0;
@@ -48,7 +48,7 @@ TEST(Sharded, SpecsAreOfAllParametersInTheirOrder) {
   EXPECT_EQ(specs[5].cut_along(tessera::Axis::tp)->dim, 1);
 }
 
-TEST(Sharded, EveryRankStartsWithItsPartOfTheSameNumbers) {
+TEST(Sharded, RanksStartWithShardsOfTheSameNumbers) {
   ShardedNet alone{Axis{}};
   initialise(alone, {}, {}, 11);
   const test::Named wanted = test::parameters_of(alone);
