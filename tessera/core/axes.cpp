@@ -57,7 +57,7 @@ Axes::Axes(std::initializer_list<std::pair<Axis, int>> sizes) : Axes() {
   for (const auto& [axis, size] : sizes) set(axis, size);
 }
 
-// Calls `each(axis, text behind "=")` for every part of "dp=2,tp=2".
+// Calls `each(axis, text after "=")` for every part of "dp=2,tp=2".
 template <typename Each>
 static void each_named(std::string_view text, std::string_view example, const Each& each) {
   PerAxis<bool> named;
@@ -97,7 +97,7 @@ Coordinate Axes::coordinate_named(std::string_view text) const {
                            "; must be 0 to ", given(axis) - 1));
     }
     if (axis == Axis::dp_replicate) {
-      throw UsageError("axis dp_replicate: give dp alone, which counts all data-parallel ranks");
+      throw UsageError("axis dp_replicate: give only dp, which counts all data-parallel ranks");
     }
     if (axis != Axis::dp_shard) return at.set(axis, index);
     at.set(Axis::dp_shard, index % size(Axis::dp_shard));
@@ -183,7 +183,7 @@ std::vector<int> Axes::ranks_along(AxisSet axes, const Coordinate& at) const {
   int stride = 1;
   for (const Axis axis : kAllAxes) {
     if (axes.contains(axis)) {
-      // Every rank so far, at each index of this axis. Outer axes are later, so the order ascends.
+      // Every rank so far, at each index of this axis. Outer axes come later, so ranks ascend.
       std::vector<int> wider;
       wider.reserve(ranks.size() * static_cast<std::size_t>(size(axis)));
       for (int index = 0; index < size(axis); ++index) {

@@ -34,7 +34,7 @@ class Coordinate {
 
   // Index along an axis.
   int operator[](Axis axis) const { return index_[axis]; }
-  // Moves it along one axis.
+  // Sets the index along one axis.
   void set(Axis axis, int index) { index_[axis] = index; }
   int tp() const { return index_[Axis::tp]; }
   int pp() const { return index_[Axis::pp]; }
@@ -45,20 +45,20 @@ class Coordinate {
   PerAxis<int> index_;
 };
 
-// Number of ranks along each axis: Axes("dp=2,tp=2,pp=2"). An axis that is not named has 1. A size
-// of 0 means "to be chosen" where a question may leave that open.
+// Number of ranks along each axis: Axes("dp=2,tp=2,pp=2"). An axis that is not named has 1. The
+// planner uses a size of 0 for an axis that it is to choose.
 //
 // [Note: replicas] Users give dp, the number of data-parallel ranks, and dp_replicate, the number
-// of groups of them that hold all state each: "dp=8,dp_replicate=2" shards over 4 ranks.
-// dp_replicate must divide dp; check_replicas() tells.
+// of groups of them that each hold all state: "dp=8,dp_replicate=2" shards over 4 ranks.
+// dp_replicate must divide dp; check_replicas() checks that.
 class Axes {
  public:
   Axes() : given_(1) {}
   // Implicit so that string literals convert.
   Axes(const char* text) : Axes(std::string_view(text)) {}
-  // Throws UsageError for an unknown or repeated name and a size that is not 1 or more.
+  // Throws UsageError for an unknown or repeated name and a size below 1.
   explicit Axes(std::string_view text);
-  // Implicit, as for literals. A template so that braces always mean a list of axes.
+  // Implicit, as for literals. A template so that braces always denote a list of axes.
   template <std::same_as<std::string> Text>
   Axes(const Text& text) : Axes(std::string_view(text)) {}
   // {{Axis::tp, 2}}. Axes that are not named have 1 rank.
@@ -67,7 +67,7 @@ class Axes {
   // Number of ranks along an axis.
   int size(Axis axis) const {
     const int given = given_[axis];
-    // Replicas of 0 are refused by check_replicas().
+    // check_replicas() rejects 0 replicas.
     return axis == Axis::dp_shard ? given / std::max(1, given_[Axis::dp_replicate]) : given;
   }
   // Throws UsageError for a negative size.
@@ -79,7 +79,7 @@ class Axes {
   int dp() const { return given_[Axis::dp_shard]; }
   int pp() const { return size(Axis::pp); }
 
-  // Size of an axis as users give it: [Note: replicas].
+  // Size of an axis as given by the user: [Note: replicas].
   int given(Axis axis) const { return given_[axis]; }
   // Throws UsageError for a negative size.
   void set_given(Axis axis, int size);
@@ -122,7 +122,7 @@ class Axes {
   PerAxis<int> given_;
 };
 
-// {"dp": 2, "dp_replicate": 1, "tp": 2, "pp": 2}
+// Returns {"dp": 2, "dp_replicate": 1, "tp": 2, "pp": 2}.
 template <typename Json>
 Json axes_json(const Axes& axes) {
   Json out;

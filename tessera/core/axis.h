@@ -13,9 +13,9 @@ namespace tessera {
 // groups of them that hold the same state (dp_replicate, hybrid sharding). Pipeline is the
 // outermost axis because it communicates least.
 //
-// A new axis is a name at its place in this list. Every switch over Axis is exhaustive and has no
-// default, so the compiler then names each place that must handle it. TESSERA_DUMMY_AXIS adds one
-// for the test that checks this.
+// To add an axis, insert its name in this list. Every switch over Axis is exhaustive and has no
+// default, so the compiler then reports each place that must handle it. TESSERA_DUMMY_AXIS adds an
+// axis for the test that checks this.
 #ifdef TESSERA_DUMMY_AXIS
 #define TESSERA_AXES(AXIS) AXIS(tp) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp) AXIS(dummy)
 #else
@@ -34,8 +34,8 @@ inline constexpr std::array kAllAxes = {TESSERA_AXES(TESSERA_AXIS)};
 
 inline constexpr std::size_t kAxes = kAllAxes.size();
 
-// Returns the name of an axis in flags, files, JSON and messages. The ranks that shard are called
-// "dp", because they are all data-parallel ranks unless there are replicas.
+// Returns the name of an axis in flags, files, JSON and messages. dp_shard is called "dp": without
+// replicas it spans all data-parallel ranks.
 constexpr std::string_view axis_name(Axis axis) {
 #define TESSERA_AXIS(name) #name,
   constexpr std::array<std::string_view, kAxes> kNames = {TESSERA_AXES(TESSERA_AXIS)};
@@ -43,7 +43,7 @@ constexpr std::string_view axis_name(Axis axis) {
   return axis == Axis::dp_shard ? "dp" : kNames[static_cast<std::size_t>(axis)];
 }
 
-// Position of an axis when several are printed: data parallelism comes first, as is usual.
+// Returns the position of an axis when several are printed. By convention dp comes first.
 constexpr int print_position(Axis axis) {
   switch (axis) {
     case Axis::dp_shard: return 0;
@@ -101,7 +101,7 @@ constexpr T sum(const PerAxis<T>& values) {
 class AxisSet {
  public:
   constexpr AxisSet() = default;
-  // Implicit so that one axis can stand for the set of it.
+  // Implicit so that one axis converts to a set.
   constexpr AxisSet(Axis axis) : bits_(bit(axis)) {}
   // {Axis::dp_shard, Axis::tp}
   constexpr AxisSet(std::initializer_list<Axis> axes) {
@@ -124,7 +124,7 @@ class AxisSet {
   }
 
   friend constexpr bool operator==(AxisSet, AxisSet) = default;
-  // An order for maps.
+  // Arbitrary order, for use as a map key.
   friend constexpr auto operator<=>(AxisSet, AxisSet) = default;
 
  private:
@@ -134,7 +134,7 @@ class AxisSet {
   std::uint32_t bits_ = 0;
 };
 
-// The axes along which ranks train the same parameters on other data.
+// The axes along which ranks train the same parameters on different data.
 inline constexpr AxisSet kDataAxes = {Axis::dp_shard, Axis::dp_replicate};
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// Which instruction sets of core/simd.h this processor has, besides the one it always has on
-// aarch64 (NEON). With all that Highway takes for granted in them.
+// Run-time detection of the instruction sets of core/simd.h, each with all extensions that Highway
+// requires for it. aarch64 always has NEON.
 #pragma once
 
 namespace tessera {

@@ -53,7 +53,7 @@ DType parse_dtype(std::string_view text, std::span<const DType> accepted) {
   if (found && std::find(accepted.begin(), accepted.end(), *found) != accepted.end()) return *found;
   std::vector<std::string> names;
   for (const DType type : accepted) names.emplace_back(name(type));
-  throw UsageError(str("got the type ", quote(text), ", wanted one of ", join(names, ", "),
+  throw UsageError(str("got the type ", quote(text), "; must be one of ", join(names, ", "),
                        did_you_mean(text, names)));
 }
 

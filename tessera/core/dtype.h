@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// What an element in memory, on its way or in a file is. Rooms take those they can work with.
+// Element type in memory, in messages and in files. Each module supports a subset.
 enum class DType : std::uint8_t {
   f32,
   f64,
@@ -33,7 +33,7 @@ inline constexpr std::array kDTypes = {DType::f32,     DType::f64, DType::bf16, 
                                        DType::f8_e5m2, DType::i16, DType::i8,     DType::u64,
                                        DType::u32,     DType::u16, DType::boolean};
 
-// Bytes of an element.
+// Returns the size of an element in bytes.
 constexpr std::size_t size_of(DType type) noexcept {
   switch (type) {
     case DType::f64:
@@ -55,13 +55,13 @@ constexpr std::size_t size_of(DType type) noexcept {
   return 0;
 }
 
-// "f32", "bf16", …: the spelling of the command line and of messages.
+// Returns the name used on the command line and in messages: "f32", "bf16", …
 const char* name(DType type) noexcept;
 
-// Inverse of name(), which also takes the names of PyTorch and of --layout for floats ("fp32",
-// "float32", "bfloat16"); case is ignored.
+// Inverse of name(). Also accepts the names of PyTorch and of --layout for floats ("fp32",
+// "float32", "bfloat16"). Ignores case.
 std::optional<DType> find_dtype(std::string_view text);
-// Throws UsageError that lists what is accepted.
+// Returns the type with this name. Throws UsageError with the accepted names otherwise.
 DType parse_dtype(std::string_view text, std::span<const DType> accepted = kDTypes);
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-// The destructors are out of line so that each class has one home for its type information:
+// The destructors are out of line so that the type information of each class is emitted once:
 // catching across shared libraries then works on every platform.
 
 Error::Error(const std::string& message) : std::runtime_error(message) {}

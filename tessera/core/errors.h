@@ -5,13 +5,13 @@
 
 namespace tessera {
 
-// The kinds of error, split by what the caller can do about them. Every message says what was
-// got, what was wanted and what to do.
+// Exceptions, classified by what the caller can do about them. Every message states the value, what
+// is allowed and what to do.
 
-// What all of them are; itself thrown where none of the kinds fits.
+// Base class. Thrown itself if no derived class fits.
 class Error : public std::runtime_error {
  public:
-  // `message`: what was got, what was wanted, what to do.
+  // `message` states the value, what is allowed and what to do.
   explicit Error(const std::string& message);
   ~Error() override;
 };
@@ -19,17 +19,17 @@ class Error : public std::runtime_error {
 // The call is wrong: fix the call.
 class UsageError : public Error {
  public:
-  // `message` names the argument, the value and what would do.
+  // `message` names the argument, its value and what is allowed.
   explicit UsageError(const std::string& message);
   ~UsageError() override;
 };
 
-// Another rank failed: nothing in this process is wrong, look at that rank.
+// Another rank failed: this process is fine, look at that rank.
 class PeerError : public Error {
  public:
   static constexpr int kUnknownRank = -1;
 
-  // `rank`: the one that failed, where that is known.
+  // `rank`: the rank that failed, if known.
   explicit PeerError(const std::string& message, int rank = kUnknownRank);
   ~PeerError() override;
 
@@ -43,12 +43,12 @@ class PeerError : public Error {
 // A file (or another input) is bad: replace it.
 class DataError : public Error {
  public:
-  // `message` names the file and the place in it.
+  // `message` names the file and the position in it.
   explicit DataError(const std::string& message);
   ~DataError() override;
 };
 
-// Memory is at its limit: ask for less, or raise the limit. The message holds the ledger.
+// The memory limit was reached: use less, or raise the limit. The message contains the ledger.
 class OutOfMemoryError : public Error {
  public:
   // `message`: memory::out_of_memory_message().

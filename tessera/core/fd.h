@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// A file descriptor that closes itself.
+// An owned file descriptor, closed by the destructor.
 class Fd {
  public:
   Fd() = default;
@@ -20,7 +20,7 @@ class Fd {
 
   int get() const { return fd_; }
   bool open() const { return fd_ >= 0; }
-  // Gives the descriptor to somebody else, who will close it.
+  // Returns the descriptor; the caller must close it.
   int release() { return std::exchange(fd_, -1); }
   void reset() {
     if (fd_ >= 0) ::close(fd_);

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-std::string named(const std::string& flag) { return flag.empty() ? flag : flag + ": "; }
+std::string flag_prefix(const std::string& flag) { return flag.empty() ? flag : flag + ": "; }
 
 }  // namespace
 
@@ -25,7 +25,7 @@ std::string kind_of_file(mode_t mode) {
   if (S_ISCHR(mode)) return "a character device";
   if (S_ISBLK(mode)) return "a block device";
   if (S_ISSOCK(mode)) return "a socket";
-  return "no regular file";
+  return "not a regular file";
 }
 
 std::string kind_of_file(const std::string& path) {
@@ -34,19 +34,19 @@ std::string kind_of_file(const std::string& path) {
 }
 
 Fd open_regular(const std::string& path, const std::string& wanted, const std::string& flag) {
-  // Of a regular file O_NONBLOCK changes nothing; a pipe it opens without a writer.
+  // O_NONBLOCK has no effect on regular files; it opens a pipe without waiting for a writer.
   Fd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   const int problem = errno;
   struct stat about {};
-  // What cannot be opened may still be told: a socket, or somebody else's pipe.
+  // Files that cannot be opened can still be classified: a socket, or another user's pipe.
   const bool seen = (file.open() ? ::fstat(file.get(), &about) : ::stat(path.c_str(), &about)) == 0;
   if (seen && !S_ISREG(about.st_mode)) {
-    throw UsageError(
-        str(named(flag), quote(path), " is ", kind_of_file(about.st_mode), "; wanted ", wanted));
+    throw UsageError(str(flag_prefix(flag), quote(path), " is ", kind_of_file(about.st_mode),
+                         "; must be ", wanted));
   }
   if (!file.open() || !seen) {
-    throw UsageError(str(named(flag), "cannot read ", quote(path), ": ",
-                         std::strerror(file.open() ? errno : problem), "; wanted ", wanted));
+    throw UsageError(str(flag_prefix(flag), "cannot read ", quote(path), ": ",
+                         std::strerror(file.open() ? errno : problem), "; must be ", wanted));
   }
   return file;
 }
@@ -55,14 +55,14 @@ std::string read_small_file(const std::string& path, std::int64_t limit, const s
                             const std::string& flag) {
   const Fd file = open_regular(path, wanted, flag);
   const auto too_long = [&](const std::string& size) {
-    return DataError(str(named(flag), quote(path), " has ", size, " bytes; wanted ", wanted,
+    return DataError(str(flag_prefix(flag), quote(path), " has ", size, " bytes; must be ", wanted,
                          " of at most ", format_bytes(limit, ByteUnits::kBinary)));
   };
   struct stat about {};
   if (::fstat(file.get(), &about) == 0 && about.st_size > limit) {
     throw too_long(str(about.st_size));
   }
-  // Not as long as fstat says: it may grow meanwhile, and files of /proc claim to be empty.
+  // Does not trust the size from fstat: the file may grow, and files in /proc report size 0.
   std::string text;
   char part[1 << 16];
   for (;;) {
@@ -70,7 +70,8 @@ std::string read_small_file(const std::string& path, std::int64_t limit, const s
     if (got == 0) return text;
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      throw DataError(str(named(flag), "cannot read ", quote(path), ": ", std::strerror(errno)));
+      throw DataError(
+          str(flag_prefix(flag), "cannot read ", quote(path), ": ", std::strerror(errno)));
     }
     text.append(part, static_cast<std::size_t>(got));
     if (static_cast<std::int64_t>(text.size()) > limit) throw too_long(str("more than ", limit));

@@ -4,9 +4,10 @@
 
 namespace tessera {
 
-// What elements [first, first + count) of a parameter add to the fingerprint of a model, [Note:
-// frozen parameters in checkpoints] in parallel/frozen.h. `bits`: the elements rounded to bf16;
-// `stream`: stream_of() the parameter's name. Sums may be added in any order.
+// Returns the contribution of elements [first, first + count) of a parameter to the fingerprint of
+// a model, [Note: frozen parameters in checkpoints] in parallel/frozen.h. `bits`: the elements
+// rounded to bf16. `stream`: stream_of() the parameter's name. The fingerprint is the sum of all
+// contributions, in any order.
 inline std::uint64_t fingerprint_of(const std::uint16_t* bits, std::int64_t count,
                                     std::uint64_t stream, std::int64_t first) {
   std::uint64_t sum = 0;
@@ -21,9 +22,11 @@ inline std::uint64_t fingerprint_of(const std::uint16_t* bits, std::int64_t coun
   return sum;
 }
 
-// The key of the fingerprint among the texts of a checkpoint, which has no frozen parameters then.
-inline constexpr const char* kFrozenKey = "updates/ frozen";  // no parameter is called so
-// It begins so where the layout kept them in fp16: rounded twice, they have another.
+// Key of the fingerprint among the texts of a checkpoint without frozen parameters. No parameter
+// can have this name.
+inline constexpr const char* kFrozenKey = "updates/ frozen";
+// First character of the fingerprint if the layout stores parameters in fp16. They are rounded
+// twice, so the fingerprint differs.
 inline constexpr char kFingerprintOfHalf = 'h';
 
 }  // namespace tessera

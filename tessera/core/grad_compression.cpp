@@ -19,7 +19,7 @@ GradCompression parse_grad_compression(std::string_view text) {
   const auto found = std::find(names.begin(), names.end(), text);
   if (found == names.end()) {
     throw UsageError(str("gradient compression: got ", quote(std::string(text)),
-                         ", wanted none, bf16, fp16 or powersgd"));
+                         "; must be none, bf16, fp16 or powersgd"));
   }
   return static_cast<GradCompression>(found - names.begin());
 }

@@ -1,4 +1,4 @@
-// bf16 and f16, as the 16 bits that lie in memory, from and to float.
+// Conversions between float and bf16 or f16, which are stored as 16 bits.
 #pragma once
 
 #include <bit>
@@ -11,7 +11,7 @@ constexpr float from_bf16(std::uint16_t bits) {
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }
 
-// To nearest, ties to even; a NaN stays one, quiet, with the upper half of its payload.
+// Rounds to nearest, ties to even. A NaN becomes a quiet NaN with the upper half of its payload.
 constexpr std::uint16_t to_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
@@ -21,7 +21,7 @@ constexpr std::uint16_t to_bf16(float value) {
 constexpr float from_f16(std::uint16_t bits) {
   const std::uint32_t sign = (bits & 0x8000u) << 16;
   const std::uint32_t magnitude = bits & 0x7fffu;
-  if (magnitude < 0x0400) {  // zero or subnormal: so many times 2^-24
+  if (magnitude < 0x0400) {  // zero or subnormal: magnitude * 2^-24
     const float value = static_cast<float>(magnitude) * 0x1p-24f;
     return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
   }

@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-// Two hashes that ranks compare and print; neither withstands an adversary.
+// Two hashes that ranks compare and print. Neither is cryptographic.
 
-// Takes in one word: quick, for gigabytes of parameters.
+// Adds one word to a hash. Fast enough for gigabytes of parameters.
 constexpr std::uint64_t mix(std::uint64_t hash, std::uint64_t word) noexcept {
   hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
   return hash ^ (hash >> 29);
 }
 
-// Takes in bytes, eight at a time, and how many were left over.
+// Adds bytes to a hash, eight at a time, and the number of remaining bytes.
 inline std::uint64_t mix(std::uint64_t hash, const void* data, std::size_t count) noexcept {
   const auto* bytes = static_cast<const unsigned char*>(data);
   std::size_t at = 0;

@@ -8,15 +8,14 @@
 
 namespace tessera {
 
-// A number of things, from one that is signed: ranks, bytes that read(2) returned. A debug build
-// stops at a negative one.
+// Converts a signed count, such as a number of ranks or a result of read(2). Asserts count >= 0.
 template <std::integral Number>
 constexpr std::size_t as_size(Number number) {
   assert(std::cmp_greater_equal(number, 0));
   return static_cast<std::size_t>(number);
 }
 
-// values[i] for a signed i: nth(ranks, rank). A debug build stops where i is out of bounds.
+// Returns values[i] for a signed i: nth(ranks, rank). Asserts that i is in bounds.
 template <typename Values, std::integral Index>
 constexpr decltype(auto) nth(Values& values, Index i) {
   assert(std::cmp_greater_equal(i, 0) && std::cmp_less(i, std::size(values)));

@@ -19,17 +19,17 @@ constexpr std::array<std::string_view, 4> kNames = {"constant", "linear", "cosin
 
 double LrSchedule::factor(std::int64_t step) const {
   if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
-  // The fall begins after `start` and has come to its end at the last step.
+  // The decay starts after step `start` and ends at the last step.
   std::int64_t start = warmup;
   if (kind == Kind::wsd) {
     const double decay = std::round(decay_share * static_cast<double>(total));
     start = std::max(warmup, total - static_cast<std::int64_t>(decay));
   }
   const double length = static_cast<double>(std::max<std::int64_t>(1, total - 1 - start));
-  const double way = std::clamp(static_cast<double>(step - start) / length, 0.0, 1.0);
-  double left = 1;  // of what is above min_ratio
-  if (kind == Kind::linear || kind == Kind::wsd) left = 1 - way;
-  if (kind == Kind::cosine) left = 0.5 * (1 + std::cos(std::numbers::pi * way));
+  const double progress = std::clamp(static_cast<double>(step - start) / length, 0.0, 1.0);
+  double left = 1;  // fraction of (1 - min_ratio) that remains
+  if (kind == Kind::linear || kind == Kind::wsd) left = 1 - progress;
+  if (kind == Kind::cosine) left = 0.5 * (1 + std::cos(std::numbers::pi * progress));
   return min_ratio + (1 - min_ratio) * left;
 }
 
@@ -38,23 +38,23 @@ LrSchedule::Kind parse_lr_schedule(std::string_view text) {
     if (kNames[i] == text) return static_cast<LrSchedule::Kind>(i);
   }
   const std::vector<std::string> names(kNames.begin(), kNames.end());
-  throw UsageError(
-      str("got ", quote(text), ", wanted ", join(names, ", "), did_you_mean(text, names)));
+  throw UsageError(str("--lr-schedule: got ", quote(text), "; must be one of ", join(names, ", "),
+                       did_you_mean(text, names)));
 }
 
 std::string_view name(LrSchedule::Kind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 void check(const LrSchedule& schedule) {
-  if (schedule.total < 1) throw UsageError(str("steps is ", schedule.total, "; wanted 1 or more"));
+  if (schedule.total < 1) throw UsageError(str("steps is ", schedule.total, "; must be above 0"));
   if (schedule.warmup < 0 || schedule.warmup > schedule.total) {
     throw UsageError(
-        str("warmup is ", schedule.warmup, "; wanted 0 to the number of steps, ", schedule.total));
+        str("warmup is ", schedule.warmup, "; must be 0 to the number of steps, ", schedule.total));
   }
-  const auto share = [](const char* what, double value) {
-    if (!(value >= 0 && value <= 1)) throw UsageError(str(what, " is ", value, "; wanted 0 to 1"));
+  const auto check_fraction = [](const char* what, double value) {
+    if (!(value >= 0 && value <= 1)) throw UsageError(str(what, " is ", value, "; must be 0 to 1"));
   };
-  share("decay-share", schedule.decay_share);
-  share("min-lr-ratio", schedule.min_ratio);
+  check_fraction("decay-share", schedule.decay_share);
+  check_fraction("min-lr-ratio", schedule.min_ratio);
 }
 
 }  // namespace tessera

@@ -5,22 +5,22 @@
 
 namespace tessera {
 
-// How the learning rate goes: up in a straight line over the warm-up, then by the name.
+// Learning-rate schedule: linear warm-up, then as `kind` says.
 struct LrSchedule {
   enum class Kind : std::uint8_t {
     constant,
-    linear,  // falls in a straight line to the last step
-    cosine,  // falls along half a cosine
-    wsd,     // warm-up, stable, decay: constant, then a straight line over the last share
+    linear,  // linear decay to the last step
+    cosine,  // half a cosine to the last step
+    wsd,     // warm-up, stable, decay: constant, then linear over the last steps
   };
   Kind kind = Kind::cosine;
-  std::int64_t warmup = 0;   // steps before the full rate
-  std::int64_t total = 1;    // steps in all
-  double decay_share = 0.2;  // wsd: of `total`
-  double min_ratio = 0.1;    // what is left at the last step; constant never falls
+  std::int64_t warmup = 0;   // steps before the full rate is reached
+  std::int64_t total = 1;    // total number of steps
+  double decay_share = 0.2;  // wsd: fraction of `total` in which the rate decays, 0 to 1
+  double min_ratio = 0.1;    // factor at the last step, 0 to 1; unused by constant
 
-  // What step `step` (from 0) multiplies the rate by. A pure function: it is the same wherever a
-  // run is continued. Past the end it stays where it ended.
+  // Returns the factor that multiplies the rate in step `step` (from 0). A pure function, so
+  // resumed runs get the same factors. After the last step it keeps its last value.
   double factor(std::int64_t step) const;
 
   friend bool operator==(const LrSchedule&, const LrSchedule&) = default;
@@ -28,7 +28,7 @@ struct LrSchedule {
 
 LrSchedule::Kind parse_lr_schedule(std::string_view text);  // throws UsageError
 std::string_view name(LrSchedule::Kind kind);
-// Throws UsageError: a warm-up longer than the run, shares outside [0, 1].
+// Throws UsageError if the warm-up is longer than the run or a fraction is outside [0, 1].
 void check(const LrSchedule& schedule);
 
 }  // namespace tessera

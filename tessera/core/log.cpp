@@ -40,7 +40,7 @@ LogSink fd_sink(int fd) {
 void Logger::write(LogLevel severity, std::string_view message) const {
   if (!enabled(severity) || !sink) return;
   std::string prefix = world > 1 ? str("[rank ", rank, "] ") : std::string();
-  // Ordinary information carries no tag: it is what one reads all day.
+  // Info messages have no tag: they are the normal output.
   if (severity != LogLevel::kInfo) prefix += str(name_of(severity), ": ");
   while (!message.empty() && message.back() == '\n') message.remove_suffix(1);
   std::string out;

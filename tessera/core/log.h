@@ -8,20 +8,20 @@
 
 namespace tessera {
 
-// Writes all of `text`, in one write(2) whenever the kernel takes it whole, so that the lines of
-// several processes do not mix. Returns false when the descriptor is closed or broken.
+// Writes all of `text`, in one write(2) if the kernel accepts it all, so that lines of several
+// processes do not interleave. Returns false if the descriptor is closed or broken.
 bool write_all(int fd, std::string_view text);
 
 enum class LogLevel { kError, kWarn, kInfo, kDebug };
 
 std::string_view name_of(LogLevel level);
 
-// Takes complete text: one or more whole lines, each with its newline.
+// Receives one or more complete lines, each with its newline.
 using LogSink = std::function<void(std::string_view)>;
 LogSink fd_sink(int fd);
 
-// A logger is a value: hand it to whoever should write. With several ranks every line starts with
-// "[rank 2] ", also each line of a message of several lines.
+// Logger, passed by value. With several ranks every line starts with "[rank 2] ", including each
+// line of a multi-line message.
 struct Logger {
   int rank = 0;
   int world = 1;
@@ -31,7 +31,7 @@ struct Logger {
   bool enabled(LogLevel wanted) const { return wanted <= level; }
   void write(LogLevel severity, std::string_view message) const;
 
-  // The arguments are put together as by str(), and only when the level is enabled.
+  // Concatenates the arguments with str(), only if the level is enabled.
   template <typename... Args>
   void error(const Args&... args) const {
     if (enabled(LogLevel::kError)) write(LogLevel::kError, str(args...));

@@ -10,40 +10,40 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kMostRank = 1 << 16;
+constexpr std::int64_t kMaxRank = 1 << 16;
 
-struct Word {
-  const char* word;
+struct Alias {
+  const char* name;
   std::vector<std::string> targets;
 };
-// Words for several at once, or as others say them.
-const std::vector<Word>& words() {
-  static const std::vector<Word> all = {{"q_proj", {"q"}},
-                                        {"k_proj", {"k"}},
-                                        {"v_proj", {"v"}},
-                                        {"qkv", {"q", "k", "v", "qkv"}},
-                                        {"c_attn", {"qkv"}},
-                                        {"qkv_proj", {"qkv"}},
-                                        {"gate_up_proj", {"fc"}},
-                                        {"proj", {"o"}},
-                                        {"o_proj", {"o"}},
-                                        {"attn.c_proj", {"o"}},
-                                        {"gate_proj", {"gate"}},
-                                        {"up_proj", {"up"}},
-                                        {"fc", {"gate", "up", "fc"}},
-                                        {"c_fc", {"fc"}},
-                                        {"proj2", {"down"}},
-                                        {"down_proj", {"down"}},
-                                        {"mlp.c_proj", {"down"}},
-                                        {"c_proj", {"o", "down"}},
-                                        {"auto", {"q", "v", "qkv"}}};
+// Names of several targets at once, and the names used by other libraries.
+const std::vector<Alias>& aliases() {
+  static const std::vector<Alias> all = {{"q_proj", {"q"}},
+                                         {"k_proj", {"k"}},
+                                         {"v_proj", {"v"}},
+                                         {"qkv", {"q", "k", "v", "qkv"}},
+                                         {"c_attn", {"qkv"}},
+                                         {"qkv_proj", {"qkv"}},
+                                         {"gate_up_proj", {"fc"}},
+                                         {"proj", {"o"}},
+                                         {"o_proj", {"o"}},
+                                         {"attn.c_proj", {"o"}},
+                                         {"gate_proj", {"gate"}},
+                                         {"up_proj", {"up"}},
+                                         {"fc", {"gate", "up", "fc"}},
+                                         {"c_fc", {"fc"}},
+                                         {"proj2", {"down"}},
+                                         {"down_proj", {"down"}},
+                                         {"mlp.c_proj", {"down"}},
+                                         {"c_proj", {"o", "down"}},
+                                         {"auto", {"q", "v", "qkv"}}};
   return all;
 }
 
-// What a word stands for; itself, if it is no such word.
-std::vector<std::string> meant_by(const std::string& word) {
-  for (const Word& each : words()) {
-    if (word == each.word) return each.targets;
+// Returns the targets of an alias, or the word itself if it is not an alias.
+std::vector<std::string> expand_alias(const std::string& word) {
+  for (const Alias& each : aliases()) {
+    if (word == each.name) return each.targets;
   }
   return {word};
 }
@@ -104,23 +104,23 @@ std::vector<Adapter> adapters_of(const ModelShape& shape) {
   if (!shape.lora.any()) return {};
   std::vector<Adapter> all = possible_adapters(shape);
   if (shape.lora.targets == "all") return all;
-  std::vector<std::string> asked, known;
+  std::vector<std::string> requested, known;
   for (const Adapter& adapter : all) known.push_back(adapter.target);
   for (const std::string& word : split_words(shape.lora.targets)) {
     bool any = false;
-    for (const std::string& target : meant_by(word)) {
+    for (const std::string& target : expand_alias(word)) {
       if (std::find(known.begin(), known.end(), target) == known.end()) continue;
-      asked.push_back(target);
+      requested.push_back(target);
       any = true;
     }
     if (any) continue;
     throw UsageError(str("--lora-targets: got ", quote(word), " in ", quote(shape.lora.targets),
-                         "; wanted auto, all, or some of ", join(known, ", "),
-                         " with commas between, which is what a block of this model has",
+                         "; must be auto, all, or some of ", join(known, ", "),
+                         " (the linears of this model), separated by commas",
                          did_you_mean(word, known)));
   }
   std::erase_if(all, [&](const Adapter& adapter) {
-    return std::find(asked.begin(), asked.end(), adapter.target) == asked.end();
+    return std::find(requested.begin(), requested.end(), adapter.target) == requested.end();
   });
   return all;
 }
@@ -133,22 +133,22 @@ std::string targets_of(const ModelShape& shape) {
 
 void check_lora(const ModelShape& shape) {
   const Lora& lora = shape.lora;
-  if (lora.rank == 0) {  // words that name no linear are wrong even where they change nothing
+  if (lora.rank == 0) {  // invalid targets are an error even if they have no effect
     ModelShape adapted = shape;
     adapted.lora.rank = 1;
     adapters_of(adapted);
     return;
   }
-  if (lora.rank < 0 || lora.rank > kMostRank) {
-    throw UsageError(str("--lora-rank: got ", lora.rank, "; wanted 1 to ", kMostRank,
+  if (lora.rank < 0 || lora.rank > kMaxRank) {
+    throw UsageError(str("--lora-rank: got ", lora.rank, "; must be 1 to ", kMaxRank,
                          ", or 0 for a model without adapters"));
   }
   if (!std::isfinite(lora.alpha) || lora.alpha <= 0) {
-    throw UsageError(str("--lora-alpha: got ", lora.alpha, "; wanted a positive number"));
+    throw UsageError(str("--lora-alpha: got ", lora.alpha, "; must be a positive number"));
   }
   if (!(lora.dropout >= 0) || lora.dropout >= 1) {
     throw UsageError(str("--lora-dropout: got ", lora.dropout,
-                         "; wanted 0 (nothing is dropped) or more, and less than 1"));
+                         "; must be at least 0 (no dropout) and less than 1"));
   }
   adapters_of(shape);
 }

@@ -11,56 +11,56 @@ namespace tessera {
 
 struct ModelShape;
 
-// [Note: adapters] Fine-tuning with low rank (Hu et al., 2021): the model's own parameters are
-// frozen, and beside some of the linears in its blocks stand two thin matrices that are trained:
+// [Note: adapters] Low-rank adaptation (Hu et al., 2021). The parameters of the model are frozen.
+// Some linears of its blocks get two thin matrices that are trained:
 //   y = W x + b + alpha / rank · B (A x)      A [rank, in], B [out, rank]
-// B starts with zeros, so that training starts with the model as it was; A as PEFT's does. In
-// training steps a share of x may be dropped on its way to A, other values for each adapter.
+// B starts at zero, so training starts from the unchanged model. A is initialized as in PEFT. In
+// training steps dropout may be applied to the input of A, independently for each adapter.
 struct Lora {
-  std::int64_t rank = 0;  // 0: the model has no adapters, and is trained itself
+  std::int64_t rank = 0;  // 0: no adapters; the whole model is trained
   double alpha = 16;
-  std::string targets = "auto";  // what has one: parse_lora_targets()
-  double dropout = 0;            // share of x that A does not see, in training steps alone
+  std::string targets = "auto";  // linears that get an adapter: adapters_of()
+  double dropout = 0;            // probability, 0 to below 1; training steps only
 
   bool any() const { return rank > 0; }
   double scale() const { return alpha / static_cast<double>(rank); }
   bool operator==(const Lora&) const = default;
 };
 
-// An adapter of a block, in the words of this library and of PEFT.
+// An adapter of a block, with its names in this library and in PEFT.
 struct Adapter {
-  std::string target;  // what --lora-targets calls it: "q"
-  std::string linear;  // of the block: qkv, proj, fc or proj2
-  std::string module;  // its own, inside the linear: "lora_q", or "lora" where it has all outputs
-  std::string peft;    // the linear in a Hugging Face model: "self_attn.q_proj"
-  int part = -1;       // which of the linear's outputs side by side; -1: all
+  std::string target;  // name in --lora-targets: "q"
+  std::string linear;  // linear of the block: qkv, proj, fc or proj2
+  std::string module;  // module inside the linear: "lora_q", or "lora" if it covers all outputs
+  std::string peft;    // name of the linear in a Hugging Face model: "self_attn.q_proj"
+  int part = -1;       // index among the concatenated outputs of the linear; -1: all outputs
   std::int64_t in = 0, out = 0;
-  // How tensor-parallel ranks cut it: B by its rows as the linear's outputs, in segments as in
-  // ParamSpec; or, where the linear is cut along its inputs, A by its columns.
+  // Tensor-parallel cut. If the linear is cut along its inputs, A is cut by columns. Otherwise B is
+  // cut by rows like the outputs of the linear, in segments as in ParamSpec.
   bool cut_inputs = false;
   std::vector<ParamSpec::Segment> segments = {};
 };
 
-// All that a block of this model can have. GPT's attention has one matrix for queries, keys and
-// values, as in GPT-2, others three.
+// Returns all adapters that a block of this model can have. GPT has one attention matrix for
+// queries, keys and values, as in GPT-2; other models have three.
 std::vector<Adapter> possible_adapters(const ModelShape& shape);
-// Those that shape.lora asks for, in the order of the block. Targets are words with commas between:
-// q, k, v, o, gate, up, down of a Llama; qkv, o, fc, down of a GPT; the names that PEFT gives them
-// (q_proj, c_attn, …); "auto" (q and v, or qkv, as PEFT's default) and "all". Throws UsageError.
+// Returns the adapters selected by shape.lora, in the order of the block. Targets are separated by
+// commas: q, k, v, o, gate, up, down for Llama; qkv, o, fc, down for GPT; PEFT's names (q_proj,
+// c_attn, …); "auto" (q and v, or qkv, PEFT's default) and "all". Throws UsageError for others.
 std::vector<Adapter> adapters_of(const ModelShape& shape);
-// Those in one line, "q,v", however they were asked for.
+// Returns the selected targets in canonical form: "q,v".
 std::string targets_of(const ModelShape& shape);
-// Throws UsageError for what is no adapter at all.
+// Throws UsageError if shape.lora is invalid.
 void check_lora(const ModelShape& shape);
 
-// The two parameters of an adapter, by their names in the model, as tp ranks share them.
+// The two parameters of an adapter, with their full names and their tensor-parallel cuts.
 struct AdapterSpecs {
   ParamSpec a, b;
 };
-// `rank`: of the low-rank matrices; `block`: the block's name in the model.
+// `rank`: rank of the two matrices. `block`: name of the block in the model.
 AdapterSpecs specs_of(const Adapter& adapter, std::int64_t rank, const std::string& block);
 
-// "blocks.3.qkv.lora_q.A" is one of an adapter.
+// Returns true for parameters of adapters, such as "blocks.3.qkv.lora_q.A".
 bool is_adapter_param(std::string_view name);
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// Between the two in the middle where their number is even; 0 for none.
+// Returns the median: the mean of the two middle values for an even count, 0 for no values.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

@@ -6,12 +6,12 @@
 
 namespace tessera {
 
-// What memory is used for: the same words in the ledger, the planner, the tables and the metrics.
+// Use of memory. The ledger, the planner, the tables and the metrics share these categories.
 enum class MemoryCategory : std::uint8_t {
-  params,       // what forward and backward read
-  grads,        // what backward leaves for the optimizer
+  params,       // read by forward and backward
+  grads,        // written by backward for the optimizer
   optimizer,    // master copies and moments
-  activations,  // what forward keeps for backward
+  activations,  // kept by forward for backward
   buffers,      // gathered units and buckets in flight
   temporary,    // everything else
 };
@@ -19,7 +19,7 @@ inline constexpr int kMemoryCategories = 6;
 inline constexpr std::array<std::string_view, kMemoryCategories> kMemoryCategoryNames = {
     "params", "grads", "optimizer", "activations", "buffers", "temporary"};
 
-// "params": in tables, metrics and messages.
+// Returns the name in tables, metrics and messages: "params".
 constexpr std::string_view name(MemoryCategory category) {
   return kMemoryCategoryNames[static_cast<std::size_t>(category)];
 }

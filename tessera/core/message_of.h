@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// Returns the message of an exception for people. Leaves out the C++ stack that LibTorch appends to
-// its own: the first frame follows a line that begins with these words. Explains the "Resource
-// temporarily unavailable" of a thread that could not be started.
+// Returns the message of an exception for users. Removes the C++ stack that LibTorch appends to its
+// messages after "Exception raised from". Explains the "Resource temporarily unavailable" of a
+// thread that could not be started.
 inline std::string message_of(const std::exception& error) {
   const auto* const system = dynamic_cast<const std::system_error*>(&error);
   if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again) {

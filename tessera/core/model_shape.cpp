@@ -25,8 +25,8 @@ ModelShape named_llama(std::string name, std::int64_t layers, std::int64_t hidde
   return shape;
 }
 
-// Llama 3.1 and 3.2: positions of Llama 3 stretched.
-ModelShape stretched(ModelShape shape, double factor, bool tied = false) {
+// Llama 3.1 and 3.2: Llama 3 with scaled rotary positions.
+ModelShape rescaled(ModelShape shape, double factor, bool tied = false) {
   shape.rotary_scaling = {RotaryScaling::Kind::llama3, factor, 1, 4, 8192};
   shape.tied = tied;
   return shape;
@@ -43,7 +43,7 @@ ModelShape named_qwen(std::string name, std::int64_t layers, std::int64_t hidden
   return shape;
 }
 
-ModelShape windowed(ModelShape shape, std::int64_t window) {
+ModelShape with_window(ModelShape shape, std::int64_t window) {
   shape.window = window;
   return shape;
 }
@@ -82,7 +82,9 @@ ModelShape gemma(ModelShape shape, std::int64_t head_width, std::int64_t window,
 // Gemma 2: every other layer has a window; scores and logits are capped.
 ModelShape gemma2(ModelShape shape, std::int64_t head_width, double query_scalar) {
   shape = gemma(std::move(shape), head_width, 4096, 2);
-  shape.attention_scale = 1 / std::sqrt(query_scalar);
+  if (query_scalar != static_cast<double>(head_width)) {
+    shape.attention_scale = 1 / std::sqrt(query_scalar);
+  }
   shape.attention_cap = 50;
   shape.logit_cap = 30;
   shape.family = Family::gemma2;
@@ -93,7 +95,6 @@ ModelShape gemma2(ModelShape shape, std::int64_t head_width, double query_scalar
 ModelShape gemma3(ModelShape shape, std::int64_t window, double factor = 1) {
   shape = gemma(std::move(shape), 256, window, 6);
   shape.qk_norm = true;
-  shape.attention_scale = 1 / std::sqrt(256.0);
   shape.window_rotary_base = 1e4;
   if (factor != 1) shape.rotary_scaling = {RotaryScaling::Kind::linear, factor};
   shape.family = Family::gemma3;
@@ -144,8 +145,8 @@ std::int64_t ModelShape::layer_params() const {
 double ModelShape::keys_seen(std::int64_t tokens) const {
   const auto all = static_cast<double>(tokens), near = static_cast<double>(window);
   if (window == 0 || window >= tokens) return all;
-  const double some = static_cast<double>(window_layers()) / static_cast<double>(layers);
-  return all + some * (2 * near - near * near / all - all);
+  const double windowed_share = static_cast<double>(window_layers()) / static_cast<double>(layers);
+  return all + windowed_share * (2 * near - near * near / all - all);
 }
 
 std::int64_t ModelShape::embedding_params() const { return (vocab + positions) * hidden; }
@@ -157,7 +158,7 @@ std::int64_t ModelShape::params() const {
 
 const std::vector<ModelShape>& model_shapes() {
   static const std::vector<ModelShape> all = {
-      // 256 tokens: bytes, or the digits of a small task.
+      // A vocabulary of 256: bytes, or the digits of a small task.
       {"gpt-tiny", 4, 128, 4, 4, 512, 256, 256, false, true, true},
       named_llama("llama-tiny", 4, 128, 4, 2, 352, 256, 0),
       named_gpt("gpt2-124m", 12, 768, 12, 1024),
@@ -167,31 +168,31 @@ const std::vector<ModelShape>& model_shapes() {
       named_gpt("gpt3-125m", 12, 768, 12, 2048),
       named_gpt("gpt3-350m", 24, 1024, 16, 2048),
       named_gpt("gpt3-760m", 24, 1536, 16, 2048),
-      named_gpt("gpt3-1.3b", 24, 2048, 16, 2048),  // the paper prints 24 heads of 128: 16 make 2048
+      named_gpt("gpt3-1.3b", 24, 2048, 16, 2048),  // the paper says 24 heads of 128
       named_gpt("gpt3-2.7b", 32, 2560, 32, 2048),
       named_gpt("gpt3-6.7b", 32, 4096, 32, 2048),
-      named_gpt("gpt3-13b", 40, 5120, 40, 2048),  // printed as 5140, which 40 heads do not divide
+      named_gpt("gpt3-13b", 40, 5120, 40, 2048),  // the paper says 5140
       named_gpt("gpt3-175b", 96, 12288, 96, 2048),
       named_llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
       named_llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000, 4096),
       named_llama("llama2-70b", 80, 8192, 64, 8, 28672, 32000, 4096),
       named_llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192, 5e5),
       named_llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, 5e5),
-      stretched(named_llama("llama3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072, 5e5), 8),
-      stretched(named_llama("llama3.1-70b", 80, 8192, 64, 8, 28672, 128256, 131072, 5e5), 8),
-      stretched(named_llama("llama3.1-405b", 126, 16384, 128, 8, 53248, 128256, 131072, 5e5), 8),
-      stretched(named_llama("llama3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, 5e5), 32, true),
-      stretched(named_llama("llama3.2-3b", 28, 3072, 24, 8, 8192, 128256, 131072, 5e5), 32, true),
+      rescaled(named_llama("llama3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072, 5e5), 8),
+      rescaled(named_llama("llama3.1-70b", 80, 8192, 64, 8, 28672, 128256, 131072, 5e5), 8),
+      rescaled(named_llama("llama3.1-405b", 126, 16384, 128, 8, 53248, 128256, 131072, 5e5), 8),
+      rescaled(named_llama("llama3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, 5e5), 32, true),
+      rescaled(named_llama("llama3.2-3b", 28, 3072, 24, 8, 8192, 128256, 131072, 5e5), 32, true),
       named_qwen("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, 32768, true),
       named_qwen("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, 131072, true),
       named_qwen("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064, 131072, false),
-      windowed(named_llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768), 4096),
+      with_window(named_llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768), 4096),
       named_qwen3("qwen3-0.6b", 28, 1024, 16, 3072, true),
       named_qwen3("qwen3-1.7b", 28, 2048, 16, 6144, true),
       named_qwen3("qwen3-4b", 36, 2560, 32, 9728, true),
       named_qwen3("qwen3-8b", 36, 4096, 32, 12288, false),
       named_qwen3("qwen3-32b", 64, 5120, 64, 25600, false),
-      of_family(windowed(named_llama("phi3-mini", 32, 3072, 32, 32, 8192, 32064, 4096), 2047),
+      of_family(with_window(named_llama("phi3-mini", 32, 3072, 32, 32, 8192, 32064, 4096), 2047),
                 Family::phi3),
       gemma2(named_llama("gemma2-2b", 26, 2304, 8, 4, 9216, 256000, 8192), 256, 256),
       gemma2(named_llama("gemma2-9b", 42, 3584, 16, 8, 14336, 256000, 8192), 256, 256),
@@ -203,13 +204,13 @@ const std::vector<ModelShape>& model_shapes() {
 }
 
 ModelShape find_model_shape(std::string_view name) {
-  constexpr std::pair<std::string_view, std::string_view> elsewhere[] = {
+  constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
       {"gpt2", "gpt2-124m"},
       {"gpt2-medium", "gpt2-355m"},
       {"gpt2-large", "gpt2-774m"},
       {"gpt2-1558m", "gpt2-xl"}};
   std::string_view own = name;
-  for (const auto& [other, ours] : elsewhere) {
+  for (const auto& [other, ours] : kOtherNames) {
     if (name == other) own = ours;
   }
   std::vector<std::string> names;
@@ -218,7 +219,7 @@ ModelShape find_model_shape(std::string_view name) {
     names.push_back(shape.name);
   }
   throw UsageError(str("model ", quote(name), " is unknown", did_you_mean(name, names),
-                       "; there are ", join(names, ", "), ", or give its sizes"));
+                       "; must be one of ", join(names, ", "), ", or given by its sizes"));
 }
 
 ModelShape gpt_shape(std::int64_t layers, std::int64_t hidden, std::int64_t heads,
@@ -240,14 +241,12 @@ namespace {
 void check_rotary(const ModelShape& shape) {
   check(shape.rotary_scaling, shape.rotary_base);
   if (shape.head_dim() % 2 != 0) {
-    throw UsageError(str("heads of width ", shape.head_dim(),
-                         " cannot be turned in pairs by rotary positions; wanted an even width"));
+    throw UsageError(str("the heads have width ", shape.head_dim(),
+                         "; rotary positions rotate pairs of elements and need an even width"));
   }
   if (shape.rotary_scaling.kind == RotaryScaling::Kind::dynamic && shape.context < 1) {
-    throw UsageError(
-        str("dynamic rotary scaling begins behind the longest sequence that the model "
-            "is made for, and its context is ",
-            shape.context, "; wanted at least 1"));
+    throw UsageError(str("dynamic rotary scaling needs the context length of the model, but it is ",
+                         shape.context, "; must be at least 1"));
   }
 }
 
@@ -257,7 +256,7 @@ void check(const ModelShape& shape) {
   const auto within = [](const char* what, std::int64_t value, std::int64_t least,
                          std::int64_t most) {
     if (value < least || value > most) {
-      throw UsageError(str(what, " is ", value, "; wanted ", least, " to ", most));
+      throw UsageError(str(what, " is ", value, "; must be ", least, " to ", most));
     }
   };
   // Within these bounds no count overflows 64 bits: 10^5 · (40 · 10^12) < 2^63.
@@ -273,12 +272,12 @@ void check(const ModelShape& shape) {
   within("the first layer with a window", shape.window_from, 0, shape.layers);
   within("the period of layers without a window", shape.window_period, 0, 100'000);
   if (shape.head_width == 0 && shape.hidden % shape.heads != 0) {
-    throw UsageError(str("hidden is ", shape.hidden, ", which ", shape.heads,
-                         " heads do not divide; wanted a multiple of heads"));
+    throw UsageError(
+        str("hidden is ", shape.hidden, "; must be a multiple of the ", shape.heads, " heads"));
   }
   if (shape.heads % shape.kv_heads != 0) {
-    throw UsageError(str("heads is ", shape.heads, ", which ", shape.kv_heads,
-                         " kv-heads do not divide; wanted a multiple of kv-heads"));
+    throw UsageError(
+        str("heads is ", shape.heads, "; must be a multiple of the ", shape.kv_heads, " kv-heads"));
   }
   const auto positive = [](const char* what, double value, bool zero) {
     if (std::isfinite(value) && (value > 0 || (zero && value == 0))) return;
@@ -296,23 +295,24 @@ void check(const ModelShape& shape) {
         "have no bias");
   }
   if (!(shape.norm_eps >= 0) || !(shape.init_range >= 0)) {
-    throw UsageError(str("the norms' epsilon is ", shape.norm_eps, " and init_range ",
-                         shape.init_range, "; wanted numbers from 0 on"));
+    throw UsageError(str("the epsilon of the norms is ", shape.norm_eps, " and init_range is ",
+                         shape.init_range, "; both must be at least 0"));
   }
   if (shape.rotary()) check_rotary(shape);
 }
 
 std::string longest_reason(const ModelShape& shape) {
   if (shape.positions > 0) return str("the model has ", shape.positions, " positions");
-  return str("the model's dynamic rotary scaling would turn all tokens of sequences beyond ",
-             shape.longest(), " (its max_position_embeddings) by angles that depend on the others");
+  return str("with dynamic rotary scaling, the angles of sequences longer than ", shape.longest(),
+             " tokens (max_position_embeddings) depend on the length of the sequence");
 }
 
 std::string context_note(const ModelShape& shape, std::int64_t tokens) {
   if (!shape.rotary() || shape.context == 0 || tokens <= shape.context) return "";
-  return str("sequences of ", tokens, " tokens are longer than the ", shape.context,
-             " that the model was made for (max_position_embeddings): it computes them, but has "
-             "not learned positions that far");
+  return str("sequences of ", tokens, " tokens are longer than the context of the model, ",
+             shape.context,
+             " (max_position_embeddings): the model runs, but it was not trained on ",
+             "positions beyond its context");
 }
 
 std::int64_t padded_vocab(std::int64_t vocab, std::int64_t multiple) {

@@ -2,12 +2,11 @@
 
 namespace tessera {
 
-// Every rank is a process that knows every other one: more of them than any machine has cores are a
-// slip of the finger, which would take the machine's memory and processes before anybody sees it.
+// Maximum number of ranks. A larger number is most likely a typing error. Starting that many
+// processes would exhaust the memory and the process limit of the machine.
 inline constexpr int kMostRanks = 4096;
 inline constexpr const char* kMostRanksWhy =
-    "each rank is a process with a connection to every other one, and no machine that is known has "
-    "cores for more; tessera plan tells of larger runs, and tessera run --nodes starts ranks on "
-    "several machines";
+    "each rank is a process with a connection to every other rank. Use tessera plan to plan larger "
+    "runs, and tessera run --nodes to start ranks on several machines";
 
 }  // namespace tessera

@@ -10,19 +10,20 @@ namespace tessera {
 namespace {
 
 // [Note: normals] Philox::normals computes in double and rounds to float. Here many pairs at a time
-// go through loops without branches, which compilers turn into vector instructions; logarithm, sine
-// and cosine are polynomials that may be off by a few units in the last place of a double. That
-// changes a float only if the double lies within that distance of the middle of two floats. Such
-// pairs, one in some million, are computed again by Philox::normals. So the values are the same on
-// all processors that have the same libm, whatever instructions they have.
+// go through branch-free loops that compilers vectorize. Logarithm, sine and cosine are polynomials
+// with an error of a few units in the last place of a double. That changes the float only if the
+// double lies within that distance of the midpoint of two floats. Such pairs, about one in a
+// million, are recomputed by Philox::normals. So the values are the same on all processors with the
+// same libm, regardless of their instruction set.
 constexpr std::size_t kLanes = 64;
 using Doubles = std::array<double, kLanes>;
 using Words = std::array<std::uint32_t, kLanes>;
 
-// A double has 29 bits more than a float. Far more than what the polynomials are off.
+// A double has 29 more bits than a float.
 constexpr std::uint64_t kDropped = std::uint64_t{1} << 29;
+// Units in the last place of a double. Far larger than the error of the polynomials.
 constexpr std::uint64_t kMargin = 256;
-// Fewer numbers than these cost less one by one than as a part of a block.
+// Fewer numbers than this are faster to compute one by one than as part of a block.
 constexpr std::uint64_t kFew = 40;
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
@@ -69,7 +70,7 @@ void radii(const Words& words, Doubles& out) {
   for (std::size_t i = 0; i < kLanes; ++i) {
     const double x = (words[i] + 0.5) * 0x1p-32;
     const auto bits = std::bit_cast<std::uint64_t>(x);
-    // Adding the distance from √½ to 1 carries into the exponent where m would be at least √2.
+    // Adding the distance from √½ to 1 carries into the exponent if m would be at least √2.
     const std::uint64_t shifted = bits + (0x3ff0000000000000u - 0x3fe6a09e667f3bcdu);
     const std::uint64_t biased = shifted >> 52;
     const double e = std::bit_cast<double>(0x4330000000000000u | biased) - (0x1p52 + 1023);
@@ -135,7 +136,7 @@ void cosines_and_sines(const Words& words, Doubles& cosines, Doubles& sines) {
   }
 }
 
-// The products as floats, and whether some of them may have been rounded to the wrong side.
+// Writes the products as floats. Returns true if some may have been rounded to the wrong side.
 TESSERA_VECTOR_CLONES
 bool round_products(const Doubles& radius, const Doubles& unit, std::array<float, kLanes>& out) {
   std::uint64_t unsure = 0;
@@ -143,13 +144,13 @@ bool round_products(const Doubles& radius, const Doubles& unit, std::array<float
     const double value = radius[i] * unit[i];
     out[i] = static_cast<float>(value);
     const std::uint64_t dropped = std::bit_cast<std::uint64_t>(value) & (kDropped - 1);
-    // The distance from the middle, kMargin below it, wraps to something large elsewhere.
+    // Below the interval the unsigned difference wraps around to a large value.
     unsure |= static_cast<std::uint64_t>(dropped - (kDropped / 2 - kMargin) <= 2 * kMargin);
   }
   return unsure != 0;
 }
 
-// kLanes pairs, from pair number `begin`.
+// Writes kLanes pairs, starting with pair number `begin`.
 void fill_pairs(const Philox& random, std::uint64_t begin, float scale, float* out) {
   Words first, second;
   Doubles radius, cosine, sine;
@@ -184,7 +185,7 @@ void fill_normals(const Philox& random, std::uint64_t first, std::uint64_t count
       for (; done < count; ++done) out[done] = scale * random.normal(first + done);
       return;
     }
-    // An odd beginning, or too few for a whole block: of a block, what is wanted.
+    // An odd start, or less than a block: compute a block and copy a part of it.
     std::array<float, 2 * kLanes> some;
     fill_pairs(random, at / 2, scale, some.data());
     const std::uint64_t take = std::min<std::uint64_t>(2 * kLanes - at % 2, count - done);

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// out[i] = scale · random.normal(first + i), to the bit, several times faster: see normals.cpp.
+// Writes out[i] = scale · random.normal(first + i), bit-exact but several times faster.
 void fill_normals(const Philox& random, std::uint64_t first, std::uint64_t count, float scale,
                   float* out);
 

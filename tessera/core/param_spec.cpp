@@ -43,8 +43,8 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   throw UsageError(str("parameter ", spec.name, " ", shape_text(spec.shape), ": ", why));
 }
 
-// Returns true if the ranks along an axis hold the same elements of a parameter without a cut along
-// it, and only the first of them counts these.
+// Returns true if ranks along this axis hold the same elements of a parameter without a cut along
+// it, so that only the first of them counts these.
 bool first_rank_counts(Axis axis) {
   switch (axis) {
     case Axis::tp: return true;
@@ -150,7 +150,7 @@ std::vector<LocalDim> local_dims(const ParamSpec& spec, const Axes& axes,
 }
 
 // Collects the runs of a rank from the outermost dim to the innermost one that is cut. The elements
-// behind that one are contiguous.
+// after that one are contiguous.
 class RunCollector {
  public:
   RunCollector(std::vector<LocalDim> dims, bool counted_only)
@@ -164,7 +164,7 @@ class RunCollector {
 
   std::vector<Run> collect() {
     for (const LocalDim& dim : dims_) {
-      if (dim.size == 0) return {};  // before a product of the other sizes could overflow
+      if (dim.size == 0) return {};  // before the product of the other sizes can overflow
     }
     std::int64_t stride = 1, local_stride = 1;
     for (std::size_t d = dims_.size(); d-- > 0;) {
@@ -184,7 +184,7 @@ class RunCollector {
     for (const DimShare& share : dims_[d].shares) {
       const std::int64_t begin = whole + share.begin * strides_[d];
       if (counted_only_ && !share.counted) {
-        // Skipped, but its room counts.
+        // Skipped, but it takes space in the local tensor.
       } else if (d + 1 == cut_dims_) {
         add({begin, local, share.length * strides_[d]});
       } else {
@@ -208,7 +208,7 @@ class RunCollector {
   const std::vector<LocalDim> dims_;
   const bool counted_only_;
   std::vector<std::int64_t> strides_, local_strides_;  // elements, in the parameter and on the rank
-  std::size_t cut_dims_;                               // the dims behind these are whole
+  std::size_t cut_dims_;                               // dims after these are whole
   std::vector<Run> runs_;
 };
 

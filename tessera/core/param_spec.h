@@ -81,7 +81,7 @@ std::vector<std::int64_t> local_shape(const ParamSpec& spec, const Axes& axes,
                                       const Coordinate& coordinate);
 // Returns the elements of that tensor, without padding.
 std::vector<Run> local_runs(const ParamSpec& spec, const Axes& axes, const Coordinate& coordinate);
-// Returns those of them that no rank before this one holds, so that norms and checkpoints include
+// Returns the elements that no rank before this one holds, so that norms and checkpoints include
 // every element of the parameter once. "Before" means a lower index along an axis that cuts the
 // parameter or along tp. A stage holds its parameters alone, and the engine divides a tensor among
 // data-parallel ranks, so the index along pp, dp and dp_replicate does not matter otherwise.

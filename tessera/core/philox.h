@@ -7,8 +7,9 @@
 
 namespace tessera {
 
-// Random numbers as a function of where they are used (Salmon et al., SC 2011: Philox4x32-10), not
-// of what was drawn before: no state, and the same in every rank, thread and order.
+// Counter-based random numbers (Salmon et al., SC 2011: Philox4x32-10). A number is a function of
+// its index and does not depend on earlier draws: there is no state, and the numbers are the same
+// on every rank and thread and in any order.
 using PhiloxBlock = std::array<std::uint32_t, 4>;
 using PhiloxKey = std::array<std::uint32_t, 2>;
 
@@ -31,7 +32,7 @@ constexpr PhiloxBlock philox4x32(PhiloxBlock counter, PhiloxKey key) {
   return counter;
 }
 
-// A stable hash of a name (FNV-1a, 64 bits): the stream of a parameter or of an operation.
+// Returns a stable hash of a name (64-bit FNV-1a), used as the stream of a parameter or operation.
 constexpr std::uint64_t stream_of(std::string_view name) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : name) {
@@ -40,8 +41,8 @@ constexpr std::uint64_t stream_of(std::string_view name) {
   return hash;
 }
 
-// Stream `stream` of the numbers that belong to `seed`. Number i of it takes word i % 4 of block
-// i / 4; a normal takes two words, so its numbers are not those of bits(i) and uniform(i).
+// Stream `stream` of the random numbers of `seed`. bits(i) and uniform(i) use word i % 4 of block
+// i / 4. A normal uses two words, so normal(i) uses other words than bits(i).
 class Philox {
  public:
   constexpr Philox(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
@@ -54,16 +55,16 @@ class Philox {
                       {low(seed_), high(seed_)});
   }
   constexpr std::uint32_t bits(std::uint64_t index) const { return block(index / 4)[index % 4]; }
-  // In [0, 1), a multiple of 2^-24.
+  // Returns a multiple of 2^-24 in [0, 1).
   constexpr float uniform(std::uint64_t index) const {
     return static_cast<float>(bits(index) >> 8) * 0x1p-24f;
   }
-  // Mean 0, variance 1 (Box and Muller): numbers 2i and 2i + 1 come from block i.
+  // Returns a normal with mean 0 and variance 1 (Box-Muller). Normals 2i and 2i + 1 use block i.
   float normal(std::uint64_t index) const { return normals(index / 2)[index % 2]; }
   std::array<float, 2> normals(std::uint64_t pair) const {
     const PhiloxBlock words = block(pair);
     constexpr double pi = 3.14159265358979323846;
-    // The logarithm's argument is in (0, 1], with 2^-33 as its least value.
+    // The argument of the logarithm is in [2^-33, 1].
     const double radius = std::sqrt(-2.0 * std::log((words[0] + 0.5) * 0x1p-32));
     const double angle = 2.0 * pi * ((words[1] + 0.5) * 0x1p-32);
     return {static_cast<float>(radius * std::cos(angle)),

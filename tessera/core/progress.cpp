@@ -29,7 +29,7 @@ int terminal_columns(int fd) {
   return 80;
 }
 
-// The first `columns` characters of UTF-8 text, on one line.
+// Returns the first `columns` characters of UTF-8 text, on one line.
 std::string first_columns(std::string_view text, std::size_t columns) {
   std::string result;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -55,7 +55,7 @@ std::string bar(double share, std::size_t cells) {
 }
 
 std::string per_second(double rate, const std::string& unit) {
-  // Slower than one per second reads better as the time of one.
+  // Rates below one per second are easier to read as seconds per item.
   if (rate <= 0) return "";
   const std::string name = unit.empty() ? "it" : unit;
   if (rate < 1) return str(format_time(1 / rate), "/", name);
@@ -77,7 +77,7 @@ Progress::Progress(std::int64_t total, ProgressOptions options)
 }
 
 Progress::~Progress() {
-  // An unfinished bar (an exception passes by) keeps its last state and only ends its line.
+  // An unfinished bar (after an exception) keeps its last state; only its line is ended.
   if (!finished_ && drawn_ && mode_ == ProgressMode::kTerminal) write_all(options_.fd, "\n");
 }
 
@@ -99,7 +99,7 @@ void Progress::update(std::int64_t done, std::string_view text) {
   const double now = options_.clock();
   if (const double time = now - measured_at_; time >= 0.05 && done_ > measured_done_) {
     const double latest = static_cast<double>(done_ - measured_done_) / time;
-    // Weights fall to 1/e in ten seconds of work, and at once for steps longer than that.
+    // Exponential moving average with a time constant of ten seconds.
     const double weight = recent_rate_ > 0 ? 1 - std::exp(-time / 10) : 1;
     recent_rate_ += weight * (latest - recent_rate_);
     measured_at_ = now;
@@ -146,7 +146,7 @@ std::string Progress::status(bool last) const {
 
 void Progress::draw_terminal(bool last) {
   const int width = options_.columns > 0 ? options_.columns : terminal_columns(options_.fd);
-  // The last column stays empty: writing it makes some terminals wrap.
+  // Leave the last column empty: writing to it makes some terminals wrap.
   const auto room = static_cast<std::size_t>(std::max(width - 1, 1));
   std::string left = options_.label.empty() ? "" : options_.label + " ";
   std::string right = status(last);

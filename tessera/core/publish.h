@@ -5,31 +5,31 @@
 
 namespace tessera {
 
-// [Note: publishing] A result appears whole or not at all: it is written to a draft beside its
-// place, synced, and renamed. A rename would put a file in the place of a device or a pipe, so only
-// regular files (and names where nothing is yet) are replaced so; what else can be written to is
-// written to directly. Links are followed: what they lead to is replaced, and the link stays.
+// [Note: publishing] A file appears complete or not at all: it is written to a draft (a temporary
+// file in the same folder), synced and renamed. A rename would replace a device or a pipe by a
+// file, so only regular files and new names are written this way. Devices and pipes are written to
+// directly. Symbolic links are followed: their target is replaced, and the link stays.
 struct PublishTarget {
-  std::string path;     // where the bytes go, after all links
-  bool direct = false;  // a device, a pipe, a terminal: cannot be replaced
+  std::string path;     // path after following all links
+  bool direct = false;  // a device, pipe or terminal, which cannot be replaced
 };
-// Throws UsageError for a folder, and for what cannot be looked at.
+// Throws UsageError for a folder and for a path that cannot be inspected.
 PublishTarget publish_target(const std::string& path);
 
-// Writes `text` so. A draft that cannot be finished is removed, and what was at `path` stays.
-// Throws DataError with the path, the bytes, the system's reason and what to do. A pipe that nobody
-// reads is an error, not a wait.
+// Publishes `text` at `path`. On failure it removes the draft, leaves the old file and throws
+// DataError with the path, the number of bytes, the system error and what to do. Throws for a pipe
+// without a reader instead of waiting.
 void publish(const std::string& path, std::string_view text);
 
-// What publish() leaves when it is killed is its draft: the name of the file that it was to become,
-// or "" where `draft` is not named like one.
+// Returns the name of the file that `draft` was to become, or "" if it is not named like a draft.
+// publish() leaves a draft behind if the process is killed.
 std::string_view published_by(std::string_view draft);
 
-// Throws UsageError, with `flag` in front, if publish() cannot write there. Tries to make a draft,
-// and leaves nothing behind.
+// Throws UsageError that starts with `flag` if publish() cannot write to `path`. Creates a draft to
+// test this, and removes it.
 void check_publishable(const std::string& path, std::string_view flag);
 
-// "; free some space, or …" for an error of the system that one can do something about, else "".
+// Returns advice on an errno for the end of a message ("; free some space, …"), or "".
 std::string advice_on(int error);
 
 }  // namespace tessera

@@ -14,7 +14,7 @@ Recompute parse_recompute(std::string_view text) {
   }
   throw UsageError(str("recomputation ", quote(text), " is unknown",
                        did_you_mean(text, {"none", "selective", "full"}),
-                       "; there are none, selective (matrix products are kept) and full"));
+                       "; must be none, selective (keeps matrix products) or full"));
 }
 
 std::string_view name(Recompute mode) {

@@ -5,15 +5,15 @@
 
 namespace tessera {
 
-// What a segment of a model (a unit, a block) recomputes in backward instead of keeping it from
-// forward: activation checkpointing.
+// Activation checkpointing: the parts of a unit or a block that backward recomputes instead of
+// reading them from memory.
 enum class Recompute : std::uint8_t {
   none,
-  selective,  // matrix products are kept, everything between them is recomputed
-  full,       // only the inputs are kept
+  selective,  // keeps matrix products, recomputes everything else
+  full,       // keeps only the inputs
 };
 Recompute parse_recompute(std::string_view text);  // throws UsageError
-// As the command line spells it.
+// Returns the name used on the command line.
 std::string_view name(Recompute mode);
 
 }  // namespace tessera

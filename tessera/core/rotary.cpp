@@ -24,14 +24,14 @@ float llama3_rate(float rate, const RotaryScaling& scaling) {
   return (1 - smooth) * rate / factor + smooth * rate;
 }
 
-// Between these pairs yarn goes from the frequency as it is to the one that is divided.
+// Pairs between which yarn interpolates from the original to the divided frequency.
 struct YarnRamp {
   double first = 0, last = 0;
 };
 YarnRamp yarn_ramp(std::int64_t width, double base, const RotaryScaling& scaling) {
   constexpr double two_pi = 6.283185307179586476925;
   const auto dim = static_cast<double>(width);
-  // The pair, as a fraction, that turns so many times in the positions of the first training.
+  // Returns the (fractional) pair that makes `turns` rotations in original_positions.
   const auto pair_of = [&](double turns) {
     const auto original = static_cast<double>(scaling.original_positions);
     return dim * std::log(original / (turns * two_pi)) / (2 * std::log(base));
@@ -69,7 +69,7 @@ std::vector<double> rotary_rates(std::int64_t width, double base, const RotarySc
   std::vector<double> rates;
   for (std::int64_t i = 0; i < width / 2; ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(width);
-    // pow in fp64 and rounded: what a good pow of fp32 gives.
+    // pow in fp64, then rounded: the result of a correctly rounded fp32 pow.
     const auto wave = static_cast<float>(std::pow(base, double{exponent}));
     float rate = 1.0f / wave;
     if (scaling.kind == ScalingKind::linear) rate /= static_cast<float>(scaling.factor);
@@ -92,33 +92,34 @@ double rotary_gain(const RotaryScaling& scaling) {
 
 void check(const RotaryScaling& scaling, double base) {
   if (!(base > 0)) {
-    throw UsageError(str("the base of rotary positions is ", base, "; wanted > 0"));
+    throw UsageError(str("the base of rotary positions is ", base, "; must be greater than 0"));
   }
   if (scaling.kind == ScalingKind::none) return;
   if (!(scaling.factor > 0)) {
-    throw UsageError(str("the factor of rotary scaling is ", scaling.factor, "; wanted > 0"));
+    throw UsageError(
+        str("the factor of rotary scaling is ", scaling.factor, "; must be greater than 0"));
   }
   if (scaling.kind == ScalingKind::llama3 &&
       (!(scaling.low_freq_factor > 0) || !(scaling.high_freq_factor > scaling.low_freq_factor) ||
        scaling.original_positions < 1)) {
-    throw UsageError(str("llama3's rotary scaling has low_freq_factor ", scaling.low_freq_factor,
+    throw UsageError(str("llama3 rotary scaling has low_freq_factor ", scaling.low_freq_factor,
                          ", high_freq_factor ", scaling.high_freq_factor,
                          " and original positions ", scaling.original_positions,
-                         "; wanted 0 < low < high, and at least one position"));
+                         "; must be 0 < low < high, and at least one position"));
   }
   if (scaling.kind != ScalingKind::yarn) return;
   if (!(scaling.beta_slow > 0) || !(scaling.beta_fast >= scaling.beta_slow) ||
       scaling.original_positions < 1 || !(base > 1)) {
-    throw UsageError(str("yarn's rotary scaling has beta_slow ", scaling.beta_slow, ", beta_fast ",
+    throw UsageError(str("yarn rotary scaling has beta_slow ", scaling.beta_slow, ", beta_fast ",
                          scaling.beta_fast, ", original positions ", scaling.original_positions,
                          " and base ", base,
-                         "; wanted 0 < slow <= fast, at least one position, and a base above 1"));
+                         "; must be 0 < slow <= fast, at least one position, and a base above 1"));
   }
   if (!(scaling.attention_factor >= 0) || !(scaling.mscale >= 0) ||
       !(scaling.mscale_all_dim >= 0)) {
-    throw UsageError(str("yarn's rotary scaling has attention_factor ", scaling.attention_factor,
+    throw UsageError(str("yarn rotary scaling has attention_factor ", scaling.attention_factor,
                          ", mscale ", scaling.mscale, " and mscale_all_dim ",
-                         scaling.mscale_all_dim, "; wanted numbers above 0, or 0 for none"));
+                         scaling.mscale_all_dim, "; must be greater than 0, or 0 for unset"));
   }
 }
 

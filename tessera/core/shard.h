@@ -5,10 +5,10 @@
 
 namespace tessera {
 
-// [Note: shards of a parameter] Each parameter alone is cut into one shard per rank, of equal size
-// and a multiple of kShardAlign elements; rank r owns shard r. So what a rank owns does not depend
-// on how parameters are packed, and the planner counts what the engine allocates, sends and saves,
-// padding included.
+// [Note: shards of a parameter] Each parameter is cut separately into one shard per rank, of equal
+// size and a multiple of kShardAlign elements. Rank r owns shard r. So the elements of a rank do
+// not depend on how parameters are packed, and the planner can compute what the engine allocates,
+// sends and saves, including padding.
 inline constexpr std::int64_t kShardAlign = 16;
 
 constexpr std::int64_t shard_size(std::int64_t numel, std::int64_t ranks) {
@@ -16,13 +16,13 @@ constexpr std::int64_t shard_size(std::int64_t numel, std::int64_t ranks) {
   return (even + kShardAlign - 1) / kShardAlign * kShardAlign;
 }
 
-// Elements of a parameter, without padding.
+// Range of elements of a parameter, without padding.
 struct ShardRange {
   std::int64_t begin = 0, size = 0;
 
   friend constexpr bool operator==(const ShardRange&, const ShardRange&) = default;
 };
-// Those in shard `rank`, where each shard has `shard` elements.
+// Returns the range of shard `rank` if each shard has `shard` elements.
 constexpr ShardRange nth_shard(std::int64_t numel, std::int64_t shard, std::int64_t rank) {
   const std::int64_t begin = std::min(numel, shard * rank);
   return {begin, std::min(shard, numel - begin)};

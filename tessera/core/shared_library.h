@@ -7,11 +7,11 @@
 
 namespace tessera {
 
-// A shared library that is looked for when the program runs: the machine may lack it, or LibTorch
-// may have brought it. It stays loaded: threads and kernels of it may be there until the end.
+// A shared library loaded at run time: the machine may not have it, or LibTorch may have loaded it
+// already. It is never unloaded, because its threads and kernels may run until the process ends.
 class SharedLibrary {
  public:
-  // The first of these files that loads; one that the process has already comes first.
+  // Loads the first of these files that works. Prefers a library that is already loaded.
   explicit SharedLibrary(std::initializer_list<const char*> files, int flags = RTLD_LOCAL) {
     for (const int how : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
       for (const char* file : files) {
@@ -22,15 +22,15 @@ class SharedLibrary {
     const char* const error = ::dlerror();
     problem_ = error != nullptr ? error : "no reason given";
   }
-  // Where the process has `name` already, from whatever file, that library; else as above.
+  // Uses the process itself if it already has the symbol `name`. Otherwise loads a file as above.
   SharedLibrary(const char* name, std::initializer_list<const char*> files, int flags = RTLD_LOCAL)
       : SharedLibrary(::dlsym(RTLD_DEFAULT, name) != nullptr ? SharedLibrary()
                                                              : SharedLibrary(files, flags)) {}
 
   bool open() const { return in_process_ || handle_ != nullptr; }
-  const std::string& problem() const { return problem_; }  // why it is not open
+  const std::string& problem() const { return problem_; }  // reason why it is not open
 
-  // Null where it has no such name.
+  // Sets `function` to the symbol `name`, or to null if there is none.
   template <typename Function>
   void find(const char* name, Function& function) const {
     function = nullptr;
@@ -38,7 +38,7 @@ class SharedLibrary {
       function = reinterpret_cast<Function>(::dlsym(in_process_ ? RTLD_DEFAULT : handle_, name));
     }
   }
-  // The same, and notes the first name that is not there.
+  // Same as find(), and records the first missing name.
   template <typename Function>
   void need(const char* name, Function& function) {
     find(name, function);

@@ -1,14 +1,14 @@
-// Vectors, on Google Highway, for the kernels and the reductions. Internal.
+// SIMD vectors for the kernels and the reductions, based on Google Highway. Internal.
 //
-// [Note: sets] Code that includes this is compiled once for each instruction set, in a source of
-// its own that names the set (HWY_BASELINE_TARGETS) before it includes the code. All of the code
-// lies between HWY_BEFORE_NAMESPACE() and HWY_AFTER_NAMESPACE(), which switch the instructions on,
-// and in HWY_NAMESPACE, or the linker would merge two sets. Nothing from the standard library may
-// be instantiated there, for the same reason. Which set runs is decided when the program runs:
-// cpu.h. Nothing of Highway is linked; its headers are enough.
+// [Note: sets] Code that includes this header is compiled once for each instruction set. Each set
+// has its own source file, which defines HWY_BASELINE_TARGETS before it includes the code. All of
+// the code must be between HWY_BEFORE_NAMESPACE() and HWY_AFTER_NAMESPACE(), which enable the
+// instructions, and inside HWY_NAMESPACE; otherwise the linker would merge functions of two sets.
+// For the same reason no template of the standard library may be instantiated there. The set is
+// chosen at run time (cpu.h). Only the headers of Highway are used; no library is linked.
 //
-// The sets have vectors of a size that is known when compiling, so arrays of vectors are fine. A
-// struct of vectors needs constructors of its own: the compiler's lack the set's instructions.
+// Vectors have a compile-time size in all sets, so arrays of vectors work. A struct of vectors
+// needs user-defined constructors: implicit ones are compiled without the instructions of the set.
 #pragma once
 
 #include <hwy/highway.h>
@@ -26,7 +26,7 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A full vector of T, and as many T as a full vector of A has elements.
+// A full vector of T, and a vector of T with as many elements as a full vector of A.
 template <class T>
 using Tag = hn::ScalableTag<T>;
 template <class T>
@@ -54,7 +54,7 @@ TESSERA_INLINE U as_bits(F x) { return hn::BitCast(Tag<std::uint32_t>(), x); }
 
 TESSERA_INLINE F widen_bf16(Halves half) {
 #if HWY_TARGET == HWY_NEON
-  return as_floats(U(vshll_n_u16(half.raw, 16)));  // Highway's way takes two instructions
+  return as_floats(U(vshll_n_u16(half.raw, 16)));  // Highway uses two instructions
 #else
   return as_floats(hn::ShiftLeft<16>(hn::PromoteTo(Tag<std::uint32_t>(), half)));
 #endif
@@ -69,7 +69,7 @@ TESSERA_INLINE Halves upper_half(U bits) {
                       hn::BitCast(Tag<std::int32_t>(), hn::ShiftRight<16>(bits)));
 #endif
 }
-// To nearest, ties to even: the upper half of the result. A NaN may become anything.
+// Rounds to nearest, ties to even. The result is the upper half. A NaN becomes an arbitrary value.
 TESSERA_INLINE U round_to_bf16(U bits) {
   const U odd = hn::And(hn::ShiftRight<16>(bits), splat<std::uint32_t>(1));
   return bits + odd + splat<std::uint32_t>(0x7fff);
@@ -78,7 +78,7 @@ TESSERA_INLINE U round_to_bf16(U bits) {
 // ---- f16 ----
 
 TESSERA_INLINE F widen_f16(Halves half) {
-#if HWY_TARGET == HWY_SSSE3  // Highway makes numbers of NaN and infinity there
+#if HWY_TARGET == HWY_SSSE3  // Highway converts NaN and infinity to finite numbers
   const U bits = hn::PromoteTo(Tag<std::uint32_t>(), half);
   const U magnitude = hn::And(bits, splat<std::uint32_t>(0x7fff));
   const auto order = hn::BitCast(Tag<std::int32_t>(), magnitude);
@@ -98,7 +98,7 @@ TESSERA_INLINE F widen_f16(Halves half) {
 #endif
 }
 TESSERA_INLINE Halves narrow_f16(F value) {
-#if HWY_TARGET == HWY_SSSE3  // Highway cuts digits off there
+#if HWY_TARGET == HWY_SSSE3  // Highway truncates
   const U bits = as_bits(value);
   const U magnitude = hn::And(bits, splat<std::uint32_t>(0x7fffffffu));
   const auto order = hn::BitCast(Tag<std::int32_t>(), magnitude);  // compares as the float does

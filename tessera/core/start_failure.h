@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// Explains `error`, the errno of a fork or of a thread that could not be started.
+// Returns an explanation of `error`, the errno of a failed fork or thread creation.
 inline std::string start_failure_text(int error) {
   if (error != EAGAIN) return std::strerror(error);
   rlimit limit{};

@@ -28,9 +28,10 @@ StateLayout parse_state_layout(std::string_view text) {
     const auto [next, error] = std::from_chars(at, end, bytes[i]);
     const bool separated = i == 2 ? next == end : next != end && *next == ',';
     if (error != std::errc() || !separated || bytes[i] < 0 || bytes[i] > 1024) {
-      throw UsageError(str("state layout ", quote(text), " is unknown", did_you_mean(text, names),
-                           "; there are ", join(names, ", "),
-                           ", or bytes of parameter, gradient and optimizer such as 2,6,12"));
+      throw UsageError(
+          str("state layout ", quote(text), " is unknown", did_you_mean(text, names),
+              "; must be one of ", join(names, ", "),
+              ", or bytes per parameter, gradient and optimizer state such as 2,6,12"));
     }
     at = next + 1;
   }
@@ -40,8 +41,8 @@ StateLayout parse_state_layout(std::string_view text) {
 Sharding sharding_of_stage(int stage) {
   if (stage < 0 || stage > 3) {
     throw UsageError(str("ZeRO stage ", stage,
-                         " does not exist; stages are 0 (nothing sharded), 1 (optimizer state), "
-                         "2 (and gradients) and 3 (and parameters)"));
+                         " does not exist; must be 0 (shards nothing), 1 (optimizer state), "
+                         "2 (also gradients) or 3 (also parameters)"));
   }
   return {stage >= 1, stage >= 2, stage >= 3};
 }

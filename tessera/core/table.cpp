@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-// Bytes that do not go on with another.
+// Counts all bytes except UTF-8 continuation bytes.
 std::size_t columns_of(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;

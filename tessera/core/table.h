@@ -8,19 +8,19 @@
 
 namespace tessera {
 
-// What a terminal shows of UTF-8 where every character takes one column.
+// Returns the number of terminal columns of UTF-8 text, assuming one column per character.
 std::size_t columns_of(std::string_view text);
 
-// Columns of text with two spaces between them; names to the left, numbers to the right.
+// Text table with two spaces between columns.
 class Table {
  public:
-  // One letter a column: 'l' or 'r'.
+  // One letter per column: 'l' (left) or 'r' (right).
   explicit Table(std::string alignment, std::string indent = "  ")
       : alignment_(std::move(alignment)), indent_(std::move(indent)) {}
 
-  // Of as many cells as there are columns, or fewer.
+  // Adds a row with at most as many cells as there are columns.
   void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  // A line for each row, without spaces at its end.
+  // Returns one line per row, without trailing spaces.
   std::string text() const;
 
  private:

@@ -33,7 +33,7 @@ void append_escaped(std::string& out, char c) {
   }
 }
 
-// Bytes of the UTF-8 character that begins at `at`; 0: none does.
+// Returns the length of the UTF-8 character that starts at `at`; 0: invalid.
 std::size_t utf8_character(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);
@@ -44,7 +44,7 @@ std::size_t utf8_character(std::string_view text, std::size_t at) {
                              : first < 0xf5 ? 4
                                             : 0;
   if (length == 0 || at + length > text.size()) return 0;
-  // The second byte has a smaller range: no long forms, no surrogates, nothing over U+10FFFF.
+  // The second byte has a smaller range: no overlong forms, surrogates or values over U+10FFFF.
   const unsigned char least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
   const unsigned char most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
   if (byte(at + 1) < least || byte(at + 1) > most) return 0;
@@ -54,10 +54,10 @@ std::size_t utf8_character(std::string_view text, std::size_t at) {
   return length;
 }
 
-// Characters that change how a terminal shows what stands around them: the controls of Latin-1
-// (U+0080 to U+009F), marks of direction (U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069), and
-// the separators of lines U+2028 and U+2029.
-bool acts_on_terminal(std::string_view character) {
+// Returns true for characters that change how a terminal shows the text around them: Latin-1
+// controls (U+0080 to U+009F), bidirectional marks (U+200E, U+200F, U+202A to U+202E, U+2066 to
+// U+2069) and line separators (U+2028, U+2029).
+bool is_terminal_control(std::string_view character) {
   if (character.size() == 2) {
     return character[0] == '\xc2' && static_cast<unsigned char>(character[1]) < 0xa0;
   }
@@ -77,7 +77,7 @@ std::string escape_controls(std::string_view text, bool lines) {
     if (length == 1 && (text[at] == '"' || text[at] == '\\' ||
                         (lines && (text[at] == '\n' || text[at] == '\t')))) {
       out += text[at];
-    } else if (length < 2 || acts_on_terminal(character)) {
+    } else if (length < 2 || is_terminal_control(character)) {
       for (const char byte : character) append_escaped(out, byte);
     } else {
       out += character;
@@ -89,7 +89,7 @@ std::string escape_controls(std::string_view text, bool lines) {
 
 std::string visible_text(std::string_view text, std::size_t longest, bool lines) {
   if (text.size() <= longest) return escape_controls(text, lines);
-  // Cut where characters begin.
+  // Cut at character boundaries.
   const auto inside = [&](std::size_t at) {
     return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80;
   };
@@ -183,7 +183,7 @@ std::string quote(std::string_view text) {
 }
 
 int edit_distance(std::string_view a, std::string_view b) {
-  // Optimal string alignment: three rows of the classic table, the third for swapped neighbours.
+  // Optimal string alignment: keeps three rows of the table, the third for transpositions.
   std::vector<int> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) above[j] = static_cast<int>(j);
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -203,7 +203,7 @@ int edit_distance(std::string_view a, std::string_view b) {
 
 std::string suggest(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string typed = lower(word);
-  // A third of the letters may be wrong; more than that is another word. Dashes are no letters.
+  // At most a third of the letters may differ. Leading dashes do not count.
   const std::size_t letters = typed.size() - std::min(typed.find_first_not_of('-'), typed.size());
   const int length = static_cast<int>(std::min<std::size_t>(letters, 1000));
   int limit = std::max(1, (length + 1) / 3);
@@ -211,7 +211,7 @@ std::string suggest(std::string_view word, const std::vector<std::string>& candi
   for (const std::string& candidate : candidates) {
     const auto difference = static_cast<long>(candidate.size()) - static_cast<long>(typed.size());
     if (difference > limit || -difference > limit) continue;
-    // A one-letter word must not be turned into any other one-letter word.
+    // Do not suggest one one-letter word for another.
     const int distance = edit_distance(typed, lower(candidate));
     if (distance > limit || distance >= static_cast<int>(std::max(typed.size(), candidate.size())))
       continue;

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// One argument of str(). What is no number and no text is written by its own operator<<.
+// One argument of str(). Types other than numbers and text are written with their operator<<.
 class TextPart {
  public:
   template <typename T>
@@ -37,7 +37,8 @@ class TextPart {
       kind_ = Kind::kDouble;
       double_ = value;
     } else {
-      static_assert(!std::is_function_v<T>, "str() knows no manipulators; see fixed() and hex()");
+      static_assert(!std::is_function_v<T>,
+                    "str() does not support manipulators; see fixed() and hex()");
       kind_ = Kind::kOther;
       other_ = {&value,
                 [](std::ostream& out, const void* it) { out << *static_cast<const T*>(it); }};
@@ -73,8 +74,8 @@ class TextPart {
 };
 std::string concatenate(const TextPart* parts, std::size_t count);
 
-// Concatenates its arguments as `<<` writes them, always in the "C" locale, so that messages and
-// files do not change with the user's settings: str("rank ", 3, " of ", 4).
+// Concatenates its arguments as `<<` writes them: str("rank ", 3, " of ", 4). Always uses the "C"
+// locale, so that messages and files do not depend on the user's settings.
 template <typename... Args>
 std::string str(const Args&... args) {
   if constexpr (sizeof...(args) == 0) {
@@ -85,39 +86,39 @@ std::string str(const Args&... args) {
   }
 }
 
-// With so many digits after the point: fixed(2.5, 2) is "2.50".
+// Formats with `decimals` digits after the point: fixed(2.5, 2) is "2.50".
 std::string fixed(double value, int decimals);
-// With at least so many digits: hex(10, 4) is "000a".
+// Formats in hexadecimal with at least `digits` digits: hex(10, 4) is "000a".
 std::string hex(std::uint64_t value, int digits = 1);
 
-// Puts `separator` between the parts: join({"a", "b"}, ", ") is "a, b".
+// Concatenates parts with a separator: join({"a", "b"}, ", ") is "a, b".
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
-// Leaves the first `most` parts, and a last one that says how many more there were.
+// Keeps the first `most` parts and replaces the others by "and 3 more".
 void cut_list(std::vector<std::string>& parts, std::size_t most);
 
-// A count with its noun: "1 bucket", "2 buckets".
+// Returns a count with its noun: "1 bucket", "2 buckets".
 std::string plural(std::int64_t count, std::string_view noun);
 
-// The text in double quotes, with control characters, quotes and non-ASCII bytes escaped and a long
-// text cut in the middle: safe to print in an error message whatever the user typed.
+// Returns the text in double quotes for a message. Escapes control characters, quotes and non-ASCII
+// bytes, and cuts long texts in the middle, so that any user input is safe to print.
 std::string quote(std::string_view text);
 
 // Returns text from a file or a peer for a message or a table: control characters and bytes that
 // are not UTF-8 are escaped, and more than `longest` bytes are cut in the middle. Such text could
 // otherwise move a terminal's cursor or fill the screen.
 std::string visible(std::string_view text, std::size_t longest = 160);
-// The same for a whole message: keeps the ends of lines.
+// Same as visible(), for a whole message: keeps newlines and tabs.
 std::string visible_lines(std::string_view text, std::size_t longest = 32'000);
 
-// How many insertions, deletions, replacements and swaps of neighbours turn `a` into `b`.
+// Returns the number of insertions, deletions, substitutions and transpositions from `a` to `b`.
 int edit_distance(std::string_view a, std::string_view b);
 
-// The candidate that `word` most probably meant, or "" when none is near. Case is ignored, and the
-// earlier candidate wins a tie.
+// Returns the candidate closest to `word`, or "" if none is close. Ignores case. The earlier
+// candidate wins a tie.
 std::string suggest(std::string_view word, const std::vector<std::string>& candidates);
 
-// "; did you mean X?" or "", to be appended to an error message.
+// Returns "; did you mean X?" or "", to append to an error message.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace tessera

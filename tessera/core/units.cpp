@@ -20,7 +20,7 @@ struct Unit {
   std::uint64_t factor;
 };
 
-// What is being parsed, for the error messages.
+// Kind of value, for error messages.
 struct Form {
   std::string_view what;
   std::string_view accepted;
@@ -96,7 +96,7 @@ std::vector<std::string> names(const std::vector<Unit>& units) {
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_space(char c) { return c == ' ' || c == '\t'; }
 
-// A cursor over the text that reads numbers and words and knows where it is.
+// Cursor over the text that reads numbers and words.
 class Reader {
  public:
   Reader(const Form& form, std::string_view text) : form_(form), text_(text) {
@@ -117,8 +117,8 @@ class Reader {
     std::uint64_t digits = 0;
     int exponent = 0;
     std::size_t at = 0;
-    std::string plain;         // the same without commas and...
-    int written_exponent = 0;  // ...its exponent
+    std::string plain;         // digits without commas and exponent
+    int written_exponent = 0;  // exponent as written in the text
   };
 
   Number number() {
@@ -135,7 +135,7 @@ class Reader {
     return result;
   }
 
-  // The letters (and all else that is no digit or space) up to the next number or the end.
+  // Reads up to the next digit or space.
   std::string_view word() {
     const std::size_t start = at_;
     while (!at_end() && !is_digit(peek()) && !is_space(peek())) ++at_;
@@ -156,7 +156,7 @@ class Reader {
     while (!at_end() && is_space(peek())) ++at_;
   }
 
-  // Returns false when the digit no longer fits: it is then only counted in the exponent.
+  // Returns false if the digit does not fit; it then only increases the exponent.
   static bool push(Number& number, char digit) {
     constexpr std::uint64_t kFull = (std::numeric_limits<std::uint64_t>::max() - 9) / 10;
     if (number.digits > kFull) return false;
@@ -210,7 +210,7 @@ class Reader {
     if (next < text_.size() && (text_[next] == '+' || text_[next] == '-')) {
       negative = text_[next++] == '-';
     }
-    if (next == text_.size() || !is_digit(text_[next])) return;  // "2EB": a unit, no exponent
+    if (next == text_.size() || !is_digit(text_[next])) return;  // "2EB": "EB" is the unit
     int exponent = 0;
     for (; next < text_.size() && is_digit(text_[next]); ++next) {
       if (exponent < 10000) exponent = exponent * 10 + (text_[next] - '0');
@@ -225,8 +225,8 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-// digits * 10^exponent * factor, rounded to the nearest integer in 128 bits, so that every value
-// that can be written exactly is parsed exactly.
+// Returns digits * 10^exponent * factor rounded to the nearest integer. Uses 128 bits, so that
+// every value that can be written exactly is parsed exactly.
 std::int64_t to_integer(const Reader& reader, const Reader::Number& number, std::uint64_t factor) {
   constexpr Wide kMost = static_cast<Wide>(std::numeric_limits<std::int64_t>::max());
   Wide value = static_cast<Wide>(number.digits) * factor;
@@ -246,8 +246,8 @@ std::int64_t to_integer(const Reader& reader, const Reader::Number& number, std:
   return static_cast<std::int64_t>(value);
 }
 
-// The double nearest to number * 10^shift: shifting the decimal point before the conversion keeps
-// "40.8ms" the same double as 0.0408.
+// Returns the double nearest to number * 10^shift. Shifting the decimal point before the conversion
+// makes "40.8ms" the same double as 0.0408.
 double to_double(const Reader& reader, const Reader::Number& number, int shift = 0) {
   double value = 0;
   const std::string text = str(number.plain, "e", number.written_exponent + shift);
@@ -260,7 +260,7 @@ double to_double(const Reader& reader, const Reader::Number& number, int shift =
   return value;
 }
 
-// Why `unit` is no unit of a size, with the special help that the two common slips deserve.
+// Returns why `unit` is not a unit of size, with specific help for the two common mistakes.
 std::string bad_byte_unit(std::string_view unit) {
   if (unit.size() == 1 && std::string_view("kKmMgGtTpPeE").find(unit[0]) != std::string::npos) {
     const auto prefix = static_cast<char>(unit[0] >= 'a' ? unit[0] - 'a' + 'A' : unit[0]);
@@ -268,7 +268,7 @@ std::string bad_byte_unit(std::string_view unit) {
                "iB (powers of 1024)");
   }
   if (find_unit(bit_units(), unit) != nullptr) {
-    return str("\"", unit, "\" counts bits, and bytes are wanted (with a capital B)");
+    return str("\"", unit, "\" counts bits; use bytes (with a capital B)");
   }
   return str("unknown unit ", quote(unit), did_you_mean(unit, names(byte_units())));
 }
@@ -289,7 +289,7 @@ std::int64_t parse_bytes(std::string_view text) {
 double parse_rate(std::string_view text) {
   Reader reader(kRate, text);
   const Reader::Number number = reader.number();
-  if (reader.at_end()) reader.fail_here("a rate needs its unit");
+  if (reader.at_end()) reader.fail_here("a rate needs a unit");
   const std::size_t at = reader.at();
   std::string_view name = reader.rest();
   if (!name.ends_with("/s") && !name.ends_with("ps")) {
@@ -317,7 +317,7 @@ double parse_time(std::string_view text) {
     if (reader.at_end() && previous == 0) return to_double(reader, number);
     const std::size_t at = reader.at();
     const std::string_view name = reader.word();
-    if (name.empty()) reader.fail_at(at, "a part of a time needs its unit");
+    if (name.empty()) reader.fail_at(at, "each part of a time needs a unit");
     const Unit* unit = find_unit(time_units(), name);
     if (unit == nullptr && name == "m") reader.fail_at(at, "\"m\" could mean min or ms");
     if (unit == nullptr) {
@@ -325,7 +325,7 @@ double parse_time(std::string_view text) {
                      str("unknown unit ", quote(name), did_you_mean(name, names(time_units()))));
     }
     if (previous != 0 && unit->factor >= previous) {
-      reader.fail_at(at, "the parts of a time go from the larger unit to the smaller");
+      reader.fail_at(at, "the units of a time must be in descending order");
     }
     previous = unit->factor;
     if (unit->factor < kGiga) {

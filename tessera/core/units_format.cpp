@@ -8,10 +8,10 @@
 namespace tessera {
 namespace {
 
-// From here on an exponent says more than the digits, of which most are noise.
+// Larger values are written with an exponent.
 constexpr double kLong = 1e15;
 
-// Three significant digits, without trailing zeros, and never fewer than the integer part.
+// Formats three significant digits without trailing zeros, and always the whole integer part.
 std::string three_digits(double value) {
   if (value >= kLong) return str(value);
   const int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
@@ -26,7 +26,7 @@ std::string three_digits(double value) {
 std::string scaled(double value, double base, const char* const* units, std::size_t count,
                    const char* space) {
   std::size_t unit = 0;
-  // "999.7 MB" would be written as 1000 MB: what rounds up to the base takes the next unit.
+  // Values that round up to the base use the next unit: 999.7 MB would be written as 1000 MB.
   while (unit + 1 < count && std::round(value) >= base) {
     value /= base;
     ++unit;
@@ -39,7 +39,7 @@ constexpr const char* kBinaryBytes[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", 
 constexpr const char* kRates[] = {"B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s", "EB/s"};
 constexpr const char* kCounts[] = {"", "k", "M", "B", "T"};
 
-// The magnitude as an unsigned value: the most negative integer has no positive twin.
+// Unsigned because the magnitude of the most negative integer does not fit into int64.
 std::uint64_t magnitude(std::int64_t value) {
   const auto bits = static_cast<std::uint64_t>(value);
   return value < 0 ? ~bits + 1 : bits;
@@ -47,7 +47,7 @@ std::uint64_t magnitude(std::int64_t value) {
 
 std::string sign(std::int64_t value) { return value < 0 ? "-" : ""; }
 
-// "1 h 30 min" from a whole number of the smaller unit.
+// Formats a whole number of the smaller unit as "1 h 30 min".
 std::string two_parts(double smaller, double ratio, const char* large, const char* small) {
   const double whole = std::floor(smaller / ratio);
   const double rest = smaller - whole * ratio;
@@ -75,10 +75,10 @@ std::string format_rate(double bytes_per_second) {
 std::string format_time(double seconds) {
   if (std::isnan(seconds)) return "nan";
   if (std::isinf(seconds)) return seconds > 0 ? "inf" : "-inf";
-  constexpr double kLeast = 0.005e-9;  // less reads as 0 ns, and 0 has neither sign nor unit
+  constexpr double kLeast = 0.005e-9;  // smaller values would be printed as 0 ns
   if (std::abs(seconds) < kLeast) return "0 s";
   if (seconds < 0) return "-" + format_time(-seconds);
-  // Each limit is where the value, rounded to three digits, would read as one of the next unit.
+  // At each limit the value, rounded to three digits, would reach the next unit.
   if (seconds < 999.5e-9) return three_digits(seconds * 1e9) + " ns";
   if (seconds < 999.5e-6) return three_digits(seconds * 1e6) + " us";
   if (seconds < 999.5e-3) return three_digits(seconds * 1e3) + " ms";

@@ -112,7 +112,7 @@ TEST_F(DataCommand, MistakesAreExplained) {
        "is no JSON: parse error at line 1"},
       {{"prepare", text, "--out", out, "--thread", "1"}, 2, "did you mean --threads?"},
       {{"prepare", text, "--out", text}, 2, "wanted a folder"},
-      {{"inspect", dir_ / "nowhere"}, 2, "wanted a folder of tokens, or a .bin"},
+      {{"inspect", dir_ / "nowhere"}, 2, "must be a folder of tokens, or a .bin"},
       {{"inspect", dir_.path}, 2, "has no tokens.json"},
       {{"verify", text}, 2, "is a regular file; wanted a folder of tokens, or a .bin"},
       {{"verify", file("a.bin", "text"), "--vocab", "10"}, 1, "is 25972, wanted less than 10"},

@@ -162,7 +162,7 @@ TEST_F(Generate, TakesAnyNameOfAType) {
   EXPECT_EQ(outs.size(), 1u);
   const Outcome other = generate({"--prompt", "gr", "--dtype", "f16"});
   EXPECT_EQ(other.status, 2);
-  EXPECT_TRUE(contains(other.err, "wanted one of f32, bf16")) << other.err;
+  EXPECT_TRUE(contains(other.err, "must be one of f32, bf16")) << other.err;
 }
 
 TEST_F(Generate, TakesPromptsFromAFile) {

@@ -72,7 +72,7 @@ class Preflight : public ::testing::Test {
 TEST_F(Preflight, FilesThatAreNone) {
   TESSERA_NEEDS_TOML();
   const std::string waiting = pipe("pipe");
-  expect_refused({"--config", folder}, 2, {"--config: ", "is a folder; wanted a TOML file"});
+  expect_refused({"--config", folder}, 2, {"--config: ", "is a folder; must be a TOML file"});
   expect_refused({"--config", waiting}, 2, {"--config: ", "is a pipe"});
   expect_refused({"--config", ""}, 2, {"--config: cannot read \"\""});
   expect_refused({"--data", folder}, 2, {"--data: ", "has no tokens.json"});

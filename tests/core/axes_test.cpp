@@ -50,7 +50,7 @@ TEST(PerAxis, HoldsOneValueForEachAxis) {
   EXPECT_EQ(sum(PerAxis<double>()), 0);
 }
 
-TEST(Axes, TextAndBack) {
+TEST(Axes, ConvertsToTextAndBack) {
   for_all_axes(4, [](const Axes& axes) {
     EXPECT_EQ(Axes(axes.text()), axes);
     Axes again;
@@ -76,7 +76,7 @@ TEST(Axes, RanksAndCoordinatesAreInverse) {
     for (int rank = 0; rank < axes.world(); ++rank) {
       const Coordinate at = axes.coordinate_of(rank);
       ASSERT_EQ(axes.rank_of(at), rank) << axes.text();
-      // As [Note: rank order] says: tp innermost, pp outermost.
+      // [Note: rank order]: tp innermost, pp outermost.
       ASSERT_EQ((at.pp() * axes.dp() + axes.data_index(at)) * axes.tp() + at.tp(), rank);
       for (const Axis axis : kAllAxes) {
         ASSERT_LT(at[axis], axes.size(axis));
@@ -88,7 +88,7 @@ TEST(Axes, RanksAndCoordinatesAreInverse) {
   });
 }
 
-TEST(Axes, GroupsAlongSeveralAxesHoldTheRanksThatAgreeElsewhere) {
+TEST(Axes, GroupsAlongSeveralAxesHoldTheRanksEqualOnTheOtherAxes) {
   const std::vector<AxisSet> sets = {AxisSet(),
                                      Axis::tp,
                                      {Axis::tp, Axis::dp_shard},
@@ -114,7 +114,7 @@ TEST(Axes, GroupsAlongSeveralAxesHoldTheRanksThatAgreeElsewhere) {
   });
 }
 
-TEST(Axes, WorldIsTheProduct) {
+TEST(Axes, WorldIsTheProductOfTheSizes) {
   for_all_axes(4, [](const Axes& axes) {
     std::int64_t product = 1;
     for (const Axis axis : kAllAxes) product *= axes.size(axis);

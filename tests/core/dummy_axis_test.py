@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles the torch-free sources that use axes with one axis more (TESSERA_DUMMY_AXIS) and checks that the
-compiler names every place that must handle a new axis, and no other.
+"""Compiles the torch-free sources that use axes with one more axis (TESSERA_DUMMY_AXIS) and checks that the
+compiler reports every place that must handle a new axis, and no other.
 
     dummy_axis_test.py COMPILER SOURCE_FOLDER GENERATED_INCLUDES"""
 
@@ -9,12 +9,12 @@ import re
 import subprocess
 import sys
 
-# Places that a new axis must be given a rule in. CONTRIBUTING.md lists them too.
+# Files that need code for a new axis. CONTRIBUTING.md lists them too.
 MUST_HANDLE = {
     "tessera/core/axis.h",  # its position when axes are printed
     "tessera/core/axes.cpp",  # its noun in help texts
-    "tessera/core/param_spec.cpp",  # who counts a parameter that is not cut along it
-    "tessera/planner/settings_table.cpp",  # its flag's help
+    "tessera/core/param_spec.cpp",  # which rank counts a parameter that is not cut along it
+    "tessera/planner/settings_table.cpp",  # help text of its flag
     "tessera/simulator/sweep.cpp",  # its noun in sweeps
 }
 MODULES = ("core", "planner", "simulator")
@@ -44,9 +44,9 @@ def main():
         if path.is_relative_to(root.resolve()):  # errors in constant evaluation are also reported in <array>
             named.add(str(path.relative_to(root.resolve())))
     if named != MUST_HANDLE:
-        sys.exit(f"with one axis more the compiler names\n  {sorted(named)}\nbut must name\n  {sorted(MUST_HANDLE)}\n"
+        sys.exit(f"with one more axis the compiler reports\n  {sorted(named)}\nbut must report\n  {sorted(MUST_HANDLE)}\n"
                  f"{dummy.stderr[:4000]}")
-    print(f"{len(sources)} sources; the compiler names {len(named)} that must handle a new axis")
+    print(f"{len(sources)} sources; the compiler reports {len(named)} that must handle a new axis")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ TEST(Errors, PeerErrorNamesTheRank) {
     EXPECT_EQ(error.rank(), 3);
     EXPECT_STREQ(error.what(), "rank 3 died");
   }
-  EXPECT_EQ(PeerError("somebody died").rank(), PeerError::kUnknownRank);
+  EXPECT_EQ(PeerError("a rank died").rank(), PeerError::kUnknownRank);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ class Files : public ::testing::Test {
   const std::string folder_ = temporary_.path;
 };
 
-TEST_F(Files, GiveTheirWholeText) {
+TEST_F(Files, ReadsTheWholeText) {
   const std::string text("a\0b\n\xff and more", 13);
   EXPECT_EQ(read_small_file(file("some", text), 100), text);
   EXPECT_EQ(read_small_file(file("none", ""), 0), "");
@@ -45,13 +45,13 @@ TEST_F(Files, GiveTheirWholeText) {
   EXPECT_EQ(read_small_file(file("long", long_text), 200'000), long_text);
 }
 
-TEST_F(Files, ThatClaimToBeEmptyAreReadAllTheSame) {
-  if (kind_of_file("/proc/self/status") == "nothing") GTEST_SKIP() << "no /proc here";
+TEST_F(Files, ReadsFilesThatReportSizeZero) {
+  if (kind_of_file("/proc/self/status") == "nothing") GTEST_SKIP() << "needs /proc";
   EXPECT_NE(read_small_file("/proc/self/status", 1 << 20).find("Pid:"), std::string::npos);
   EXPECT_THROW(read_small_file("/proc/self/status", 10), DataError);
 }
 
-TEST_F(Files, OverTheLimitAreToldWithBothSizes) {
+TEST_F(Files, ReportsTheSizeAndTheLimitOfALongFile) {
   const std::string name = file("big", std::string(4097, 'x'));
   try {
     read_small_file(name, 4096, "a TOML file");
@@ -61,12 +61,12 @@ TEST_F(Files, OverTheLimitAreToldWithBothSizes) {
     EXPECT_NE(what.find("4097 bytes"), std::string::npos) << what;
     EXPECT_NE(what.find("a TOML file of at most 4 KiB"), std::string::npos) << what;
   }
-  // However large: nothing of it is read.
+  // Nothing is read, however large the file is.
   fs::resize_file(name, std::uintmax_t{1} << 40);
   EXPECT_THROW(read_small_file(name, 4096), DataError);
 }
 
-TEST_F(Files, WhateverIsNoRegularFileIsRefusedByKindAndWithoutWaiting) {
+TEST_F(Files, RejectsOtherKindsOfFilesWithoutBlocking) {
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
   const Fd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
@@ -78,7 +78,7 @@ TEST_F(Files, WhateverIsNoRegularFileIsRefusedByKindAndWithoutWaiting) {
   const auto refused_as = [&](const std::string& name, const std::string& kind) {
     EXPECT_EQ(kind_of_file(name), kind);
     const std::string what = refusal(name);
-    EXPECT_NE(what.find(" is " + kind + "; wanted a small wish"), std::string::npos) << what;
+    EXPECT_NE(what.find(" is " + kind + "; must be a small wish"), std::string::npos) << what;
   };
   refused_as(path("pipe"), "a pipe");
   refused_as(folder_, "a folder");
@@ -87,7 +87,7 @@ TEST_F(Files, WhateverIsNoRegularFileIsRefusedByKindAndWithoutWaiting) {
   refused_as("/dev/null", "a character device");
 }
 
-TEST_F(Files, ThatAreMissingAreTold) {
+TEST_F(Files, ReportsMissingFiles) {
   EXPECT_EQ(kind_of_file(path("gone")), "nothing");
   EXPECT_NE(refusal(path("gone")).find("No such file"), std::string::npos);
   EXPECT_NE(refusal("").find("No such file"), std::string::npos);

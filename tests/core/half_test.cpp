@@ -14,7 +14,7 @@ namespace {
 
 struct HalfFormat {
   const char* name;
-  int fraction;  // bits of it; the exponent takes the rest but the sign
+  int fraction;  // bits of the fraction; the other bits except the sign are the exponent
   float (*widen)(std::uint16_t);
   std::uint16_t (*narrow)(float);
 
@@ -22,7 +22,7 @@ struct HalfFormat {
   std::uint16_t infinity() const {
     return static_cast<std::uint16_t>(((1 << (15 - fraction)) - 1) << fraction);
   }
-  // Of a finite one: in double arithmetic, by what the bits mean.
+  // Value of finite bits, computed in double from the definition of the format.
   double value(int bits) const {
     const int magnitude = bits & 0x7fff, exponent = magnitude >> fraction;
     const int digits = (magnitude & ((1 << fraction) - 1)) + (exponent > 0 ? 1 << fraction : 0);
@@ -50,7 +50,7 @@ TEST(Half, WidensEveryValueExactly) {
   }
 }
 
-TEST(Half, EveryValueComesBack) {
+TEST(Half, RoundTripsEveryValue) {
   for (const HalfFormat& format : half_formats) {
     const int quiet = 1 << (format.fraction - 1);
     for (int bits = 0; bits < 65536; ++bits) {
@@ -61,25 +61,25 @@ TEST(Half, EveryValueComesBack) {
   }
 }
 
-// The neighbours of a number are the largest value that is not above its size, and the next. The
-// one after the largest finite value would be a power of two; from half the way on, it is infinity.
-TEST(Half, RoundsToTheNearerNeighbourAndTiesToTheEvenOne) {
+// The neighbors of a number are the largest value not above its magnitude, and the next value.
+// Beyond the largest finite value the next one would be a power of two, which rounds to infinity.
+TEST(Half, RoundsToNearestTiesToEven) {
   std::mt19937 random(3);
   for (const HalfFormat& format : half_formats) {
     SCOPED_TRACE(format.name);
     for (int i = 0; i < 300000; ++i) {
       auto bits = static_cast<std::uint32_t>(random());
-      if (i % 3 == 0) bits &= 0xfffff000u;  // ties and values that are there already
-      if (i % 3 == 1) bits = (bits & 0x8fffffffu) | 0x30000000u;  // where f16 is subnormal, or near
+      if (i % 3 == 0) bits &= 0xfffff000u;                        // ties and representable values
+      if (i % 3 == 1) bits = (bits & 0x8fffffffu) | 0x30000000u;  // near the subnormals of f16
       const auto value = std::bit_cast<float>(bits);
       if (std::isnan(value)) {
         const int magnitude = format.narrow(value) & 0x7fff;
         ASSERT_TRUE(magnitude > format.infinity() &&
-                    (magnitude & (1 << (format.fraction - 1))) != 0);  // a quiet one
+                    (magnitude & (1 << (format.fraction - 1))) != 0);  // a quiet NaN
         continue;
       }
       const double size = std::fabs(static_cast<double>(value));
-      int low = 0, high = format.infinity();  // value(low) <= size < value(high), or it is infinite
+      int low = 0, high = format.infinity();  // value(low) <= size < value(high) or infinity
       while (high - low > 1) {
         const int middle = (low + high) / 2;
         (format.value(middle) <= size ? low : high) = middle;

@@ -9,17 +9,17 @@
 namespace tessera {
 namespace {
 
-// Values that jobs have printed and compared: they may not change.
-TEST(Hash, KnownValues) {
+// Running jobs compare these values across versions, so they must not change.
+TEST(Hash, KeepsItsKnownValues) {
   EXPECT_EQ(hash_text(""), 0xcbf29ce484222325ull);
-  EXPECT_EQ(hash_text("a"), 0xaf63dc4c8601ec8cull);       // as FNV-1a has it
-  EXPECT_EQ(hash_text("foobar"), 0x85944171f73967e8ull);  // likewise
+  EXPECT_EQ(hash_text("a"), 0xaf63dc4c8601ec8cull);       // published FNV-1a values
+  EXPECT_EQ(hash_text("foobar"), 0x85944171f73967e8ull);  // published FNV-1a values
   EXPECT_EQ(hash_text("bar", hash_text("foo")), hash_text("foobar"));
   EXPECT_EQ(mix(0, 0), 0u);
   EXPECT_EQ(mix(0, 1), 0x9e3779b97f4a7c15ull ^ (0x9e3779b97f4a7c15ull >> 29));
 }
 
-TEST(Hash, EveryByteAndTheLengthCount) {
+TEST(Hash, DependsOnEveryByteAndTheLength) {
   for (std::size_t length = 0; length <= 40; ++length) {
     std::vector<unsigned char> bytes(length, 7);
     std::set<std::uint64_t> seen = {mix(5, bytes.data(), length)};
@@ -33,7 +33,7 @@ TEST(Hash, EveryByteAndTheLengthCount) {
   }
 }
 
-TEST(Hash, WordsAreMixedAsBytesAre) {
+TEST(Hash, MixesWordsAndBytesAlike) {
   const std::uint64_t words[] = {3, ~0ull, 1ull << 63};
   std::uint64_t wanted = 9;
   for (const std::uint64_t word : words) wanted = mix(wanted, word);

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-TEST(Index, NthIsTheElementItself) {
+TEST(Index, NthReturnsAReferenceToTheElement) {
   std::vector<int> values = {1, 2, 3};
   nth(values, std::int64_t{1}) = 7;
   EXPECT_EQ(values[1], 7);
@@ -22,9 +22,9 @@ TEST(Index, NthIsTheElementItself) {
   static_assert(nth(kPair, 1) == 5 && as_size(2) == kPair.size());
 }
 
-TEST(Index, ADebugBuildStopsOutOfBounds) {
+TEST(Index, DebugBuildsAssertBounds) {
 #ifdef NDEBUG
-  GTEST_SKIP() << "only a debug build checks";
+  GTEST_SKIP() << "only debug builds check bounds";
 #else
   const std::vector<int> values = {1, 2, 3};
   EXPECT_DEATH(nth(values, 3), "");

@@ -12,7 +12,7 @@ namespace {
 
 using Kind = LrSchedule::Kind;
 
-TEST(LearningRate, WarmsUpInAStraightLine) {
+TEST(LearningRate, WarmsUpLinearly) {
   for (const Kind kind : {Kind::constant, Kind::linear, Kind::cosine, Kind::wsd}) {
     const LrSchedule schedule{.kind = kind, .warmup = 9, .total = 100};
     for (int step = 0; step < 9; ++step) EXPECT_DOUBLE_EQ(schedule.factor(step), (step + 1) / 10.0);
@@ -20,12 +20,12 @@ TEST(LearningRate, WarmsUpInAStraightLine) {
   }
 }
 
-TEST(LearningRate, EndsAtTheLeastAndStaysThere) {
+TEST(LearningRate, EndsAtTheMinimumAndStaysThere) {
   for (const Kind kind : {Kind::linear, Kind::cosine, Kind::wsd}) {
     for (const int total : {2, 3, 10, 1000}) {
       const LrSchedule schedule{.kind = kind, .total = total, .decay_share = 0.5, .min_ratio = 0.1};
       EXPECT_DOUBLE_EQ(schedule.factor(0), 1);
-      if (total > 2) {  // two steps leave nothing to fall over
+      if (total > 2) {  // with two steps there is no decay
         EXPECT_NEAR(schedule.factor(total - 1), 0.1, 1e-12) << name(kind) << " " << total;
       }
       EXPECT_NEAR(schedule.factor(10 * total), 0.1, 1e-12);
@@ -43,7 +43,7 @@ TEST(LearningRate, NeverRisesAfterTheWarmUp) {
   }
 }
 
-TEST(LearningRate, Halfway) {
+TEST(LearningRate, HasKnownValuesHalfway) {
   const LrSchedule linear{.kind = Kind::linear, .total = 101, .min_ratio = 0.2};
   EXPECT_NEAR(linear.factor(50), 0.6, 1e-12);
   const LrSchedule cosine{.kind = Kind::cosine, .total = 101, .min_ratio = 0.2};
@@ -55,7 +55,7 @@ TEST(LearningRate, Halfway) {
   EXPECT_NEAR(wsd.factor(99), 0, 1e-12);
 }
 
-TEST(LearningRate, NamesAndMistakes) {
+TEST(LearningRate, ParsesNamesAndRejectsInvalidValues) {
   for (const Kind kind : {Kind::constant, Kind::linear, Kind::cosine, Kind::wsd}) {
     EXPECT_EQ(parse_lr_schedule(name(kind)), kind);
   }

@@ -41,7 +41,7 @@ TEST(Log, EveryLineIsPrefixedInOneWrite) {
   EXPECT_EQ(captured.writes, std::vector<std::string>{"[rank 1] a\n[rank 1] \n[rank 1] b\n"});
 }
 
-TEST(Log, LevelsFilter) {
+TEST(Log, FiltersByLevel) {
   Captured captured;
   const Logger logger{0, 1, LogLevel::kWarn, captured.sink()};
   logger.info("no");
@@ -53,7 +53,7 @@ TEST(Log, LevelsFilter) {
   EXPECT_FALSE(logger.enabled(LogLevel::kInfo));
 }
 
-TEST(Log, LinesOfSeveralProcessesDoNotMix) {
+TEST(Log, LinesOfSeveralProcessesDoNotInterleave) {
   int fds[2];
   ASSERT_EQ(pipe(fds), 0);
   constexpr int kProcesses = 4, kLines = 200;
@@ -84,7 +84,7 @@ TEST(Log, LinesOfSeveralProcessesDoNotMix) {
   EXPECT_EQ(lines, kProcesses * kLines);
 }
 
-TEST(Log, ABrokenDescriptorIsReportedNotFatal) { EXPECT_FALSE(write_all(-1, "lost")); }
+TEST(Log, WriteAllReturnsFalseForABrokenDescriptor) { EXPECT_FALSE(write_all(-1, "lost")); }
 
 }  // namespace
 }  // namespace tessera

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-TEST(Median, IsTheMiddle) {
+TEST(Median, ReturnsTheMiddleValue) {
   EXPECT_EQ(median({}), 0);
   EXPECT_EQ(median({3}), 3);
   EXPECT_EQ(median({1, 9, 5}), 5);

@@ -23,7 +23,7 @@ TEST(ModelShape, ParameterCountsAreExact) {
   for (const auto& [name, params] : known) EXPECT_EQ(find_model_shape(name).params(), params);
 }
 
-TEST(ModelShape, Gpt3IsNearItsName) {
+TEST(ModelShape, Gpt3SizesMatchTheirNames) {
   const std::vector<std::pair<const char*, double>> named = {
       {"gpt3-125m", 125e6}, {"gpt3-350m", 356e6}, {"gpt3-760m", 760e6}, {"gpt3-1.3b", 1.3e9},
       {"gpt3-2.7b", 2.7e9}, {"gpt3-6.7b", 6.7e9}, {"gpt3-13b", 12.9e9}, {"gpt3-175b", 175e9}};
@@ -32,7 +32,7 @@ TEST(ModelShape, Gpt3IsNearItsName) {
   }
 }
 
-TEST(ModelShape, NonsenseIsRefused) {
+TEST(ModelShape, RejectsUnknownNamesAndInvalidSizes) {
   EXPECT_THROW(find_model_shape("gpt2-xxl"), UsageError);
   EXPECT_THROW(gpt_shape(0, 64, 4, 100, 16), UsageError);
   EXPECT_THROW(gpt_shape(2, 65, 4, 100, 16), UsageError);
@@ -45,7 +45,7 @@ TEST(ModelShape, NonsenseIsRefused) {
   }
 }
 
-TEST(ModelShape, WhatCannotBeIsRefusedByName) {
+TEST(ModelShape, CheckNamesTheInvalidField) {
   const auto refused = [](auto change, const char* word) {
     ModelShape shape = find_model_shape("llama3.2-1b");
     change(shape);
@@ -72,7 +72,7 @@ TEST(ModelShape, WhatCannotBeIsRefusedByName) {
       "context");
 }
 
-TEST(ModelShape, SomeHaveALongestSequence) {
+TEST(ModelShape, LongestSequenceFollowsFromPositions) {
   ModelShape shape = find_model_shape("llama2-7b");
   EXPECT_EQ(shape.longest(), 0);
   shape.rotary_scaling.kind = RotaryScaling::Kind::yarn;
@@ -85,7 +85,7 @@ TEST(ModelShape, SomeHaveALongestSequence) {
   EXPECT_EQ(longest_reason(shape), "the model has 1024 positions");
 }
 
-TEST(ModelShape, HeadsMayBeOfAnotherWidth) {
+TEST(ModelShape, HeadWidthMayDifferFromHiddenPerHead) {
   ModelShape shape = find_model_shape("qwen2.5-0.5b");
   const std::int64_t before = shape.layer_params();
   shape.head_width = 128;  // twice as wide
@@ -93,7 +93,7 @@ TEST(ModelShape, HeadsMayBeOfAnotherWidth) {
   EXPECT_EQ(shape.layer_params() - before, 896 * (2 * 896 + 2 * 128) + 896 + 2 * 128);
 }
 
-TEST(ModelShape, ThePartsAddUp) {
+TEST(ModelShape, ParameterCountsAddUp) {
   for (const ModelShape& shape : model_shapes()) {
     check(shape);
     EXPECT_EQ(shape.params(), shape.block_params() + shape.embedding_params() +

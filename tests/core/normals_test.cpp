@@ -7,8 +7,8 @@
 namespace tessera {
 namespace {
 
-// Every beginning and length near the blocks in which they are made, against one number at a time.
-TEST(Normals, ManyAreTheSameAsOneByOne) {
+// All offsets and lengths near the block size, compared with one number at a time.
+TEST(Normals, FillEqualsOneByOne) {
   for (const std::uint64_t seed : {std::uint64_t{0}, std::uint64_t{0x123456789abcdef0}}) {
     const Philox random(seed, stream_of("w"));
     for (const std::uint64_t first : {0ull, 1ull, 63ull, 127ull, 128ull, (1ull << 33) - 3}) {
@@ -24,8 +24,8 @@ TEST(Normals, ManyAreTheSameAsOneByOne) {
   }
 }
 
-// Long enough to meet numbers that lie between two floats, which are computed twice.
-TEST(Normals, AMillionOfThem) {
+// Long enough to include numbers near the midpoint of two floats, which are recomputed.
+TEST(Normals, FillOfAMillionEqualsOneByOne) {
   const Philox random(11, stream_of("blocks.0.qkv.weight"));
   std::vector<float> got(1 << 20);
   fill_normals(random, 1, got.size(), 1.0f, got.data());

@@ -14,7 +14,7 @@ namespace tessera {
 namespace {
 
 using Segments = std::vector<ParamSpec::Segment>;
-using Runs = std::vector<Run>;  // inside a test Run is a member of it
+using Runs = std::vector<Run>;  // inside a test, Run is a member function of the test
 
 std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
   std::int64_t n = 1;
@@ -25,7 +25,7 @@ std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
 // Reference: visits the elements of the whole parameter one by one and keeps those whose part of
 // its segment belongs to the rank, for every cut.
 struct Slow {
-  std::vector<std::int64_t> whole;  // the whole's index of each local element
+  std::vector<std::int64_t> whole;  // index in the whole parameter of each local element
   std::vector<bool> counted;
 };
 Slow slow_elements(const ParamSpec& spec, const Axes& axes, const Coordinate& at) {
@@ -49,7 +49,7 @@ Slow slow_elements(const ParamSpec& spec, const Axes& axes, const Coordinate& at
         }
         const std::int64_t parts = segment.parts == 0 ? ranks : segment.parts;
         const std::int64_t part = index / (segment.length / parts);
-        // A rank has all parts p with p · ranks / parts = r, or, where parts are fewer,
+        // A rank has all parts p with p · ranks / parts = r or, with fewer parts than ranks,
         // r · parts / ranks.
         mine = mine && (parts >= ranks ? part * ranks / parts == r : part == r * parts / ranks);
         counted = counted && (parts >= ranks || r == 0 || (r - 1) * parts / ranks != part);
@@ -102,13 +102,13 @@ void expect_right(const ParamSpec& spec, const Axes& axes) {
 }
 void expect_right(const ParamSpec& spec, int tp) { expect_right(spec, Axes{{Axis::tp, tp}}); }
 
-TEST(ParamSpec, NotCut) {
+TEST(ParamSpec, WithoutCutsIsWholeOnEveryRank) {
   for (const auto& shape : std::vector<std::vector<std::int64_t>>{{}, {7}, {3, 5}, {0}, {4, 0}}) {
     for (int tp : {1, 2, 3, 8}) expect_right({"w", shape}, tp);
   }
 }
 
-TEST(ParamSpec, CutAlongEveryDim) {
+TEST(ParamSpec, CanBeCutAlongEveryDim) {
   for (int tp : {1, 2, 3, 4, 6}) {
     for (std::int64_t a : {1, 2, 5}) {
       for (std::int64_t b : {1, 3}) {
@@ -125,11 +125,11 @@ TEST(ParamSpec, CutAlongEveryDim) {
   }
 }
 
-TEST(ParamSpec, SegmentsAndCopies) {
+TEST(ParamSpec, CutsSegmentsAndCountsCopiesOnce) {
   for (int tp : {1, 2, 4, 8}) {
     for (std::int64_t kv : {1, 2, 4, 8}) {
       for (std::int64_t head : {1, 3}) {
-        // q of eight heads, then k and v of fewer; as rows, as columns, and with something behind.
+        // q of eight heads, then k and v of fewer; as rows, as columns, and with trailing dims.
         const Segments segments = {{8 * head, 8}, {kv * head, kv}, {kv * head, kv}};
         const std::int64_t size = (8 + 2 * kv) * head;
         expect_right({"qkv", {size, 5}, {{Axis::tp, 0, segments}}}, tp);
@@ -143,8 +143,8 @@ TEST(ParamSpec, SegmentsAndCopies) {
   }
 }
 
-// Sizes that tp does not divide, and multiples that a rank's share is rounded up to: every element
-// is on one rank, in order, at its place among the padded rows of that rank.
+// Sizes that tp does not divide, and multiples that shards are padded to: every element is on one
+// rank, in order, at its offset among the padded rows of that rank.
 TEST(ParamSpec, PaddingIsInNoRun) {
   for (const std::int64_t size : {0, 1, 2, 5, 12, 101, 257}) {
     for (const int tp : {1, 2, 3, 4, 7}) {
@@ -155,7 +155,7 @@ TEST(ParamSpec, PaddingIsInNoRun) {
           const std::int64_t other = 3;
           ParamSpec spec{"w", {other, other}, {{Axis::tp, dim, {}, pad_to}}};
           spec.shape[static_cast<std::size_t>(dim)] = size;
-          std::int64_t room = 0;  // the least multiple with which all ranks together have enough
+          std::int64_t room = 0;  // the smallest multiple for which all ranks together have enough
           while (room * tp < size) room += pad_to;
           std::vector<int> times(static_cast<std::size_t>(size * other), 0);
           const Axes axes{{Axis::tp, tp}};
@@ -183,7 +183,7 @@ TEST(ParamSpec, PaddingIsInNoRun) {
   }
 }
 
-// Random shapes with a cut along tp, along pp (in place of an axis to come), both or neither.
+// Random shapes with a cut along tp, along pp (standing in for a future axis), both or neither.
 TEST(ParamSpec, CutsOfSeveralAxesCoverEveryElementAndCountItOnce) {
   std::mt19937_64 random(7);
   const auto below = [&](std::int64_t n) {
@@ -235,7 +235,7 @@ TEST(ParamSpec, LocalTensorOfTwoCutsIsABlock) {
   const Runs runs = {{26, 0, 2}, {32, 2, 2}, {38, 4, 2}, {44, 6, 2}};
   EXPECT_EQ(local_runs(spec, axes, at), runs);
   EXPECT_EQ(counted_runs(spec, axes, at), runs);
-  // With padding along both dims: 3 × 2 of which 2 × 1 are elements.
+  // With padding along both dims: 3 × 2, of which 2 × 1 are elements.
   const ParamSpec odd{"w", {5, 3}, {{Axis::pp, 0}, {Axis::tp, 1}}};
   const Axes four{{Axis::tp, 2}, {Axis::pp, 2}};
   const Coordinate last{{Axis::tp, 1}, {Axis::pp, 1}};
@@ -243,7 +243,7 @@ TEST(ParamSpec, LocalTensorOfTwoCutsIsABlock) {
   EXPECT_EQ(local_runs(odd, four, last), (Runs{{11, 0, 1}, {14, 2, 1}}));
 }
 
-// Data-parallel ranks hold the same tensor, and a stage has its parameters alone.
+// Data-parallel ranks hold the same tensor, and each parameter is on one stage.
 TEST(ParamSpec, OtherStagesAndReplicasDoNotChangeTheCount) {
   const Axes axes = "dp=4,dp_replicate=2,tp=2,pp=2";
   for (std::int64_t rank = 0; rank < axes.world(); ++rank) {
@@ -254,7 +254,7 @@ TEST(ParamSpec, OtherStagesAndReplicasDoNotChangeTheCount) {
   }
 }
 
-// The sizes of an empty parameter have no product that fits.
+// The product of the other sizes of an empty parameter may overflow.
 TEST(ParamSpec, EmptyParametersHaveNoRuns) {
   const std::int64_t large = std::int64_t{1} << 53;
   const ParamSpec spec{"w", {large, large, 0}, {{Axis::tp, 2}}};
@@ -270,7 +270,7 @@ TEST(ParamSpec, EqualityIgnoresPadding) {
   EXPECT_NE(spec, (ParamSpec{"w", {6, 4}}));
 }
 
-TEST(ParamSpec, RefusesWrongCutsAndCoordinates) {
+TEST(ParamSpec, RejectsInvalidCutsAndCoordinates) {
   const auto error = [](const ParamSpec& spec, const Axes& axes, const Coordinate& at) {
     std::string told;
     for (int i = 0; i < 3; ++i) {

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 // The known-answer vectors of Random123 (kat_vectors, philox4x32 with 10 rounds).
-TEST(Philox, KnownAnswers) {
+TEST(Philox, MatchesTheKnownAnswers) {
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
             (PhiloxBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}),
@@ -19,14 +19,14 @@ TEST(Philox, KnownAnswers) {
             (PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(Philox, SeedStreamAndCounterTakeTheirWords) {
+TEST(Philox, SeedStreamAndCounterUseTheirWords) {
   const Philox random(0x299f31d0a4093822, 0x0370734413198a2e);
   EXPECT_EQ(random.block(0x85a308d3243f6a88),
             (PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
   EXPECT_EQ(random.bits(4 * 0x5a308d3243f6a88 + 2), random.block(0x5a308d3243f6a88)[2]);
 }
 
-TEST(Philox, StreamsOfNames) {
+TEST(Philox, NamesHaveDistinctStreams) {
   EXPECT_EQ(stream_of(""), 0xcbf29ce484222325u);
   EXPECT_EQ(stream_of("a"), 0xaf63dc4c8601ec8cu);
   EXPECT_EQ(stream_of("foobar"), 0x85944171f73967e8u);
@@ -35,7 +35,7 @@ TEST(Philox, StreamsOfNames) {
   EXPECT_EQ(streams.size(), 1000u);
 }
 
-TEST(Philox, UniformAndNormalHaveTheirMoments) {
+TEST(Philox, UniformAndNormalHaveTheExpectedMoments) {
   const Philox random(7, stream_of("moments"));
   constexpr int n = 200'000;
   double uniform = 0, normal = 0, square = 0, product = 0;

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// A file in memory to draw into, and a clock that moves only when told.
+// An in-memory file to draw into, and a clock that is advanced by hand.
 class ProgressTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -109,7 +109,7 @@ TEST_F(ProgressTest, UnfinishedBarEndsItsLine) {
   EXPECT_EQ(output().back(), '\n');
 }
 
-TEST_F(ProgressTest, PlainLinesAtTenths) {
+TEST_F(ProgressTest, PlainPrintsALineAtEachTenth) {
   ProgressOptions o = options(ProgressMode::kPlain);
   o.label = "copying";
   Progress progress(1000, o);
@@ -127,7 +127,7 @@ TEST_F(ProgressTest, PlainLinesAtTenths) {
   EXPECT_EQ(output().find('\x1b'), std::string::npos);
 }
 
-TEST_F(ProgressTest, PlainLinesOfAFastLoopAreOne) {
+TEST_F(ProgressTest, PlainPrintsOneLineForAFastLoop) {
   Progress progress(1000, options(ProgressMode::kPlain));
   for (int i = 1; i <= 1000; ++i) {
     now_ += 1e-6;
@@ -137,7 +137,7 @@ TEST_F(ProgressTest, PlainLinesOfAFastLoopAreOne) {
   EXPECT_EQ(lines().size(), 1u);
 }
 
-TEST_F(ProgressTest, PlainLinesOfASlowLoopComeByTime) {
+TEST_F(ProgressTest, PlainPrintsLinesOfASlowLoopByTime) {
   Progress progress(1000000, options(ProgressMode::kPlain));
   for (int i = 1; i <= 100; ++i) {
     now_ += 10;
@@ -147,7 +147,7 @@ TEST_F(ProgressTest, PlainLinesOfASlowLoopComeByTime) {
   EXPECT_NE(lines()[0].find("10 s/it"), std::string::npos);
 }
 
-TEST_F(ProgressTest, WhatWasDoneBeforeIsNoneOfTheRate) {
+TEST_F(ProgressTest, RateExcludesTheInitialCount) {
   ProgressOptions o = options(ProgressMode::kPlain);
   o.unit = "step";
   o.before = 600;
@@ -174,7 +174,7 @@ TEST_F(ProgressTest, UnknownTotalHasNoPercentAndNoEta) {
   EXPECT_NE(text.find("2 it/s"), std::string::npos);
 }
 
-TEST_F(ProgressTest, MoreThanTheTotalIsHarmless) {
+TEST_F(ProgressTest, AcceptsMoreThanTheTotal) {
   Progress progress(1, options(ProgressMode::kPlain));
   now_ += 100;
   progress.update(std::int64_t{1} << 60);
@@ -195,7 +195,7 @@ TEST_F(ProgressTest, SilentWritesNothing) {
 TEST_F(ProgressTest, AutoIsPlainOnAFileAndABarOnATerminal) {
   EXPECT_EQ(Progress(10, options(ProgressMode::kAuto)).mode(), ProgressMode::kPlain);
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
-  if (terminal < 0) GTEST_SKIP() << "no pseudo-terminals here";
+  if (terminal < 0) GTEST_SKIP() << "needs pseudo-terminals";
   ProgressOptions o = options(ProgressMode::kAuto);
   o.fd = terminal;
   EXPECT_EQ(Progress(10, o).mode(), ProgressMode::kTerminal);

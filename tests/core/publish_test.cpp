@@ -1,4 +1,4 @@
-// What is published appears whole or not at all, and never in the place of a device.
+// Published files appear complete or not at all, and never replace a device.
 
 #include "tessera/core/publish.h"
 
@@ -52,7 +52,7 @@ class Publish : public ::testing::Test {
   const fs::path folder_ = temporary_.path;
 };
 
-TEST_F(Publish, AFileIsMadeOrReplacedAndKeepsItsMode) {
+TEST_F(Publish, CreatesOrReplacesAFileAndKeepsItsMode) {
   publish(at("new"), "first");
   EXPECT_EQ(read(at("new")), "first");
   ::chmod(at("new").c_str(), 0640);
@@ -64,9 +64,9 @@ TEST_F(Publish, AFileIsMadeOrReplacedAndKeepsItsMode) {
   EXPECT_EQ(entries(), 1u);
 }
 
-TEST_F(Publish, LinksStayAndWhatTheyLeadToIsReplaced) {
+TEST_F(Publish, ReplacesTheTargetOfALink) {
   fs::create_directory(at("far"));
-  fs::create_symlink("far/target", at("link"));  // leads to nothing yet
+  fs::create_symlink("far/target", at("link"));  // its target does not exist yet
   fs::create_symlink("link", at("link-to-link"));
   publish(at("link-to-link"), "text");
   EXPECT_TRUE(fs::is_symlink(at("link")) && fs::is_symlink(at("link-to-link")));
@@ -75,15 +75,15 @@ TEST_F(Publish, LinksStayAndWhatTheyLeadToIsReplaced) {
   EXPECT_NE(error_of([&] { publish(at("loop"), "x"); }).find("too many"), std::string::npos);
 }
 
-// A device of one's own: were it replaced, as root could, the machine's would not suffer.
+// A private device node: root could replace it, so the test must not use the one in /dev.
 std::string own_device(const std::string& path, unsigned minor_number) {
   if (::mknod(path.c_str(), S_IFCHR | 0666, makedev(1, minor_number)) != 0) return "";
   return Fd(::open(path.c_str(), O_WRONLY)).open() ? path : "";
 }
 
-TEST_F(Publish, DevicesAreWrittenToAndStayWhatTheyAre) {
+TEST_F(Publish, WritesToDevicesWithoutReplacingThem) {
   const std::string full = own_device(at("full"), 7), null = own_device(at("null"), 3);
-  if (full.empty() || null.empty()) GTEST_SKIP() << "needs the right to make devices";
+  if (full.empty() || null.empty()) GTEST_SKIP() << "needs permission to create devices";
   const std::string error = error_of([&] { publish(full, "12345"); });
   EXPECT_NE(error.find("5 bytes"), std::string::npos) << error;
   EXPECT_NE(error.find("No space left"), std::string::npos) << error;
@@ -93,15 +93,15 @@ TEST_F(Publish, DevicesAreWrittenToAndStayWhatTheyAre) {
   EXPECT_NE(error_of([&] { check_publishable(full, "--trace"); }).find("No space left"),
             std::string::npos);
   for (const std::string& path : {full, null}) {
-    EXPECT_TRUE(fs::is_character_file(path)) << "a file has taken the place of " << path;
+    EXPECT_TRUE(fs::is_character_file(path)) << "a file has replaced " << path;
   }
 }
 
-TEST_F(Publish, PipesAreWrittenToAndStayWhatTheyAre) {
+TEST_F(Publish, WritesToPipesWithoutReplacingThem) {
   struct stat info {};
   ASSERT_EQ(::mkfifo(at("pipe").c_str(), 0600), 0);
-  const std::string alone = error_of([&] { publish(at("pipe"), "x"); });  // and does not wait
-  EXPECT_NE(alone.find("nobody reads"), std::string::npos) << alone;
+  const std::string alone = error_of([&] { publish(at("pipe"), "x"); });  // and does not block
+  EXPECT_NE(alone.find("no process reads"), std::string::npos) << alone;
   const Fd reader(::open(at("pipe").c_str(), O_RDONLY | O_NONBLOCK));
   ASSERT_TRUE(reader.open());
   fs::create_symlink("pipe", at("link"));
@@ -113,7 +113,7 @@ TEST_F(Publish, PipesAreWrittenToAndStayWhatTheyAre) {
   EXPECT_TRUE(S_ISFIFO(info.st_mode));
 }
 
-TEST_F(Publish, AnOpenDescriptorGetsItWhereItStands) {
+TEST_F(Publish, WritesToAnOpenDescriptorAtItsPosition) {
   const Fd file(::open(at("out").c_str(), O_WRONLY | O_CREAT, 0600));
   ASSERT_EQ(::write(file.get(), "before ", 7), 7);
   publish("/dev/fd/" + std::to_string(file.get()), "between");
@@ -121,25 +121,25 @@ TEST_F(Publish, AnOpenDescriptorGetsItWhereItStands) {
   EXPECT_EQ(read(at("out")), "before between after");
 }
 
-TEST_F(Publish, WhatIsNoFileIsRefused) {
+TEST_F(Publish, RejectsFoldersAndInvalidPaths) {
   EXPECT_NE(error_of([&] { publish(folder_.string(), "x"); }).find("is a folder"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { publish(at("no/file"), "x"); }).find("folder that is there"),
+  EXPECT_NE(error_of([&] { publish(at("no/file"), "x"); }).find("the folder must exist"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { publish("", "x"); }).find("wanted a path"), std::string::npos);
+  EXPECT_NE(error_of([&] { publish("", "x"); }).find("must not be empty"), std::string::npos);
   EXPECT_NE(error_of([&] { check_publishable(at("no/file"), "--trace"); }).find("--trace: "),
             std::string::npos);
-  // A folder that takes no files, whatever its mode says.
+  // A folder in which no file can be created, whatever its mode is.
   EXPECT_NE(error_of([&] { check_publishable("/proc/here", "--trace"); }).find("--trace: "),
             std::string::npos);
   EXPECT_NO_THROW(check_publishable(at("file"), "--trace"));
-  EXPECT_TRUE(fs::is_empty(folder_)) << "looking has left something behind";
+  EXPECT_TRUE(fs::is_empty(folder_)) << "the check left a file behind";
 }
 
-TEST_F(Publish, ALimitOnFilesLeavesTheOldOneAndNoDraft) {
+TEST_F(Publish, AFileSizeLimitLeavesTheOldFileAndNoDraft) {
   write("file", "old");
   const pid_t child = ::fork();
-  if (child == 0) {  // the limit is the process's
+  if (child == 0) {  // the limit applies to the process
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{1000, 1000};
     ::setrlimit(RLIMIT_FSIZE, &limit);

@@ -1,4 +1,4 @@
-// The frequencies of scaled rotary positions, beside formulas in double precision.
+// Frequencies of scaled rotary positions, compared with formulas in double precision.
 
 #include "tessera/core/rotary.h"
 
@@ -20,7 +20,7 @@ RotaryScaling yarn(double factor, std::int64_t original) {
   return scaling;
 }
 
-// Pair by pair: a ramp over the pairs, between those that turn beta_fast and beta_slow times.
+// A ramp over the pairs, between those that make beta_fast and beta_slow rotations.
 std::vector<double> plain_yarn(std::int64_t width, double base, const RotaryScaling& s) {
   const auto where = [&](double turns) {  // the pair whose wave is original / turns tokens long
     const double wave = static_cast<double>(s.original_positions) / turns;
@@ -33,7 +33,7 @@ std::vector<double> plain_yarn(std::int64_t width, double base, const RotaryScal
   std::vector<double> rates;
   for (std::int64_t i = 0; i < width / 2; ++i) {
     const double rate = std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(width));
-    double divided = 0;  // the share of the frequency that is divided
+    double divided = 0;  // fraction of the divided frequency
     if (static_cast<double>(i) > from) divided = (static_cast<double>(i) - from) / (to - from);
     if (static_cast<double>(i) >= to) divided = 1;
     rates.push_back(rate * (1 - divided) + rate / s.factor * divided);
@@ -41,7 +41,7 @@ std::vector<double> plain_yarn(std::int64_t width, double base, const RotaryScal
   return rates;
 }
 
-TEST(RotaryScaling, YarnLeavesFastPairsAndDividesSlowOnes) {
+TEST(RotaryScaling, YarnKeepsFastPairsAndDividesSlowOnes) {
   std::vector<RotaryScaling> all = {yarn(4, 32768), yarn(40, 4096), yarn(2.5, 500), yarn(1, 4096)};
   all.push_back(yarn(4, 32768));
   all.back().truncate = false;
@@ -61,7 +61,7 @@ TEST(RotaryScaling, YarnLeavesFastPairsAndDividesSlowOnes) {
       }
     }
   }
-  // Qwen2.5's, by hand: pairs 0 to 23 as they are, those from 40 on divided.
+  // Qwen2.5, by hand: pairs 0 to 23 are unchanged, pairs from 40 on are divided.
   const std::vector<double> plain = rotary_rates(128, 1e6);
   const std::vector<double> scaled = rotary_rates(128, 1e6, yarn(4, 32768));
   EXPECT_EQ(scaled[23], plain[23]);
@@ -71,8 +71,8 @@ TEST(RotaryScaling, YarnLeavesFastPairsAndDividesSlowOnes) {
   EXPECT_EQ(scaled[63], plain[63] / 4);
 }
 
-// Ramps that end where they begin, or before.
-TEST(RotaryScaling, YarnOfATinyContext) {
+// Ramps of zero or negative length.
+TEST(RotaryScaling, YarnHandlesATinyContext) {
   const std::vector<double> plain = rotary_rates(8, 1e4), got = rotary_rates(8, 1e4, yarn(4, 2));
   EXPECT_EQ(got[0], plain[0]);
   for (std::size_t i = 1; i < 4; ++i) EXPECT_EQ(got[i], plain[i] / 4) << i;
@@ -82,7 +82,7 @@ TEST(RotaryScaling, YarnOfATinyContext) {
 TEST(RotaryScaling, YarnMultipliesQueriesAndKeys) {
   RotaryScaling scaling = yarn(4, 32768);
   EXPECT_DOUBLE_EQ(rotary_gain(scaling), 1 + std::log(4.0) / 10);
-  scaling.mscale = 0.5;  // alone it says nothing
+  scaling.mscale = 0.5;  // has no effect without mscale_all_dim
   EXPECT_DOUBLE_EQ(rotary_gain(scaling), 1 + std::log(4.0) / 10);
   scaling.mscale_all_dim = 2;
   EXPECT_DOUBLE_EQ(rotary_gain(scaling), (1 + 0.05 * std::log(4.0)) / (1 + 0.2 * std::log(4.0)));
@@ -103,7 +103,7 @@ TEST(RotaryScaling, DynamicChangesNothingWithinTheContext) {
   EXPECT_EQ(rotary_gain(scaling), 1);
 }
 
-TEST(RotaryScaling, WhatCannotBeIsRefusedByName) {
+TEST(RotaryScaling, CheckNamesTheInvalidField) {
   const auto refused = [](auto change, double base = 1e4) {
     RotaryScaling scaling = yarn(4, 4096);
     check(scaling, 1e4);

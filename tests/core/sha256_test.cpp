@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-TEST(Sha256, GivesThePublishedDigests) {
+TEST(Sha256, MatchesThePublishedDigests) {
   EXPECT_EQ(to_hex(sha256("")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(to_hex(sha256("abc")),
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -15,7 +15,7 @@ TEST(Sha256, GivesThePublishedDigests) {
             "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-TEST(Sha256, DoesNotDependOnHowTheBytesCome) {
+TEST(Sha256, DoesNotDependOnHowTheBytesAreSplit) {
   for (std::size_t length = 0; length < 200; ++length) {
     std::string text;
     for (std::size_t i = 0; i < length; ++i) text += static_cast<char>(i * 7 + length);
@@ -28,7 +28,7 @@ TEST(Sha256, DoesNotDependOnHowTheBytesCome) {
 }
 
 // RFC 4231: a short key, a text longer than a block, and a key longer than a block.
-TEST(Hmac, GivesThePublishedCodes) {
+TEST(Hmac, MatchesThePublishedCodes) {
   EXPECT_EQ(to_hex(hmac_sha256("Jefe", "what do ya want for nothing?")),
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
   EXPECT_EQ(to_hex(hmac_sha256(std::string(20, '\x0b'), "Hi There")),
@@ -38,7 +38,7 @@ TEST(Hmac, GivesThePublishedCodes) {
             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
-TEST(Hmac, AnyChangedBitIsSeen) {
+TEST(Hmac, DetectsAnyChangedBit) {
   const Digest right = hmac_sha256("key", "text");
   EXPECT_TRUE(equal_in_constant_time(right, hmac_sha256("key", "text")));
   for (std::size_t bit = 0; bit < 256; ++bit) {

@@ -12,7 +12,7 @@ namespace {
 
 using Cosine = double (*)(double);
 
-TEST(SharedLibrary, TheFirstFileThatLoads) {
+TEST(SharedLibrary, OpensTheFirstFileThatLoads) {
   SharedLibrary library({"libtessera-is-not-there.so.7", "libm.so.6"});
   ASSERT_TRUE(library.open()) << library.problem();
   Cosine cosine = nullptr;
@@ -29,7 +29,7 @@ TEST(SharedLibrary, TheFirstFileThatLoads) {
   EXPECT_EQ(library.missing(), "tessera_nor_this_one");
 }
 
-TEST(SharedLibrary, WhyThereIsNone) {
+TEST(SharedLibrary, ReportsWhyNoFileLoads) {
   const SharedLibrary library({"libtessera-is-not-there.so.7"});
   EXPECT_FALSE(library.open());
   EXPECT_TRUE(contains(library.problem(), "libtessera-is-not-there.so.7")) << library.problem();
@@ -38,7 +38,7 @@ TEST(SharedLibrary, WhyThereIsNone) {
   EXPECT_EQ(cosine, nullptr);
 }
 
-TEST(SharedLibrary, WhatTheProcessHasNeedsNoFile) {
+TEST(SharedLibrary, UsesASymbolOfTheProcessWithoutAFile) {
   const SharedLibrary library("malloc", {"libtessera-is-not-there.so.7"});
   ASSERT_TRUE(library.open()) << library.problem();
   void* (*allocate)(std::size_t) = nullptr;

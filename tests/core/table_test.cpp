@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-TEST(Table, ColumnsLineUp) {
+TEST(Table, AlignsColumns) {
   Table table("lr");
   table.row({"a", "b"});
   table.row({"long–é", "12"});
@@ -16,7 +16,7 @@ TEST(Table, ColumnsLineUp) {
             "  x        3\n");
 }
 
-TEST(Table, RowsMayBeShortAndLinesEndInNoSpace) {
+TEST(Table, AcceptsShortRowsAndTrimsTrailingSpaces) {
   Table table("llr", "");
   table.row({"name", "what", "bytes"});
   table.row({"x"});

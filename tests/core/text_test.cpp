@@ -16,15 +16,15 @@
 namespace tessera {
 namespace {
 
-TEST(Text, VisibleEscapesControlsAndCuts) {
+TEST(Text, VisibleEscapesControlsAndCutsLongText) {
   EXPECT_EQ(visible("plain \"text\" \\ é 日"), "plain \"text\" \\ é 日");
   EXPECT_EQ(visible("\x1b[31mred\a\n\t\x7f"), "\\x1b[31mred\\x07\\n\\t\\x7f");
   EXPECT_EQ(visible("\xff\xc3"), "\\xff\\xc3");         // not UTF-8
   EXPECT_EQ(visible("\xc2\x9b"), "\\xc2\\x9b");         // CSI as one character
-  EXPECT_EQ(visible("a\u202eb"), "a\\xe2\\x80\\xaeb");  // turns the direction around
+  EXPECT_EQ(visible("a\u202eb"), "a\\xe2\\x80\\xaeb");  // reverses the writing direction
   EXPECT_EQ(visible(std::string(100, 'a'), 40),
             std::string(30, 'a') + "[... 60 bytes ...]" + std::string(10, 'a'));
-  // Characters are not cut apart.
+  // Multi-byte characters are not split.
   std::string many;
   for (int i = 0; i < 50; ++i) many += "日";
   EXPECT_EQ(visible(many, 40).find('\\'), std::string::npos);
@@ -32,12 +32,12 @@ TEST(Text, VisibleEscapesControlsAndCuts) {
   EXPECT_LT(visible_lines(std::string(1 << 20, 'x')).size(), 33'000u);
 }
 
-TEST(Text, StrConcatenatesWhatStreamsWrite) {
+TEST(Text, StrConcatenatesItsArguments) {
   EXPECT_EQ(str("rank ", 3, " of ", 4, ": ", true, ' ', 0.5), "rank 3 of 4: true 0.5");
   EXPECT_EQ(str(), "");
 }
 
-// What str() was before {fmt}: the definition of what it writes.
+// Reference: str() must write what a stream writes.
 template <typename... Args>
 std::string streamed(const Args&... args) {
   std::ostringstream out;
@@ -55,7 +55,7 @@ struct Own {
   }
 };
 
-TEST(Text, StrIsWhatAStreamWrites) {
+TEST(Text, StrEqualsAStream) {
   const std::int8_t byte = 'b';
   const std::uint8_t unsigned_byte = 'u';
   char array[8] = "ab";
@@ -82,7 +82,7 @@ TEST(Text, StrIsWhatAStreamWrites) {
   all(std::nan("")), all(-std::nan("")), all(-0.0), all(std::numeric_limits<double>::denorm_min());
 }
 
-TEST(Text, StrWritesNumbersAsAStreamDoes) {
+TEST(Text, StrWritesNumbersLikeAStream) {
   std::mt19937_64 random(1);
   const auto same = [](auto value) {
     const std::string got = str(value), wanted = streamed(value);
@@ -97,7 +97,7 @@ TEST(Text, StrWritesNumbersAsAStreamDoes) {
     same(static_cast<double>(bits % 2'000'000) / 1000);
     same(std::uniform_real_distribution<>(0, 1)(random));
   }
-  // Where six digits round up to one more, and where the exponent appears.
+  // Values that round up to seven digits, and values at which the exponent appears.
   for (int exponent = -320; exponent < 309; ++exponent) {
     for (const double digits : {1.0, 9.999995, 9.99999499999, 1.0000005, 2.5, 9.9999}) {
       same(digits * std::pow(10.0, exponent));
@@ -105,7 +105,7 @@ TEST(Text, StrWritesNumbersAsAStreamDoes) {
   }
 }
 
-TEST(Text, FixedAndHex) {
+TEST(Text, FixedAndHexWriteTheirDigits) {
   EXPECT_EQ(fixed(2.5, 2), "2.50");
   EXPECT_EQ(fixed(-0.04, 1), "-0.0");
   EXPECT_EQ(fixed(1e300, 0).size(), 301u);
@@ -115,7 +115,7 @@ TEST(Text, FixedAndHex) {
   EXPECT_EQ(hex(~std::uint64_t{0}, 4), "ffffffffffffffff");
 }
 
-TEST(Text, Join) {
+TEST(Text, JoinPutsSeparatorsBetweenParts) {
   EXPECT_EQ(join({}, ", "), "");
   EXPECT_EQ(join({"a"}, ", "), "a");
   EXPECT_EQ(join({"a", "b", "c"}, ", "), "a, b, c");
@@ -128,12 +128,12 @@ TEST(Text, QuoteIsPrintableAndShort) {
   EXPECT_LT(quote(std::string(100000, 'x')).size(), 100u);
 }
 
-TEST(Text, EditDistance) {
+TEST(Text, EditDistanceCountsTranspositionsAsOne) {
   EXPECT_EQ(edit_distance("", ""), 0);
   EXPECT_EQ(edit_distance("abc", ""), 3);
   EXPECT_EQ(edit_distance("", "abc"), 3);
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
-  EXPECT_EQ(edit_distance("rnaks", "ranks"), 1);  // neighbours swapped
+  EXPECT_EQ(edit_distance("rnaks", "ranks"), 1);  // transposition
   EXPECT_EQ(edit_distance("ranks", "rank"), 1);
 }
 
@@ -145,17 +145,18 @@ TEST(Text, SuggestFindsTheNearestAndNothingFar) {
   EXPECT_EQ(suggest("--verbose", flags), "");
   EXPECT_EQ(suggest("", flags), "");
   EXPECT_EQ(suggest("x", {"y"}), "");
-  EXPECT_EQ(suggest("--gpus", {"--eps", "--ranks"}), "");  // two of four letters, not of six
+  EXPECT_EQ(suggest("--gpus", {"--eps", "--ranks"}),
+            "");  // two of four letters differ; dashes do not count
   EXPECT_EQ(suggest("docter", {"run", "doctor", "bench"}), "doctor");
   EXPECT_EQ(suggest(std::string(1 << 20, 'a'), flags), "");
 }
 
-TEST(Text, DidYouMean) {
+TEST(Text, DidYouMeanIsEmptyWithoutASuggestion) {
   EXPECT_EQ(did_you_mean("benhc", {"run", "bench"}), "; did you mean bench?");
   EXPECT_EQ(did_you_mean("elephant", {"run", "bench"}), "");
 }
 
-TEST(Text, OneIsSingular) {
+TEST(Text, PluralOfOneIsSingular) {
   EXPECT_EQ(plural(0, "bucket"), "0 buckets");
   EXPECT_EQ(plural(1, "bucket"), "1 bucket");
   EXPECT_EQ(plural(2, "bucket"), "2 buckets");

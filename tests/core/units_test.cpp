@@ -33,7 +33,7 @@ void expect_mentions(const std::string& message, std::initializer_list<const cha
   }
 }
 
-TEST(ParseBytes, Forms) {
+TEST(ParseBytes, AcceptsAllForms) {
   EXPECT_EQ(parse_bytes("200MB"), 200'000'000);
   EXPECT_EQ(parse_bytes("25MiB"), 25 * 1024 * 1024);
   EXPECT_EQ(parse_bytes("4096"), 4096);
@@ -57,14 +57,14 @@ TEST(ParseBytes, Forms) {
   EXPECT_EQ(parse_bytes("0e99999999999"), 0);
 }
 
-TEST(ParseBytes, IsExactWhereADoubleIsNot) {
+TEST(ParseBytes, IsExactBeyondThePrecisionOfADouble) {
   EXPECT_EQ(parse_bytes("9007199254740993"), 9007199254740993);
   EXPECT_EQ(parse_bytes("9223372036854775807"), kMost);
   EXPECT_EQ(parse_bytes("9223372036854775.807kB"), kMost);
   EXPECT_EQ(parse_bytes("0.000000000000000000000001EB"), 0);
 }
 
-TEST(ParseBytes, Refusals) {
+TEST(ParseBytes, RejectsInvalidTexts) {
   expect_mentions(usage_error([] { parse_bytes("20 XB"); }),
                   {"\"20 XB\"", "character 4", "\"XB\"", "200MB"});
   expect_mentions(usage_error([] { parse_bytes("25M"); }), {"MB", "MiB", "could mean"});
@@ -85,7 +85,7 @@ TEST(ParseBytes, Refusals) {
   }
 }
 
-TEST(ParseRate, Forms) {
+TEST(ParseRate, AcceptsAllForms) {
   EXPECT_DOUBLE_EQ(parse_rate("600GB/s"), 600e9);
   EXPECT_DOUBLE_EQ(parse_rate("100Gb/s"), 12.5e9);
   EXPECT_DOUBLE_EQ(parse_rate("100Gbps"), 12.5e9);
@@ -95,7 +95,7 @@ TEST(ParseRate, Forms) {
   EXPECT_DOUBLE_EQ(parse_rate("0B/s"), 0);
 }
 
-TEST(ParseRate, Refusals) {
+TEST(ParseRate, RejectsInvalidTexts) {
   expect_mentions(usage_error([] { parse_rate("600"); }), {"unit", "600GB/s"});
   expect_mentions(usage_error([] { parse_rate("600GB"); }), {"/s"});
   expect_mentions(usage_error([] { parse_rate("600XB/s"); }), {"\"XB\"", "character 4"});
@@ -107,7 +107,7 @@ TEST(ParseRate, Refusals) {
   }
 }
 
-TEST(ParseTime, Forms) {
+TEST(ParseTime, AcceptsAllForms) {
   EXPECT_EQ(parse_time("3.75ms"), 0.00375);
   EXPECT_EQ(parse_time("5min"), 300);
   EXPECT_EQ(parse_time("40.8 ms"), 0.0408);
@@ -122,7 +122,7 @@ TEST(ParseTime, Forms) {
   EXPECT_EQ(parse_time("1 h 30 min 5 s"), 5405);
 }
 
-TEST(ParseTime, Refusals) {
+TEST(ParseTime, RejectsInvalidTexts) {
   expect_mentions(usage_error([] { parse_time("5m"); }), {"min", "ms", "could mean"});
   expect_mentions(usage_error([] { parse_time("5 mins"); }), {"did you mean min", "character 3"});
   expect_mentions(usage_error([] { parse_time("30min 1h"); }), {"larger"});
@@ -133,7 +133,7 @@ TEST(ParseTime, Refusals) {
   }
 }
 
-TEST(ParseCount, Forms) {
+TEST(ParseCount, AcceptsAllForms) {
   EXPECT_EQ(parse_count("13B"), 13'000'000'000);
   EXPECT_EQ(parse_count("13b"), 13'000'000'000);
   EXPECT_EQ(parse_count("1.6M"), 1'600'000);
@@ -144,7 +144,7 @@ TEST(ParseCount, Forms) {
   EXPECT_EQ(parse_count("7"), 7);
 }
 
-TEST(ParseCount, Refusals) {
+TEST(ParseCount, RejectsInvalidTexts) {
   expect_mentions(usage_error([] { parse_count("1.5"); }), {"whole number"});
   expect_mentions(usage_error([] { parse_count("13Z"); }), {"\"Z\"", "character 3", "13B"});
   expect_mentions(usage_error([] { parse_count("99999999999T"); }), {"too large"});
@@ -153,7 +153,7 @@ TEST(ParseCount, Refusals) {
   }
 }
 
-TEST(Format, Bytes) {
+TEST(Format, WritesBytes) {
   EXPECT_EQ(format_bytes(0), "0 B");
   EXPECT_EQ(format_bytes(999), "999 B");
   EXPECT_EQ(format_bytes(200'000'000), "200 MB");
@@ -169,14 +169,14 @@ TEST(Format, Bytes) {
   EXPECT_EQ(format_bytes(std::numeric_limits<std::int64_t>::min()), "-9.22 EB");
 }
 
-TEST(Format, RateTimeCount) {
+TEST(Format, WritesRatesTimesAndCounts) {
   EXPECT_EQ(format_rate(600e9), "600 GB/s");
   EXPECT_EQ(format_rate(12.5e9), "12.5 GB/s");
   EXPECT_EQ(format_rate(0), "0 B/s");
   EXPECT_EQ(format_rate(std::nan("")), "nan");
   EXPECT_EQ(format_time(0), "0 s");
   EXPECT_EQ(format_time(-0.0), "0 s");
-  EXPECT_EQ(format_time(-3e-17), "0 s");  // what a difference of sums leaves
+  EXPECT_EQ(format_time(-3e-17), "0 s");  // rounding error of a difference of sums
   EXPECT_EQ(format_time(3e-17), "0 s");
   EXPECT_EQ(format_time(-2e-11), "-0.02 ns");
   EXPECT_EQ(format_time(0.00375), "3.75 ms");
@@ -201,12 +201,12 @@ TEST(Format, RateTimeCount) {
   EXPECT_EQ(format_grouped(999), "999");
 }
 
-// Uniform in the logarithm, so that every unit is met.
+// Log-uniform, so that every unit occurs.
 std::int64_t any_size(std::mt19937_64& random) {
   return static_cast<std::int64_t>(random() >> (1 + random() % 63));
 }
 
-TEST(RoundTrip, BytesAndCounts) {
+TEST(RoundTrip, KeepsBytesAndCounts) {
   std::mt19937_64 random(7);
   for (int i = 0; i < 50000; ++i) {
     const std::int64_t value = any_size(random);
@@ -218,7 +218,7 @@ TEST(RoundTrip, BytesAndCounts) {
     for (ByteUnits units : {ByteUnits::kDecimal, ByteUnits::kBinary}) {
       const std::string text = format_bytes(value, units);
       near(parse_bytes(text), text);
-      // What was written once is written the same way again.
+      // Formatting the parsed value gives the same text again.
       EXPECT_EQ(format_bytes(parse_bytes(text), units), text) << value;
     }
     near(parse_count(format_count(value)), format_count(value));
@@ -227,7 +227,7 @@ TEST(RoundTrip, BytesAndCounts) {
   }
 }
 
-TEST(RoundTrip, RatesAndTimes) {
+TEST(RoundTrip, KeepsRatesAndTimes) {
   std::mt19937_64 random(8);
   std::uniform_real_distribution<double> exponent(-8, 9);
   for (int i = 0; i < 50000; ++i) {
@@ -239,7 +239,7 @@ TEST(RoundTrip, RatesAndTimes) {
   }
 }
 
-// Never crashes, never answers a negative or non-finite value: parses or throws UsageError.
+// Never crashes and never returns a negative or non-finite value: parses or throws UsageError.
 TEST(Fuzz, AnyInputParsesOrIsAUsageError) {
   static constexpr std::string_view kPieces[] = {"0",
                                                  "1",

@@ -268,7 +268,7 @@ TEST(Lora, TargetsByManyNames) {
   EXPECT_EQ(targets_of(small_llama(2), "all"), "q,k,v,o,gate,up,down");
   for (const auto& [shape, text, words] :
        std::vector<std::tuple<ModelShape, std::string, std::string>>{
-           {gpt_of_three(), "q,v", "got \"q\" in \"q,v\"; wanted auto, all, or some of qkv"},
+           {gpt_of_three(), "q,v", "got \"q\" in \"q,v\"; must be auto, all, or some of qkv"},
            {small_llama(2), "c_attn", "some of q, k, v, o, gate, up, down"},
            {small_llama(2), "", "got \"\""},
            {small_llama(2), "q,,v", "got \"\" in"}}) {

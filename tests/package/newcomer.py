@@ -43,7 +43,7 @@ def wrong_flags(tessera, program):
         told = run(tessera, *words, status=[2])
         check(all(text in told for text in wanted), f"{words}: wanted {wanted}, got\n{told}")
     told = run(tessera, "run", "-n", "4", "--", program, "7", status=[1])
-    check("stage 7 does not exist; stages are 0" in told and "tessera run: rank" in told, told)
+    check("stage 7 does not exist; must be 0" in told and "tessera run: rank" in told, told)
     check("terminate called" not in told, told)
 
 

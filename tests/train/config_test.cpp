@@ -142,7 +142,7 @@ TEST(Config, WhatIsNoRegularFileIsToldAndNotWaitedFor) {
                                    {pipe, "a pipe"},
                                    {"/dev/zero", "a character device"}}) {
     EXPECT_TRUE(contains(reading(path), "--config: ") && contains(reading(path), "is " + kind) &&
-                contains(reading(path), "wanted a TOML file"))
+                contains(reading(path), "must be a TOML file"))
         << reading(path);
   }
 }
