@@ -4,8 +4,8 @@
 
 namespace tessera::schedule {
 
-// A schedule from the order of each rank's computation: puts a receive before what needs another
-// rank's result and a send after what another rank needs.
+// Returns a schedule from the compute actions of each rank, `orders`. Inserts a receive before each
+// action that needs a result of another rank, and a send after each result that another rank needs.
 Schedule with_transfers(std::string name, int micros, std::vector<std::vector<int>> stages,
                         const std::vector<std::vector<Action>>& orders);
 

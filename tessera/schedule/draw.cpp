@@ -27,8 +27,8 @@ std::string label(const Schedule& schedule, const Action& action) {
   return text;
 }
 
-// What fits into a cell. A chunk that cannot be told by its letter is told by case, first, second
-// and so on in turn; a number that does not fit is left out, since half of it would be another one.
+// Returns the text of a cell. If the label with its chunk letter does not fit (`whole` is false),
+// odd chunks are lowercase. A number that does not fit is left out: part of it would be wrong.
 std::string cell_text(const Schedule& schedule, const Action& action, bool whole,
                       std::size_t width) {
   std::string text = label(schedule, action);
@@ -54,7 +54,7 @@ std::string caption(const Schedule& schedule, const Durations& durations) {
   return text;
 }
 
-const char* colour(Kind kind) {
+const char* color(Kind kind) {
   switch (kind) {
     case Kind::forward: return colours::kForward;
     case Kind::backward: return colours::kBackward;
@@ -80,7 +80,7 @@ std::string draw_text(const Schedule& schedule, const Durations& durations, int 
   }
   const std::string margin = "rank ";
   const std::size_t digits = str(schedule.ranks - 1).size();
-  // Equal passes are equally wide, as long as there is a column for the shortest.
+  // Equal passes have equal width, as long as there is a column for the shortest.
   std::size_t cell = longest;
   const auto scale_of = [&](std::size_t wide) {
     return shortest > 0 ? static_cast<double>(wide) / shortest : 1;
@@ -116,10 +116,11 @@ std::string draw_svg(const Schedule& schedule, const Durations& durations) {
       if (length > 0 && (shortest == 0 || length < shortest)) shortest = length;
     }
   }
-  // Wide enough for the labels of the shortest slots, within reason.
-  const double wanted =
+  // Wide enough for the labels of the shortest slots, up to a total width.
+  const double slot_width =
       12.0 + 8.0 * static_cast<double>(str(schedule.micros).size()) + (schedule.chunks > 1 ? 6 : 0);
-  const double scale = shortest > 0 ? std::min(wanted / shortest, 16000 / std::max(step, 1e-9)) : 1;
+  const double scale =
+      shortest > 0 ? std::min(slot_width / shortest, 16000 / std::max(step, 1e-9)) : 1;
   constexpr double kLeft = 64, kTop = 8, kRow = 28, kBar = 22;
   const double width = kLeft + step * scale + 8;
   const double height = kTop + kRow * schedule.ranks + 28;
@@ -138,7 +139,7 @@ std::string draw_svg(const Schedule& schedule, const Durations& durations) {
       const double opacity = 1 - 0.45 * slot.action.chunk / std::max(1, schedule.chunks);
       const std::string text = label(schedule, slot.action);
       svg += str("<rect x=\"", fixed(x, 1), "\" y=\"", fixed(y, 1), "\" width=\"", fixed(w, 1),
-                 "\" height=\"", fixed(kBar, 1), "\" fill=\"", colour(slot.action.kind),
+                 "\" height=\"", fixed(kBar, 1), "\" fill=\"", color(slot.action.kind),
                  "\" fill-opacity=\"", fixed(opacity, 2), "\" stroke=\"#ffffff\"><title>",
                  name(slot.action.kind), " of micro-batch ", slot.action.micro, ", stage ",
                  schedule.stage(r, slot.action.chunk), "</title></rect>\n");

@@ -10,18 +10,18 @@
 namespace tessera::schedule {
 namespace {
 
-using Order = std::vector<Action>;  // the computation of one rank
+using Order = std::vector<Action>;  // compute actions of one rank
 
 void check_sizes(const char* name, int ranks, int micros, int chunks) {
   if (ranks < 1 || micros < 1 || chunks < 1 || ranks > 65536 || micros > 65536 || chunks > 1024) {
     throw UsageError(str("schedule ", name, " of ", ranks, " ranks, ", micros,
                          " micro-batches and ", chunks,
-                         " chunks; wanted 1 to 65536 ranks and "
+                         " chunks; must be 1 to 65536 ranks and "
                          "micro-batches, and 1 to 1024 chunks"));
   }
 }
 
-// Stage s on rank s mod ranks: the next stage is always on the next rank.
+// Puts stage s on rank s mod ranks, so that the next stage is always on the next rank.
 std::vector<std::vector<int>> round_robin(int ranks, int chunks) {
   std::vector<std::vector<int>> stages(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) {
@@ -30,7 +30,7 @@ std::vector<std::vector<int>> round_robin(int ranks, int chunks) {
   return stages;
 }
 
-// `warmup` forwards, then one forward and one backward in turns, then the backwards that are left.
+// Returns `warmup` forwards, then alternating forwards and backwards, then the other backwards.
 Order alternate(const Order& forwards, const Order& backwards, std::size_t warmup) {
   Order order(forwards.begin(), forwards.begin() + static_cast<std::ptrdiff_t>(warmup));
   std::size_t done = 0;
@@ -71,13 +71,13 @@ Schedule one_f_one_b(int ranks, int micros) {
   return with_transfers("1f1b", micros, round_robin(ranks, 1), orders);
 }
 
-// Micro-batches go in groups of about `ranks`: a group passes chunk after chunk, so that every rank
-// has work again just when the group comes round.
+// Micro-batches are processed in groups of about `ranks`. A group passes through one chunk after
+// another, so that the next chunk of a rank starts when the group returns to it.
 Schedule interleaved(int ranks, int micros, int chunks) {
   check_sizes("interleaved", ranks, micros, chunks);
   if (micros < ranks) {
     throw UsageError(str("schedule interleaved: ", micros, " micro-batches for ", ranks,
-                         " ranks; it needs at least as many micro-batches as ranks"));
+                         " ranks; must be at least as many micro-batches as ranks"));
   }
   const int groups = micros / ranks;
   const auto first_of = [&](int group) {
@@ -94,7 +94,7 @@ Schedule interleaved(int ranks, int micros, int chunks) {
       }
     }
   }
-  // The backwards were listed per group with the last chunk first, but micro by micro inside.
+  // Within a group, backwards start with the last chunk, but keep the order of micro-batches.
   std::vector<Order> orders;
   for (int r = 0; r < ranks; ++r) {
     const long long warmup =
@@ -107,8 +107,8 @@ Schedule interleaved(int ranks, int micros, int chunks) {
   return with_transfers("interleaved", micros, round_robin(ranks, chunks), orders);
 }
 
-// As 1F1B, but rank r puts off its weight gradients by r micro-batches: they fill the waits at the
-// end, and rank r holds (ranks - r) + r activations at most, as many as the first rank of 1F1B.
+// Same as 1F1B, but rank r delays its weight gradients by r micro-batches. They fill the bubble at
+// the end. Rank r holds at most (ranks - r) + r activations, as many as the first rank of 1F1B.
 Schedule zero_bubble_h1(int ranks, int micros) {
   check_sizes("zb-h1", ranks, micros, 1);
   std::vector<Order> orders;
@@ -143,7 +143,7 @@ Schedule make(std::string_view name, int ranks, int micros, int chunks) {
   if (name == "zb-h1") return zero_bubble_h1(ranks, micros);
   if (name == "zb-v") return zero_bubble_v(ranks, micros);
   throw UsageError(str("schedule ", quote(name), " is unknown", did_you_mean(name, names()),
-                       "; there are ", join(names(), ", ")));
+                       "; must be one of ", join(names(), ", ")));
 }
 
 }  // namespace tessera::schedule

@@ -54,7 +54,7 @@ Schedule with_transfers(std::string name, int micros, std::vector<std::vector<in
       rank_of[static_cast<std::size_t>(schedule.stage(r, c))] = r;
     }
   }
-  const auto elsewhere = [&](int rank, int stage) {
+  const auto on_other_rank = [&](int rank, int stage) {
     return stage >= 0 && stage < schedule.stage_count() &&
            rank_of[static_cast<std::size_t>(stage)] != rank;
   };
@@ -65,11 +65,11 @@ Schedule with_transfers(std::string name, int micros, std::vector<std::vector<in
       const bool forward = action.kind == Kind::forward;
       const bool backward = action.kind == Kind::backward || action.kind == Kind::backward_input;
       const auto add = [&](Kind kind) { actions.push_back({kind, action.micro, action.chunk}); };
-      if (forward && elsewhere(r, stage - 1)) add(Kind::receive_activation);
-      if (backward && elsewhere(r, stage + 1)) add(Kind::receive_gradient);
+      if (forward && on_other_rank(r, stage - 1)) add(Kind::receive_activation);
+      if (backward && on_other_rank(r, stage + 1)) add(Kind::receive_gradient);
       actions.push_back(action);
-      if (forward && elsewhere(r, stage + 1)) add(Kind::send_activation);
-      if (backward && elsewhere(r, stage - 1)) add(Kind::send_gradient);
+      if (forward && on_other_rank(r, stage + 1)) add(Kind::send_activation);
+      if (backward && on_other_rank(r, stage - 1)) add(Kind::send_gradient);
     }
     schedule.actions.push_back(std::move(actions));
   }

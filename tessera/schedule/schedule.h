@@ -7,23 +7,23 @@
 
 namespace tessera::schedule {
 
-// What a rank can do in a pipeline.
+// Kind of an action of a rank in a pipeline.
 enum class Kind : std::uint8_t {
   forward,
-  backward,        // of inputs and weights at once
-  backward_input,  // the two halves of it, where a schedule takes them apart
+  backward,        // gradients of inputs and weights together
+  backward_input,  // the two halves, if the schedule splits the backward
   backward_weight,
   send_activation,  // to the next stage, after forward
   receive_activation,
-  send_gradient,  // to the stage before, after backward or backward_input
+  send_gradient,  // to the previous stage, after backward or backward_input
   receive_gradient,
 };
-// "forward": for drawings and messages.
+// Returns the name for drawings and messages: "forward".
 const char* name(Kind kind) noexcept;
-// Takes time of its own; the others hand over what is there.
+// Returns true for computation and false for transfers.
 constexpr bool is_compute(Kind kind) noexcept { return kind <= Kind::backward_weight; }
 
-// What a rank does next. A chunk is one of the pieces of the model that the rank holds.
+// One action of a rank. A chunk is one of the stages that the rank holds.
 struct Action {
   Kind kind = Kind::forward;
   int micro = 0;
@@ -32,78 +32,78 @@ struct Action {
   friend bool operator==(const Action&, const Action&) = default;
 };
 
-// A pipeline schedule as a value: the executor runs it, the simulator times it, the validator
-// proves it, a page draws it. The model is cut into ranks · chunks stages, in order.
+// Pipeline schedule. The executor runs it, the simulator times it, validate() checks it and the
+// dashboard draws it. The model is cut into ranks · chunks stages, in order.
 struct Schedule {
   std::string name;
   int ranks = 1;
   int micros = 1;                            // micro-batches in a step
   int chunks = 1;                            // stages on each rank
-  std::vector<std::vector<int>> stages;      // [rank][chunk]: which stage that is
-  std::vector<std::vector<Action>> actions;  // [rank]: in order
+  std::vector<std::vector<int>> stages;      // [rank][chunk]: index of the stage
+  std::vector<std::vector<Action>> actions;  // [rank]: actions in order
 
   int stage_count() const { return ranks * chunks; }
-  // Which stage of the model it is.
+  // Returns the stage of a chunk.
   int stage(int rank, int chunk) const {
     return stages[static_cast<std::size_t>(rank)][static_cast<std::size_t>(chunk)];
   }
-  // Where a stage lives.
+  // Rank and chunk of a stage.
   struct Home {
     int rank = 0;
     int chunk = 0;
   };
-  // The inverse of stage().
+  // Inverse of stage().
   Home home(int stage) const;
 };
 
-// Each throws UsageError for sizes that it cannot have.
+// Each throws UsageError for unsupported sizes.
 Schedule gpipe(int ranks, int micros);                    // all forwards, then all backwards
-Schedule one_f_one_b(int ranks, int micros);              // each backward as early as it can be
+Schedule one_f_one_b(int ranks, int micros);              // each backward as early as possible
 Schedule interleaved(int ranks, int micros, int chunks);  // 1F1B with several chunks per rank
 Schedule zero_bubble_h1(int ranks, int micros);  // weight gradients fill the bubble; memory of 1F1B
-Schedule zero_bubble_v(int ranks, int micros);   // two chunks per rank, laid out like a V
+Schedule zero_bubble_v(int ranks, int micros);   // two chunks per rank, arranged in a V
 
-// "gpipe", "1f1b", "interleaved", "zb-h1" or "zb-v". `chunks` counts for interleaved only; 0
-// means 2 there.
+// Returns "gpipe", "1f1b", "interleaved", "zb-h1" and "zb-v".
 const std::vector<std::string>& names();
-// By one of these names. Throws UsageError with the near one.
+// Returns the schedule with one of these names, or throws UsageError with the nearest name. Only
+// interleaved uses `chunks`; 0 means 2 chunks.
 Schedule make(std::string_view name, int ranks, int micros, int chunks = 0);
 
-// Whether it takes weight gradients apart from those of inputs, and so puts them off.
+// Returns true if the schedule computes weight gradients separately, after those of inputs.
 bool splits_backward(const Schedule& schedule);
 
-// What a validated schedule promises.
+// Result of validate().
 struct Proof {
-  std::vector<int> in_flight;  // [rank]: most activations of one (micro-batch, chunk) held at once
+  std::vector<int> in_flight;  // [rank]: maximum number of (micro-batch, chunk) held at once
 };
 
-// Proves that every micro-batch passes every stage forward and backward exactly once and in order,
-// that sends and receives match and are in the same order on both sides, and that no rank waits for
-// ever. Throws Error that names rank, position and action otherwise.
+// Checks that every micro-batch passes every stage forward and backward exactly once and in order,
+// that sends and receives match and have the same order on both sides, and that there is no
+// deadlock. Otherwise throws Error with the rank, the position and the action.
 Proof validate(const Schedule& schedule);
 
-// Seconds of a step, and of work in it, when every action takes as long as given and transfers
-// nothing; per chunk, so a stage of an interleaved schedule has a fraction of a rank's work.
+// Seconds of each compute action of one chunk. With interleaved schedules a chunk has a fraction of
+// the work of a rank. Transfers take no time.
 struct Durations {
   double forward = 1;
   double backward_input = 1;
   double backward_weight = 1;
 };
-// What a step of such actions is like.
+// Duration of a step, in seconds.
 struct Timing {
   double step = 0;
-  double bubble = 0;  // idle fraction of all ranks, from 0 to the end of the step
+  double bubble = 0;  // idle fraction of the time of all ranks, 0 to 1
 };
-// Plays it, each action as early as those it waits for allow.
+// Simulates a step in which each action starts as soon as its dependencies are done.
 Timing time(const Schedule& schedule, const Durations& durations);
 
-// When each rank computes what, in that time.
+// Compute action with its begin and end, in seconds from the start of the step.
 struct Slot {
   Action action;
   double begin = 0;
   double end = 0;
 };
-std::vector<std::vector<Slot>> timeline(const Schedule& schedule,
-                                        const Durations& durations);  // [rank]
+// Returns the compute actions of each rank, in order: [rank].
+std::vector<std::vector<Slot>> timeline(const Schedule& schedule, const Durations& durations);
 
 }  // namespace tessera::schedule

@@ -2,16 +2,16 @@
 
 #include <vector>
 
-// Cuts a model, given as a list of layers, into stages: each a run of at least one layer. Stage s
-// has the layers bounds[s] to bounds[s + 1] - 1 of the bounds that these functions give.
+// Division of a list of layers into stages of at least one consecutive layer each. The functions
+// return bounds: stage s has the layers bounds[s] to bounds[s + 1] - 1.
 namespace tessera::schedule {
 
-// By costs, such as parameter counts or measured seconds: the dearest stage is as cheap as can be,
-// and among the ways to do that the costs are as even as can be. Throws UsageError for fewer layers
-// than stages, and for costs that are negative or no numbers.
+// Splits by cost, such as parameter counts or measured seconds. Minimizes the cost of the most
+// expensive stage, then the sum of squared stage costs. Throws UsageError if there are fewer layers
+// than stages or a cost is negative or not finite.
 std::vector<int> split(const std::vector<double>& costs, int stages);
 
-// By hand: how many layers each stage gets. Throws UsageError unless they are all of the layers.
+// Splits by a given number of layers per stage. Throws UsageError unless they add up to `layers`.
 std::vector<int> split_by_hand(const std::vector<int>& layers_per_stage, int layers, int stages);
 
 }  // namespace tessera::schedule

@@ -1,4 +1,4 @@
-// Runs a schedule without computing anything, first to prove it and then to time it.
+// Simulation of a schedule, to validate it and to time it.
 
 #include <algorithm>
 #include <array>
@@ -20,12 +20,12 @@ std::string describe(const Action& action) {
   return str(name(action.kind), " of micro-batch ", action.micro, ", chunk ", action.chunk);
 }
 
-// Plays the schedule: every rank takes its next action as soon as what it needs is there. `cost`
-// says how long an action takes. Calls `taken` for every action, in an order that respects all
-// dependencies. Throws where a rank can never go on.
-class Player {
+// Simulates the schedule. Each rank starts its next action as soon as its dependencies are done.
+// `cost` returns the duration of an action. Calls `taken` for every action, in an order that
+// respects all dependencies. Throws Error on a deadlock.
+class Simulation {
  public:
-  Player(const Schedule& schedule, std::function<double(Kind)> cost)
+  Simulation(const Schedule& schedule, std::function<double(Kind)> cost)
       : schedule_(schedule),
         cost_(std::move(cost)),
         done_(static_cast<std::size_t>(schedule.stage_count() * schedule.micros)),
@@ -34,7 +34,7 @@ class Player {
     for (auto& times : done_) times.fill(kNotYet);
   }
 
-  void play(const std::function<void(int rank, const Action&)>& taken) {
+  void run(const std::function<void(int rank, const Action&)>& taken) {
     for (bool moved = true; moved;) {
       moved = false;
       for (int r = 0; r < schedule_.ranks; ++r) {
@@ -44,7 +44,7 @@ class Player {
     for (int r = 0; r < schedule_.ranks; ++r) {
       const auto& actions = schedule_.actions[index(r)];
       if (next_[index(r)] == actions.size()) continue;
-      throw Error(str("schedule ", schedule_.name, ": rank ", r, " waits for ever at action ",
+      throw Error(str("schedule ", schedule_.name, ": rank ", r, " waits forever at action ",
                       next_[index(r)], ", ", describe(actions[next_[index(r)]])));
     }
   }
@@ -53,7 +53,7 @@ class Player {
 
  private:
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
-  // When `kind` of this micro-batch was done at a stage.
+  // Time at which `kind` of this micro-batch was done at a stage.
   double& when(int stage, int micro, Kind kind) {
     return done_[index(stage * schedule_.micros + micro)][static_cast<std::size_t>(kind)];
   }
@@ -61,7 +61,7 @@ class Player {
     return std::min(when(stage, micro, Kind::backward), when(stage, micro, Kind::backward_input));
   }
 
-  // The time at which what the action needs is there.
+  // Returns the time at which the dependencies of the action are done.
   double ready(const Action& action, int stage) {
     const int last = schedule_.stage_count() - 1;
     switch (action.kind) {
@@ -90,7 +90,7 @@ class Player {
     const int stage = schedule_.stage(rank, action.chunk);
     const double start = ready(action, stage);
     if (start == kNotYet) return false;
-    // A send leaves by itself; everything else keeps the rank busy, or waiting.
+    // Transfers have no cost, but a receive waits for its send.
     double& clock = clocks_[index(rank)];
     const double end = std::max(clock, start) + cost_(action.kind);
     clock = end;
@@ -114,14 +114,14 @@ void check_shape(const Schedule& s) {
       const int stage = s.stage(r, c);
       if (stage < 0 || stage >= s.stage_count() || seen[static_cast<std::size_t>(stage)]++) {
         throw Error(str("schedule ", s.name, ": stage ", stage, " of rank ", r,
-                        " is outside, or on two ranks"));
+                        " does not exist or is on two ranks"));
       }
     }
   }
 }
 
-// Every (micro, chunk) has one forward and either one backward or both its halves, and exactly the
-// transfers that its neighbours on other ranks call for.
+// Checks that every (micro, chunk) has one forward, either one backward or both halves, and exactly
+// the transfers that its neighbors on other ranks need.
 void check_counts(const Schedule& s) {
   std::vector<int> rank_of(static_cast<std::size_t>(s.stage_count()));
   for (int r = 0; r < s.ranks; ++r) {
@@ -147,14 +147,14 @@ void check_counts(const Schedule& s) {
         const bool moved = n[4] == after && n[5] == before && n[6] == before && n[7] == after;
         if (n[0] == 1 && (whole || halves) && moved) continue;
         throw Error(str("schedule ", s.name, ": rank ", r, ", micro-batch ", m, ", chunk ", c,
-                        ": an action is missing or there twice"));
+                        ": an action is missing or duplicated"));
       }
     }
   }
 }
 
-// On each channel (from, to, kind, chunk of the sender's stage) messages must be received in the
-// order in which they are sent.
+// Checks that on each channel (receiving stage, direction) messages are received in the order in
+// which they are sent.
 void check_channels(const Schedule& s) {
   std::map<std::pair<int, bool>, std::vector<int>> sent, received;  // by receiving stage, direction
   for (int r = 0; r < s.ranks; ++r) {
@@ -171,7 +171,7 @@ void check_channels(const Schedule& s) {
   }
   if (sent != received) {
     throw Error(str("schedule ", s.name,
-                    ": a stage receives micro-batches in another order than they are sent"));
+                    ": a stage receives micro-batches in a different order than they are sent"));
   }
 }
 
@@ -194,11 +194,11 @@ Proof validate(const Schedule& schedule) {
   Proof proof;
   proof.in_flight.assign(static_cast<std::size_t>(schedule.ranks), 0);
   std::vector<int> held(static_cast<std::size_t>(schedule.ranks), 0);
-  Player player(schedule, [](Kind) { return 0.0; });
-  player.play([&](int rank, const Action& action) {
+  Simulation simulation(schedule, [](Kind) { return 0.0; });
+  simulation.run([&](int rank, const Action& action) {
     int& now = held[static_cast<std::size_t>(rank)];
-    int& most = proof.in_flight[static_cast<std::size_t>(rank)];
-    if (action.kind == Kind::forward) most = std::max(most, ++now);
+    int& peak = proof.in_flight[static_cast<std::size_t>(rank)];
+    if (action.kind == Kind::forward) peak = std::max(peak, ++now);
     if (action.kind == Kind::backward || action.kind == Kind::backward_weight) --now;
   });
   return proof;
@@ -207,20 +207,20 @@ Proof validate(const Schedule& schedule) {
 Timing time(const Schedule& schedule, const Durations& durations) {
   double work = 0;
   const auto cost = [&](Kind kind) { return duration(kind, durations); };
-  Player player(schedule, cost);
-  player.play([&](int, const Action& action) { work += cost(action.kind); });
+  Simulation simulation(schedule, cost);
+  simulation.run([&](int, const Action& action) { work += cost(action.kind); });
   Timing timing;
-  timing.step = *std::max_element(player.clocks().begin(), player.clocks().end());
+  timing.step = *std::max_element(simulation.clocks().begin(), simulation.clocks().end());
   timing.bubble = 1 - work / (timing.step * schedule.ranks);
   return timing;
 }
 
 std::vector<std::vector<Slot>> timeline(const Schedule& schedule, const Durations& durations) {
   std::vector<std::vector<Slot>> slots(static_cast<std::size_t>(schedule.ranks));
-  Player player(schedule, [&](Kind kind) { return duration(kind, durations); });
-  player.play([&](int rank, const Action& action) {
+  Simulation simulation(schedule, [&](Kind kind) { return duration(kind, durations); });
+  simulation.run([&](int rank, const Action& action) {
     if (!is_compute(action.kind)) return;
-    const double end = player.clocks()[static_cast<std::size_t>(rank)];
+    const double end = simulation.clocks()[static_cast<std::size_t>(rank)];
     slots[static_cast<std::size_t>(rank)].push_back(
         {action, end - duration(action.kind, durations), end});
   });

@@ -10,9 +10,9 @@ namespace {
 
 constexpr int kUnknownSlot = std::numeric_limits<int>::max();
 
-// One rank while the schedule is being laid out, in slots of one action each.
+// State of one rank during construction. A slot has one action per rank.
 struct Rank {
-  int forwards[2] = {0, 0};  // micro-batches done, per chunk
+  int forwards[2] = {0, 0};  // number of micro-batches done, by chunk
   int inputs[2] = {0, 0};
   int weights[2] = {0, 0};
   std::vector<Action> order;
@@ -22,21 +22,21 @@ struct Rank {
 
 }  // namespace
 
-// Rank r has stage r going down and stage 2·ranks-1-r coming back up, so the first rank also has
-// the last stage, and the backward starts where the forward did. Laid out slot by slot, all three
-// kinds of work taking one slot: forwards first (the way up before the way down, because it leads
-// to backwards), as far as memory allows, then input gradients, then weight gradients. With equal
-// slots the only idle time left is that until the first micro-batch arrives.
+// Rank r has stage r on the way down and stage 2·ranks-1-r on the way up, so the first rank also
+// has the last stage, and backward starts where forward did. The schedule is built slot by slot;
+// each action takes one slot. Forwards have priority as far as memory allows (the way up before the
+// way down, because it enables backwards), then input gradients, then weight gradients. With equal
+// durations a rank is idle only until its first micro-batch arrives.
 Schedule zero_bubble_v(int ranks, int micros) {
   if (ranks < 1 || micros < 1 || ranks > 4096 || micros > 65536) {
     throw UsageError(str("schedule zb-v of ", ranks, " ranks and ", micros,
-                         " micro-batches; wanted 1 to 4096 ranks, and 1 to 65536 micro-batches"));
+                         " micro-batches; must be 1 to 4096 ranks and 1 to 65536 micro-batches"));
   }
   const auto n = static_cast<std::size_t>(ranks), k = static_cast<std::size_t>(micros);
   const std::size_t stage_count = 2 * n;
   std::vector<std::vector<int>> stages;
   for (int r = 0; r < ranks; ++r) stages.push_back({r, 2 * ranks - 1 - r});
-  // The slot after which a result may be used; forwards and input gradients, per stage.
+  // First slot in which a forward or input gradient may be used: [stage][micro].
   std::vector<std::vector<int>> forward(stage_count, std::vector<int>(k, kUnknownSlot));
   std::vector<std::vector<int>> input(stage_count, std::vector<int>(k, kUnknownSlot));
   std::vector<Rank> all(n);
@@ -66,13 +66,13 @@ Schedule zero_bubble_v(int ranks, int micros) {
         if (kind == Kind::backward_input) input[stage(chunk)][m] = slot + 1;
         --left;
       };
-      // Between its two forwards of a micro-batch a rank needs 2 · (ranks-1-r) slots; more
-      // micro-batches than that under way would only fill the memory.
+      // There are 2 · (ranks-1-r) slots between the two forwards of a micro-batch on a rank. More
+      // micro-batches in flight would only use memory.
       const bool room = rank.held() < limit;
-      const int under_way = rank.forwards[0] - rank.forwards[1];
+      const int in_flight = rank.forwards[0] - rank.forwards[1];
       if (forward_ready(1) && room) {
         take(Kind::forward, 1, rank.forwards[1]);
-      } else if (forward_ready(0) && room && under_way <= 2 * (ranks - 1 - static_cast<int>(r))) {
+      } else if (forward_ready(0) && room && in_flight <= 2 * (ranks - 1 - static_cast<int>(r))) {
         take(Kind::forward, 0, rank.forwards[0]);
       } else if (input_ready(0)) {
         take(Kind::backward_input, 0, rank.inputs[0]);

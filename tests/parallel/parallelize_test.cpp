@@ -278,7 +278,7 @@ TEST(Parallelize, MistakesAreNamed) {
       contains(problem(layers(false, 1), "pp=4", options_of()), "3 layers cannot be cut into 4"));
   ParallelOptions options = options_of();
   options.split = {4, 5};
-  EXPECT_TRUE(contains(problem(layers(false), "pp=2", options), "2 stages of 9"));
+  EXPECT_TRUE(contains(problem(layers(false), "pp=2", options), "2 stages with 9"));
   options = options_of();
   options.schedule = "zb-v";
   EXPECT_TRUE(contains(problem(layers(true), "pp=2", options), "trained twice"));

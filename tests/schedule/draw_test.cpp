@@ -22,7 +22,7 @@ std::size_t count(const std::string& text, const std::string& what) {
   return n;
 }
 
-TEST(Draw, OneForwardOneBackward) {
+TEST(Draw, ShowsPassesOfOneForwardOneBackward) {
   EXPECT_EQ(draw_text(one_f_one_b(2, 3)),
             "rank 0 |F0F1....B0  F2B1  ..B2  \n"
             "rank 1 |..F0B0  F1B1  F2B2  ....\n"
@@ -30,14 +30,14 @@ TEST(Draw, OneForwardOneBackward) {
             "2 1\n");
 }
 
-TEST(Draw, ChunksAndHalves) {
+TEST(Draw, ShowsChunksAndHalvesOfBackward) {
   const std::string v = draw_text(zero_bubble_v(2, 2));
   for (const char* part : {"F0a", "F1b", "I0a", "W1b", "2 chunks a rank"}) {
     EXPECT_NE(v.find(part), std::string::npos) << v;
   }
 }
 
-// What is a dot in the drawing is idle time in the schedule.
+// Each dot in the drawing is idle time in the schedule.
 TEST(Draw, DotsAreTheBubble) {
   for (const std::string& name : names()) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
@@ -65,8 +65,8 @@ TEST(Draw, FitsTheTerminal) {
   }
 }
 
-// Where labels do not fit, equal passes stay equally wide, and no number is cut into another.
-TEST(Draw, NarrowCellsAreEven) {
+// If labels do not fit, equal passes keep equal widths, and numbers are not truncated.
+TEST(Draw, NarrowCellsHaveEqualWidth) {
   const Schedule schedule = zero_bubble_v(4, 8);
   const std::string narrow = draw_text(schedule, {0.5, 0.5, 0.5}, 120);
   EXPECT_EQ(lines_of(narrow)[0].substr(8, 16), "F0F1F2F3F4F5F6f0") << narrow;
@@ -74,7 +74,7 @@ TEST(Draw, NarrowCellsAreEven) {
   EXPECT_EQ(lines_of(letters)[0].substr(8, 24), "F0F1F2F3F4F5F6F7F8F9F F ") << letters;
 }
 
-TEST(Draw, TheImageHasEverySlot) {
+TEST(Draw, SvgContainsEverySlot) {
   for (const std::string& name : names()) {
     const Schedule schedule = make(name, 3, 4, 2);
     const std::string svg = draw_svg(schedule);
@@ -88,7 +88,7 @@ TEST(Draw, TheImageHasEverySlot) {
   }
 }
 
-TEST(Timeline, SlotsFollowEachOther) {
+TEST(Timeline, SlotsDoNotOverlap) {
   const Schedule schedule = interleaved(3, 6, 2);
   const Durations durations{1.0, 1.5, 0.5};
   double end = 0, work = 0;

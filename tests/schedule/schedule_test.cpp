@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kMostRanks = 16, kMostMicros = 64;
 
-// Every schedule over ranges of sizes is valid, and holds no more activations than it says.
-TEST(Schedule, AllSizesAreValidAndBounded) {
+// Every schedule is valid for ranges of sizes, and holds no more activations than documented.
+TEST(Schedule, IsValidAndBoundsActivationsForAllSizes) {
   for (int p = 1; p <= kMostRanks; ++p) {
     for (int k = 1; k <= kMostMicros; k += (k < 20 ? 1 : 7)) {
       const Proof a = validate(gpipe(p, k));
@@ -31,7 +31,7 @@ TEST(Schedule, AllSizesAreValidAndBounded) {
   }
 }
 
-TEST(Schedule, InterleavedOverAllSizes) {
+TEST(Schedule, InterleavedBoundsActivationsForAllSizes) {
   for (int p = 1; p <= kMostRanks; p += (p < 9 ? 1 : 3)) {
     for (int k = p; k <= kMostMicros; k += (k < 20 ? 1 : 5)) {
       for (int v = 1; v <= 4; ++v) {
@@ -44,7 +44,7 @@ TEST(Schedule, InterleavedOverAllSizes) {
   }
 }
 
-TEST(Schedule, BubblesAreTheClosedForms) {
+TEST(Schedule, BubblesMatchTheClosedForms) {
   for (int p = 1; p <= kMostRanks; ++p) {
     for (int k = p; k <= kMostMicros; k += p) {
       const Durations d{1.0, 1.1, 0.9};
@@ -70,18 +70,18 @@ TEST(Schedule, ZeroBubbleH1HasAThirdOfTheBubble) {
   }
 }
 
-// V idles only until the first micro-batch has arrived: half a forward per rank on the way.
-TEST(Schedule, ZeroBubbleVIdlesOnlyAtTheStart) {
+// V is idle only until the first micro-batch arrives: half a forward for each rank before.
+TEST(Schedule, ZeroBubbleVIsIdleOnlyAtTheStart) {
   for (int p = 2; p <= kMostRanks; ++p) {
     for (int k = 2 * p; k <= kMostMicros; k += 5) {
       const double step =
-          time(zero_bubble_v(p, k), {0.5, 0.5, 0.5}).step;  // a chunk is half a rank
+          time(zero_bubble_v(p, k), {0.5, 0.5, 0.5}).step;  // a chunk has half the work of a rank
       EXPECT_NEAR(step, 3.0 * k + 0.5 * (p - 1), 1e-9) << p << " " << k;
     }
   }
 }
 
-TEST(Schedule, BrokenSchedulesAreFound) {
+TEST(Schedule, ValidateRejectsBrokenSchedules) {
   const auto broken = [](const std::function<void(Schedule&)>& change) {
     Schedule s = one_f_one_b(3, 4);
     change(s);
@@ -92,23 +92,23 @@ TEST(Schedule, BrokenSchedulesAreFound) {
   broken([](Schedule& s) { std::reverse(s.actions[0].begin(), s.actions[0].end()); });
   broken([](Schedule& s) { s.actions[0][0].micro = 4; });
   broken([](Schedule& s) { s.stages[0][0] = 1; });
-  // Two micro-batches of the last rank in the other order: a channel is out of step.
+  // Two micro-batches of the last rank swapped: a channel is out of order.
   broken([](Schedule& s) {
     for (Action& a : s.actions[2]) {
       if (a.micro < 2) a.micro = 1 - a.micro;
     }
   });
-  // The backward before its forward: the rank waits for ever.
+  // The backward before its forward: a deadlock.
   broken([](Schedule& s) {
     auto& last = s.actions[2];
     std::rotate(last.begin(), last.begin() + 2, last.begin() + 4);
   });
 }
 
-TEST(Schedule, ImpossibleSizesAreRefused) {
+TEST(Schedule, RejectsInvalidSizes) {
   EXPECT_THROW(gpipe(0, 4), UsageError);
-  EXPECT_TRUE(contains(error_of([] { gpipe(2, 70000); }), "wanted 1 to 65536"));
-  EXPECT_TRUE(contains(error_of([] { zero_bubble_v(5000, 2); }), "wanted 1 to 4096"));
+  EXPECT_TRUE(contains(error_of([] { gpipe(2, 70000); }), "must be 1 to 65536"));
+  EXPECT_TRUE(contains(error_of([] { zero_bubble_v(5000, 2); }), "must be 1 to 4096"));
   EXPECT_THROW(one_f_one_b(2, 0), UsageError);
   EXPECT_THROW(interleaved(4, 3, 2), UsageError);
   EXPECT_THROW(make("1f2b", 2, 2), UsageError);

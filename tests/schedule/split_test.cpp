@@ -13,7 +13,7 @@
 namespace tessera::schedule {
 namespace {
 
-// {the dearest stage, the sum of squares}
+// {cost of the most expensive stage, sum of squares}
 std::pair<double, double> worth(const std::vector<double>& costs, const std::vector<int>& bounds) {
   std::pair<double, double> result{0, 0};
   for (std::size_t s = 0; s + 1 < bounds.size(); ++s) {
@@ -25,7 +25,7 @@ std::pair<double, double> worth(const std::vector<double>& costs, const std::vec
   return result;
 }
 
-// All ways, one after the other.
+// Tries all splits.
 std::pair<double, double> brute_force(const std::vector<double>& costs, int stages) {
   const int layers = static_cast<int>(costs.size());
   std::pair<double, double> best{1e300, 1e300};
@@ -47,12 +47,12 @@ std::pair<double, double> brute_force(const std::vector<double>& costs, int stag
   return best;
 }
 
-TEST(Split, IsAsGoodAsTheBestOfAllWays) {
+TEST(Split, MatchesExhaustiveSearch) {
   std::mt19937 random(3);
   for (int layers = 1; layers <= 10; ++layers) {
     for (int stages = 1; stages <= layers; ++stages) {
       for (int round = 0; round < 6; ++round) {
-        // Whole numbers: sums are exact, so the comparison can be.
+        // Integer costs, so that sums are exact and can be compared.
         std::vector<double> costs;
         for (int i = 0; i < layers; ++i) {
           costs.push_back(round == 0 ? 1.0
@@ -69,19 +69,19 @@ TEST(Split, IsAsGoodAsTheBestOfAllWays) {
   }
 }
 
-TEST(Split, EqualLayersAreCutEvenly) {
+TEST(Split, SplitsEqualLayersEvenly) {
   const std::vector<int> bounds = split(std::vector<double>(96, 7.0), 8);
   for (std::size_t s = 0; s < bounds.size(); ++s) EXPECT_EQ(bounds[s], static_cast<int>(12 * s));
 }
 
-TEST(Split, ByHand) {
+TEST(Split, ByHandUsesTheGivenCounts) {
   EXPECT_EQ(split_by_hand({1, 3, 2}, 6, 3), (std::vector<int>{0, 1, 4, 6}));
   EXPECT_THROW(split_by_hand({1, 3, 2}, 7, 3), UsageError);
   EXPECT_THROW(split_by_hand({3, 3}, 6, 3), UsageError);
   EXPECT_THROW(split_by_hand({6, 0}, 6, 2), UsageError);
 }
 
-TEST(Split, WhatCannotBeIsRefused) {
+TEST(Split, RejectsInvalidCostsAndCounts) {
   EXPECT_THROW(split({1, 2}, 3), UsageError);
   EXPECT_THROW(split({1, 2}, 0), UsageError);
   EXPECT_THROW(split({1, -2}, 1), UsageError);
