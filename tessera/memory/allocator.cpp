@@ -14,7 +14,7 @@
 namespace tessera::memory {
 namespace {
 
-// What this thread's allocations are charged to.
+// Ledger and category of the allocations of a thread.
 struct ThreadState {
   std::shared_ptr<Ledger> ledger;
   MemoryCategory category = MemoryCategory::temporary;
@@ -24,11 +24,11 @@ ThreadState& thread_state() {
   return state;
 }
 
-// Stands in front of the data. It owns a part of the ledger, which therefore lives as long as the
-// last tensor that is charged to it.
+// Stored before the data. It shares ownership of the ledger, which therefore lives as long as the
+// last tensor charged to it.
 struct alignas(BlockCache::kAlignment) Header {
   std::shared_ptr<Ledger> ledger;
-  std::size_t bytes;  // of the block, with this header, as it was taken from the cache
+  std::size_t bytes;  // requested from the cache, including this header
   std::int64_t charged;
   MemoryCategory category;
 };
@@ -61,7 +61,7 @@ class CountingAllocator final : public c10::Allocator {
     if (bytes > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max()) / 2) {
       throw OutOfMemoryError(out_of_memory_message(state.ledger.get(), state.category,
                                                    std::numeric_limits<std::int64_t>::max(),
-                                                   "more than there can be"));
+                                                   "which exceeds the address space"));
     }
     const std::int64_t charged = charged_bytes(static_cast<std::int64_t>(bytes));
     const bool counted = state.ledger && state.ledger->counts_host();
@@ -71,7 +71,7 @@ class CountingAllocator final : public c10::Allocator {
     if (memory == nullptr) {
       if (counted) state.ledger->release(state.category, charged);
       throw OutOfMemoryError(out_of_memory_message(state.ledger.get(), state.category, charged,
-                                                   "which the system refuses"));
+                                                   "which the system cannot provide"));
     }
     auto* const header =
         new (memory) Header{counted ? state.ledger : nullptr, block, charged, state.category};
@@ -95,7 +95,7 @@ CountingAllocator& allocator() {
 }  // namespace
 
 void install() {
-  // As a static's initialisation: once, and complete for every thread that comes through here.
+  // A static initializer runs once, and other threads wait until it is done.
   [[maybe_unused]] static const bool done = [] {
     c10::SetCPUAllocator(&allocator(), 1);
     return true;

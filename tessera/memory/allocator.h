@@ -8,14 +8,14 @@
 
 namespace tessera::memory {
 
-// Makes every CPU tensor of this process come from the counting and caching allocator. Call it
-// before the first tensor that should be counted; a second call does nothing. Tensors that are
-// already there are freed by the allocator that made them.
+// Installs the counting and caching allocator for all CPU tensors of this process. Call it before
+// the first tensor that should be counted. A second call does nothing. Existing tensors are freed
+// by the allocator that created them.
 void install();
 bool installed();
 
-// Allocations of this thread are charged to `ledger` while the scope lives. Scopes nest. A tensor
-// stays charged to the ledger that it was made under, whoever frees it and whenever.
+// Charges the allocations of this thread to `ledger` while the scope exists. Scopes nest. A tensor
+// stays charged to the ledger of its allocation until it is freed, by any thread.
 class OwnerScope {
  public:
   explicit OwnerScope(std::shared_ptr<Ledger> ledger);
@@ -27,10 +27,10 @@ class OwnerScope {
   std::shared_ptr<void> report_;  // [Note: device memory]; null on the CPU
   std::shared_ptr<Ledger> previous_;
 };
-// Whom this thread's allocations are charged to; null outside any scope.
+// Returns the ledger to which allocations of this thread are charged; null outside any scope.
 std::shared_ptr<Ledger> current_ledger();
 
-// Allocations of this thread count as `category` while the scope lives; otherwise `temporary`.
+// Sets the category of allocations of this thread while the scope exists. Default: `temporary`.
 class CategoryScope {
  public:
   explicit CategoryScope(MemoryCategory category);
@@ -43,10 +43,10 @@ class CategoryScope {
 };
 MemoryCategory current_category();
 
-// What a tensor of so many bytes is charged: they are rounded up to 64.
+// Returns the bytes charged for a tensor of `bytes`: rounded up to a multiple of 64.
 constexpr std::int64_t charged_bytes(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// The cache below the allocator, see [Note: block cache].
+// Returns the counts of the cache of the allocator, see [Note: block cache].
 CacheCounts cache_counts();
 
 }  // namespace tessera::memory

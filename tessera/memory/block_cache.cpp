@@ -13,7 +13,7 @@ constexpr std::int64_t kAlwaysKept = 32 << 20;
 constexpr std::size_t kFineFrom = 1 << 20;
 constexpr int kFineBits = 5;  // 32 classes per doubling
 constexpr int kCoarseBits = 3;
-constexpr std::size_t kAddressSpace = std::size_t{1} << 52;  // more than a process can have
+constexpr std::size_t kAddressSpace = std::size_t{1} << 52;  // larger than any address space
 
 }  // namespace
 
@@ -21,7 +21,7 @@ BlockCache::~BlockCache() { release_cached(); }
 
 std::size_t BlockCache::block_bytes(std::size_t bytes) noexcept {
   const std::size_t least = std::max<std::size_t>(bytes, 1);
-  if (least > std::numeric_limits<std::size_t>::max() / 2) return least;  // nobody has that
+  if (least > std::numeric_limits<std::size_t>::max() / 2) return least;  // cannot be allocated
   std::size_t step = kAlignment;
   if (least > 1024) {
     const int bits = least > kFineFrom ? kFineBits : kCoarseBits;
@@ -31,7 +31,7 @@ std::size_t BlockCache::block_bytes(std::size_t bytes) noexcept {
 }
 
 std::size_t BlockCache::class_of(std::size_t block) noexcept {
-  // The exponent and the five bits below the leading one: block sizes that differ, differ there.
+  // The exponent and the five bits below the leading one are distinct for all block sizes.
   const int exponent = std::bit_width(block) - 1;
   const std::size_t fraction = exponent >= kFineBits ? (block >> (exponent - kFineBits)) & 31 : 0;
   return static_cast<std::size_t>(exponent) * 32 + fraction;
@@ -41,7 +41,7 @@ void* BlockCache::take(std::size_t bytes) noexcept {
   const std::size_t block = block_bytes(bytes);
   if (block > kAddressSpace) return nullptr;
   const auto size = static_cast<std::int64_t>(block);
-  Free* surplus = nullptr;
+  Free* excess = nullptr;
   {
     const std::lock_guard lock(mutex_);
     counts_.in_use += size;
@@ -57,21 +57,21 @@ void* BlockCache::take(std::size_t bytes) noexcept {
     }
     counts_.misses += 1;
     const std::int64_t most = std::max(peak / 4 * 5, peak + kAlwaysKept);
-    surplus = unlink_down_to(most - counts_.in_use);
+    excess = unlink_down_to(most - counts_.in_use);
   }
-  while (surplus != nullptr) std::free(std::exchange(surplus, surplus->next));
-  void* fresh = std::aligned_alloc(kAlignment, block);
-  if (fresh == nullptr) {
+  while (excess != nullptr) std::free(std::exchange(excess, excess->next));
+  void* allocated = std::aligned_alloc(kAlignment, block);
+  if (allocated == nullptr) {
     release_cached();
-    fresh = std::aligned_alloc(kAlignment, block);
+    allocated = std::aligned_alloc(kAlignment, block);
   }
   const std::lock_guard lock(mutex_);
-  if (fresh == nullptr) {
+  if (allocated == nullptr) {
     counts_.in_use -= size;
   } else {
-    counts_.peak = std::max(counts_.peak, counts_.in_use);  // what was refused never was in use
+    counts_.peak = std::max(counts_.peak, counts_.in_use);  // a failed request does not count
   }
-  return fresh;
+  return allocated;
 }
 
 void BlockCache::give(void* block, std::size_t bytes) noexcept {

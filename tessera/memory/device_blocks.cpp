@@ -21,7 +21,7 @@ void DeviceBlocks::give(const void* block) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = blocks_.find(block);
-    if (found == blocks_.end()) return;  // from before anybody counted
+    if (found == blocks_.end()) return;  // allocated outside any scope
     entry = std::move(found->second);
     blocks_.erase(found);
   }

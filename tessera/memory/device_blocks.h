@@ -10,14 +10,16 @@
 
 namespace tessera::memory {
 
-// Blocks of a device that were handed out while somebody counted, and to whom they are charged: the
-// thread that frees one is in another scope than the one that asked for it. From any thread.
+// Device blocks allocated in a counting scope, and the ledgers they are charged to. Needed because
+// the thread that frees a block may be in a different scope than the one that allocated it.
+// Thread-safe.
 class DeviceBlocks {
  public:
-  // A block that was freed where nobody counted is found here when its place is used again: its
-  // charge ends then.
+  // Charges a block. A block that was freed outside any scope is still recorded when its address is
+  // used again: its charge ends then.
   void take(const void* block, std::shared_ptr<Ledger> ledger, MemoryCategory category,
             std::int64_t bytes);
+  // Releases the charge of a block. Ignores unknown blocks.
   void give(const void* block);
 
  private:

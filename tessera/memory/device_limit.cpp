@@ -14,12 +14,13 @@ namespace tessera::memory {
 DeviceLimit::DeviceLimit(c10::Device device, std::int64_t bytes)
     : device_(device), set_(!device.is_cpu() && bytes > 0) {
   if (!set_) return;
-  at::empty({1}, at::device(device));  // wakes the device: before, nothing is known of it
+  at::empty({1}, at::device(device));  // initializes the device; its memory is unknown before
   const auto total = device_total(device);
   if (!total) {
-    throw UsageError(str("--memory-limit: ", device.str(), " does not say how much memory it has"));
+    throw UsageError(
+        str("--memory-limit: ", device.str(), " does not report how much memory it has"));
   }
-  // A limit beyond what there is changes nothing.
+  // A limit above the total has no effect.
   const double share = static_cast<double>(bytes) / static_cast<double>(*total);
   c10::cuda::CUDACachingAllocator::setMemoryFraction(share < 1 ? share : 1.0, device.index());
 }

@@ -6,13 +6,13 @@
 
 namespace tessera::memory {
 
-// While it lives, LibTorch's caching allocator of this process holds at most so many bytes of the
-// device, with what lies unused between its blocks: as on a card that has no more. What CUDA itself
-// and NCCL take (some hundred MB) is not among them. 0: no limit. One at a time for a device.
+// Limits the device memory of LibTorch's caching allocator in this process while it exists. The
+// limit includes unused memory between blocks, as on a smaller GPU, but not the memory of CUDA and
+// NCCL (some hundred MB). 0: no limit. At most one per device.
 class DeviceLimit {
  public:
-  // Nothing for the CPU, whose ledger keeps the limit. Throws UsageError that names --memory-limit
-  // where this build cannot, and where the device has less.
+  // Does nothing for the CPU, where the ledger enforces the limit. Throws UsageError that names
+  // --memory-limit if this build cannot limit the device or the device does not report its memory.
   DeviceLimit(c10::Device device, std::int64_t bytes);
   ~DeviceLimit();
   DeviceLimit(const DeviceLimit&) = delete;

@@ -23,8 +23,8 @@ DeviceBlocks& device_blocks() {
   return *blocks;
 }
 
-// LibTorch takes whatever stands in this place for one of its profilers, so it is one: switched
-// off, but for memory.
+// LibTorch assumes that the object in this slot is one of its profilers. So this is a profiler that
+// is disabled except for memory.
 class DeviceReport final : public profiler::ProfilerStateBase {
  public:
   explicit DeviceReport(std::shared_ptr<Ledger> ledger)
@@ -33,7 +33,7 @@ class DeviceReport final : public profiler::ProfilerStateBase {
                                                    /*profile_memory=*/true)),
         ledger_(std::move(ledger)) {}
 
-  // The allocator calls these with its lock held.
+  // The allocator holds its lock while it calls these.
   void reportMemoryUsage(void* block, std::int64_t bytes, std::size_t, std::size_t,
                          c10::Device device) override {
     if (device.is_cpu()) return;
@@ -44,7 +44,7 @@ class DeviceReport final : public profiler::ProfilerStateBase {
     }
   }
 
-  // It has changed nothing yet and would throw an error of its own next, which knows no categories.
+  // Throwing is safe: the allocator has changed nothing yet, and would throw without categories.
   void reportOutOfMemory(std::int64_t bytes, std::size_t allocated, std::size_t reserved,
                          c10::Device device) override {
     if (device.is_cpu()) return;
@@ -52,13 +52,13 @@ class DeviceReport final : public profiler::ProfilerStateBase {
       return format_bytes(static_cast<std::int64_t>(value));
     };
     const std::string limit = ledger_->limit() > 0
-                                  ? str("which would pass the limit of ",
+                                  ? str("which would exceed the limit of ",
                                         size(static_cast<std::size_t>(ledger_->limit())))
                                   : str("which ", device.str(), " does not have");
     throw OutOfMemoryError(out_of_memory_message(
         ledger_.get(), current_category(), bytes,
         str(limit, ": LibTorch holds ", size(reserved), " there, ", size(reserved - allocated),
-            " of it in pieces between blocks that are in use")));
+            " of it unused between blocks that are in use")));
   }
 
   profiler::ActiveProfilerType profilerType() override {
@@ -73,12 +73,12 @@ class DeviceReport final : public profiler::ProfilerStateBase {
 }  // namespace
 
 std::shared_ptr<void> report_device_memory(const std::shared_ptr<Ledger>& ledger) {
-  const c10::DebugInfoKind place = c10::DebugInfoKind::PROFILER_STATE;
-  if (c10::DebugInfoBase* const there = c10::ThreadLocalDebugInfo::get(place)) {
-    const auto* const ours = dynamic_cast<const DeviceReport*>(there);
+  const c10::DebugInfoKind slot = c10::DebugInfoKind::PROFILER_STATE;
+  if (c10::DebugInfoBase* const existing = c10::ThreadLocalDebugInfo::get(slot)) {
+    const auto* const ours = dynamic_cast<const DeviceReport*>(existing);
     if (ours == nullptr || ours->ledger() == ledger.get()) return nullptr;
   }
-  return std::make_shared<c10::DebugInfoGuard>(place, std::make_shared<DeviceReport>(ledger));
+  return std::make_shared<c10::DebugInfoGuard>(slot, std::make_shared<DeviceReport>(ledger));
 }
 
 }  // namespace tessera::memory

@@ -6,18 +6,18 @@
 
 namespace tessera::memory {
 
-// [Note: device memory] LibTorch's caching allocators tell every block that they hand out or take
-// back to whoever stands in the thread's debug information as its profiler. We stand there for the
-// time of a scope that charges a ledger of a device. Autograd takes this information along to its
-// own threads; the category is that of the thread that asks: what backward allocates is temporary
-// unless a scope around it says otherwise. Blocks count as large as the allocator makes them
-// (multiples of 512 bytes, and up to 1 MiB more).
+// [Note: device memory] LibTorch's caching allocators report every block that they allocate or free
+// to the profiler in the thread-local debug information. A scope that charges a device ledger
+// installs itself as that profiler. Autograd copies the debug information to its own threads. The
+// category is that of the allocating thread: allocations of backward are temporary unless a scope
+// on that thread sets another category. Blocks are counted with the size that the allocator gives
+// them (multiples of 512 bytes, up to 1 MiB more than requested).
 //
-// Where a profiler of LibTorch runs already it stays, and nothing is counted. A CUDA graph that is
-// replayed allocates nothing: what counts is the step that was captured. Where the allocator has
-// nothing left, the OutOfMemoryError has the ledger in it.
+// If a profiler of LibTorch is already active, it stays, and nothing is counted. Replaying a CUDA
+// graph allocates nothing, so only the captured step is counted. If the allocator runs out of
+// memory, the OutOfMemoryError contains the ledger.
 //
-// Lasts as long as the result; null where nothing had to be done.
+// Reports to the ledger until the result is destroyed. Returns null if there is nothing to do.
 std::shared_ptr<void> report_device_memory(const std::shared_ptr<Ledger>& ledger);
 
 }  // namespace tessera::memory

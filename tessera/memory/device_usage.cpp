@@ -8,13 +8,13 @@
 namespace tessera::memory {
 namespace {
 
-// Through c10's interface of caching allocators: no CUDA header or library is named.
+// Uses c10's interface of caching allocators, so that no CUDA header or library is needed.
 c10::DeviceAllocator* allocator_of(c10::Device device) {
   if (device.is_cpu()) return nullptr;
   c10::Allocator* found = nullptr;
   try {
     found = c10::GetAllocator(device.type());
-  } catch (const c10::Error&) {  // its way to say that there is none
+  } catch (const c10::Error&) {  // thrown if there is no allocator
     return nullptr;
   }
   auto* const caching = dynamic_cast<c10::DeviceAllocator*>(found);
@@ -29,7 +29,7 @@ std::optional<Usage> device_usage(c10::Device device) {
   c10::DeviceAllocator* const allocator = allocator_of(device);
   if (allocator == nullptr) return std::nullopt;
   const auto stats = allocator->getDeviceStats(index_of(device));
-  // With what blocks are rounded up by, as the ledger counts them.
+  // Includes the rounding of block sizes, like the ledger.
   const auto& bytes =
       stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
   return Usage{bytes.current, bytes.peak};
@@ -37,7 +37,7 @@ std::optional<Usage> device_usage(c10::Device device) {
 
 namespace {
 
-// LibTorch before it had this question answers nothing.
+// Returns nullopt with versions of LibTorch that do not have getMemoryInfo().
 template <class Allocator>
 std::optional<std::pair<std::int64_t, std::int64_t>> free_and_total(Allocator& allocator,
                                                                     c10::DeviceIndex index) {
@@ -45,7 +45,7 @@ std::optional<std::pair<std::int64_t, std::int64_t>> free_and_total(Allocator& a
     try {
       const auto [free, total] = allocator.getMemoryInfo(index);
       return std::pair{static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
-    } catch (const c10::Error&) {  // an allocator that cannot say
+    } catch (const c10::Error&) {  // not supported by this allocator
     }
   }
   return std::nullopt;

@@ -8,11 +8,11 @@
 
 namespace tessera::memory {
 
-// What LibTorch's own caching allocator has handed out on a device since reset_device_peak(); no
-// value where the device has none (the CPU, or a build without that device).
+// Returns the bytes allocated by LibTorch's caching allocator on a device; the peak is since
+// reset_device_peak(). nullopt without such an allocator (the CPU, or a build without the device).
 std::optional<Usage> device_usage(c10::Device device);
-// Bytes that are free on a device, for all processes, and those that it has; no value where it does
-// not say.
+// Return the free memory of a device, for all processes, and its total memory, in bytes. nullopt if
+// the device does not report them.
 std::optional<std::int64_t> device_free(c10::Device device);
 std::optional<std::int64_t> device_total(c10::Device device);
 void reset_device_peak(c10::Device device);

@@ -38,17 +38,17 @@ void Ledger::Counter::add(std::int64_t bytes) noexcept {
 
 Ledger::Ledger(std::string owner, std::int64_t limit, CountedMemory counted)
     : owner_(std::move(owner)), limit_(limit), counted_(counted) {
-  if (limit < 0) throw UsageError(str("the memory limit is ", limit, "; wanted 0 (none) or more"));
+  if (limit < 0) throw UsageError(str("the memory limit is ", limit, "; must be 0 (none) or more"));
 }
 
 void Ledger::charge(MemoryCategory category, std::int64_t bytes) {
-  // Only what is granted is ever in the total: another thread that asks for little meanwhile would
-  // be refused for what this one does not get.
+  // Only granted bytes are ever in the total. Otherwise a large request that fails could make a
+  // small concurrent request of another thread fail too.
   std::int64_t before = total_.now.load(kRelaxed);
   do {
     if (limit_ > 0 && before + bytes > limit_) {
       throw OutOfMemoryError(out_of_memory_message(
-          this, category, bytes, str("which would pass the limit of ", format_bytes(limit_))));
+          this, category, bytes, str("which would exceed the limit of ", format_bytes(limit_))));
     }
   } while (!total_.now.compare_exchange_weak(before, before + bytes, kRelaxed));
   raise_to(total_.peak, before + bytes);
@@ -90,18 +90,19 @@ std::string Ledger::report() const {
 
 std::string out_of_memory_message(const Ledger* ledger, MemoryCategory category, std::int64_t bytes,
                                   const std::string& reason) {
-  return str(ledger == nullptr ? "this process" : ledger->owner(), ": out of memory: it asked for ",
-             format_bytes(bytes), " more (", name(category), "), ", reason, ".\n",
-             ledger == nullptr ? "" : ledger->report(),
-             "What helps: a smaller micro-batch; recomputed activations (--recompute "
-             "full); a higher stage (--zero) or more ranks; a higher limit (--memory-limit).");
+  return str(
+      ledger == nullptr ? "this process" : ledger->owner(), ": out of memory: it requested ",
+      format_bytes(bytes), " more (", name(category), "), ", reason, ".\n",
+      ledger == nullptr ? "" : ledger->report(),
+      "To fit, use a smaller micro-batch (--micro-batch), --recompute full, a higher ZeRO stage "
+      "(--zero), more ranks, or a higher --memory-limit.");
 }
 
 Charge::Charge(std::shared_ptr<Ledger> ledger, MemoryCategory category, std::int64_t bytes)
     : category_(category), bytes_(bytes) {
   if (!ledger || !ledger->counts_host()) return;
   ledger->charge(category, bytes);
-  ledger_ = std::move(ledger);  // only what was charged is released
+  ledger_ = std::move(ledger);  // set only if charged, so that the destructor releases it
 }
 
 Charge::Charge(Charge&& other) noexcept

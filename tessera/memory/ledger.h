@@ -10,48 +10,48 @@
 
 namespace tessera::memory {
 
-// Bytes in use now, and the most there were since the last reset_peak().
+// Bytes in use now, and their maximum since the last reset_peak().
 struct Usage {
   std::int64_t now = 0;
   std::int64_t peak = 0;
 };
 
-// A reading of a ledger.
+// Snapshot of a ledger.
 struct LedgerCounts {
   std::array<Usage, kMemoryCategories> categories{};
-  Usage total;  // its peak is of the sum, not the sum of the peaks
+  Usage total;  // its peak is the peak of the sum, not the sum of the peaks
 
-  // Of one category.
+  // Returns the usage of one category.
   const Usage& operator[](MemoryCategory category) const {
     return categories[static_cast<std::size_t>(category)];
   }
 };
 
-// Which memory a ledger counts: a rank that computes on a GPU counts that alone.
+// Memory counted by a ledger. A rank that computes on a GPU counts only the memory of the GPU.
 enum class CountedMemory : std::uint8_t { host, device };
 
-// What one rank holds, by category. Counting is lock-free, so any thread may charge.
+// Memory held by one rank, by category. Thread-safe and lock-free.
 class Ledger {
  public:
-  // `limit`: bytes the rank may hold in all; 0 is no limit. `owner` stands in the error.
+  // `limit`: maximum total bytes of the rank; 0: no limit. `owner`: name in error messages.
   explicit Ledger(std::string owner = "this process", std::int64_t limit = 0,
                   CountedMemory counted = CountedMemory::host);
 
-  // Throws OutOfMemoryError, with the ledger in it, where the limit would be passed; then nothing
-  // has been charged.
+  // Adds bytes. If that would exceed the limit, charges nothing and throws OutOfMemoryError, which
+  // contains the ledger.
   void charge(MemoryCategory category, std::int64_t bytes);
-  // Takes back what was charged or noted.
+  // Subtracts bytes that were charged or noted.
   void release(MemoryCategory category, std::int64_t bytes) noexcept;
-  // Counts what somebody else has handed out already, whatever the limit: a device's allocator
-  // keeps that itself, see DeviceLimit.
+  // Adds bytes that were already allocated, regardless of the limit: the allocator of a device
+  // enforces its own limit, see DeviceLimit.
   void note(MemoryCategory category, std::int64_t bytes) noexcept;
 
   LedgerCounts counts() const noexcept;
-  void reset_peak() noexcept;  // the peaks start again from what is in use now
+  void reset_peak() noexcept;  // sets the peaks to the bytes in use now
   const std::string& owner() const noexcept { return owner_; }
   std::int64_t limit() const noexcept { return limit_; }
   bool counts_host() const noexcept { return counted_ == CountedMemory::host; }
-  // A table of a few lines: category, now, peak.
+  // Returns a table with one line per category: name, now, peak.
   std::string report() const;
 
  private:
@@ -71,18 +71,17 @@ class Ledger {
   Counter total_;
 };
 
-// The message of an OutOfMemoryError: who asked for what, the ledger, and what to do. `ledger` may
-// be null.
+// Returns the message of an OutOfMemoryError: the request, the reason, the ledger and what to do.
+// `ledger` may be null.
 std::string out_of_memory_message(const Ledger* ledger, MemoryCategory category, std::int64_t bytes,
                                   const std::string& reason);
 
-// A charge that lasts as long as the value: for host memory that no allocator of ours hands out,
-// such as shared segments. A default-constructed one, or one of a null ledger or of one that counts
-// a device, is nothing.
+// RAII charge for host memory that does not come from our allocator, such as shared segments.
+// Without effect if default-constructed, if the ledger is null or if it counts a device.
 class Charge {
  public:
   Charge() = default;
-  // Charges at once, and throws as Ledger::charge() does.
+  // Charges immediately. Throws like Ledger::charge().
   Charge(std::shared_ptr<Ledger> ledger, MemoryCategory category, std::int64_t bytes);
   Charge(Charge&& other) noexcept;
   Charge& operator=(Charge&& other) noexcept;

@@ -35,7 +35,7 @@ TEST_F(Train, TheMemoryLimitIsAnErrorWithTheLedger) {
 TEST_F(Train, TheMemoryLimitOfSeveralRanksIsToldOnce) {
   const Outcome outcome = tessera(small({"--memory-limit", "100KiB", "--ranks", "2"}));
   EXPECT_EQ(outcome.status, 1);
-  for (const char* part : {": out of memory", "What helps", "--memory-limit"}) {
+  for (const char* part : {": out of memory", "To fit, use", "--memory-limit"}) {
     const std::size_t at = outcome.err.find(part);
     ASSERT_NE(at, std::string::npos) << part << " in\n" << outcome.err;
     EXPECT_EQ(outcome.err.find(part, at + 1), std::string::npos) << part << " in\n" << outcome.err;

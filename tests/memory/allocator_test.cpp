@@ -20,7 +20,7 @@ using Category = MemoryCategory;
 class Allocator : public ::testing::Test {
  protected:
   void SetUp() override {
-    static const at::Tensor before = at::arange(1000);  // older than install()
+    static const at::Tensor before = at::arange(1000);  // created before install()
     install();
     EXPECT_TRUE(installed());
     old = before;
@@ -56,7 +56,7 @@ TEST_F(Allocator, ScopesNest) {
       const at::Tensor b = at::empty({32});
       EXPECT_EQ(other->counts()[Category::grads].now, 128);
       {
-        const OwnerScope nobody(nullptr);
+        const OwnerScope uncounted(nullptr);
         const at::Tensor c = at::empty({1000});
         EXPECT_EQ(current_ledger(), nullptr);
       }
@@ -73,7 +73,7 @@ TEST_F(Allocator, ScopesNest) {
   EXPECT_EQ(ledger->counts().total.now, 0);
 }
 
-TEST_F(Allocator, ATensorOutlivesItsScopeAndStaysCharged) {
+TEST_F(Allocator, TensorStaysChargedAfterItsScopeEnds) {
   at::Tensor x;
   {
     const OwnerScope owner(ledger);
@@ -85,7 +85,7 @@ TEST_F(Allocator, ATensorOutlivesItsScopeAndStaysCharged) {
   EXPECT_EQ(now(Category::optimizer), 0);
 }
 
-TEST_F(Allocator, ATensorKeepsItsLedgerAlive) {
+TEST_F(Allocator, TensorKeepsItsLedgerAlive) {
   at::Tensor x;
   std::weak_ptr<Ledger> watched;
   {
@@ -100,7 +100,7 @@ TEST_F(Allocator, ATensorKeepsItsLedgerAlive) {
   EXPECT_TRUE(watched.expired());
 }
 
-TEST_F(Allocator, ThreadsAreCountedApart) {
+TEST_F(Allocator, CountsThreadsSeparately) {
   constexpr int kThreads = 4;
   std::vector<std::shared_ptr<Ledger>> ledgers;
   std::vector<std::vector<at::Tensor>> kept(kThreads);
@@ -125,20 +125,20 @@ TEST_F(Allocator, ThreadsAreCountedApart) {
   }
 }
 
-TEST_F(Allocator, TheLimitIsAnErrorBeforeTheMemoryIsTaken) {
+TEST_F(Allocator, ThrowsAtTheLimitBeforeAllocating) {
   auto small = std::make_shared<Ledger>("rank 1", 1 << 20);
   const OwnerScope owner(small);
-  const at::Tensor x = at::empty({1 << 17});  // half of it
+  const at::Tensor x = at::empty({1 << 17});  // half of the limit
   const CacheCounts before = cache_counts();
   EXPECT_THROW((void)at::empty({1 << 19}), OutOfMemoryError);
   EXPECT_EQ(cache_counts().in_use, before.in_use);
   EXPECT_EQ(small->counts().total.now, 1 << 19);
-  // The process goes on: what fits still works, also through an operation.
+  // The process continues: tensors that fit still work, also as results of operations.
   EXPECT_THROW((void)(x.unsqueeze(1) + at::ones({8})), OutOfMemoryError);
   EXPECT_EQ((at::ones({100}) + 1).sum().item<float>(), 200);
 }
 
-TEST_F(Allocator, FreedBlocksComeBack) {
+TEST_F(Allocator, ReusesFreedBlocks) {
   const void* address = at::empty({100, 1000}).data_ptr();
   const CacheCounts before = cache_counts();
   EXPECT_EQ(at::empty({100, 1000}).data_ptr(), address);
@@ -146,7 +146,7 @@ TEST_F(Allocator, FreedBlocksComeBack) {
   EXPECT_GT(cache_counts().cached, 0);
 }
 
-TEST_F(Allocator, TensorsFromBeforeItLiveOn) {
+TEST_F(Allocator, TensorsFromBeforeInstallStayValid) {
   EXPECT_EQ(old.sum().item<std::int64_t>(), 499'500);
   const OwnerScope owner(ledger);
   at::Tensor grown = old.clone();

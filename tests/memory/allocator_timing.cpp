@@ -1,4 +1,4 @@
-// What the cache is worth here: the time of making and filling tensors, without and with it.
+// Benchmark of the cache: time to allocate and fill tensors, without and with it.
 
 #include <ATen/ATen.h>
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-// Microseconds of at::empty + fill_, the median of several rounds.
+// Returns the microseconds of at::empty + fill_, the median of several rounds.
 double microseconds(std::int64_t bytes, bool fill) {
   std::vector<double> times;
   const int calls = static_cast<int>(std::max<std::int64_t>(20, (64 << 20) / bytes));

@@ -15,7 +15,7 @@
 namespace tessera::memory {
 namespace {
 
-TEST(BlockCache, ClassesWasteLittle) {
+TEST(BlockCache, SizeClassesWasteLittle) {
   std::mt19937_64 random(1);
   std::size_t previous = 0;
   for (std::size_t bytes = 1; bytes < (std::size_t{1} << 40);
@@ -23,7 +23,7 @@ TEST(BlockCache, ClassesWasteLittle) {
     const std::size_t block = BlockCache::block_bytes(bytes);
     ASSERT_GE(block, bytes);
     ASSERT_EQ(block % BlockCache::kAlignment, 0u);
-    ASSERT_EQ(BlockCache::block_bytes(block), block) << "a class holds its own size";
+    ASSERT_EQ(BlockCache::block_bytes(block), block) << "a block size is its own class";
     ASSERT_GE(block, previous) << "monotonic";
     const double most = bytes <= 1024 ? 64 : 0.125 * static_cast<double>(bytes) + 1;
     ASSERT_LE(static_cast<double>(block - bytes), most) << bytes;
@@ -34,7 +34,7 @@ TEST(BlockCache, ClassesWasteLittle) {
   }
 }
 
-TEST(BlockCache, ReusesTheBlockOfAClass) {
+TEST(BlockCache, ReusesBlocksOfTheSameClass) {
   BlockCache cache;
   for (const std::size_t bytes : {1ul, 64ul, 1000ul, 5000ul, 1ul << 20, 3ul << 20}) {
     void* const first = cache.take(bytes);
@@ -53,10 +53,10 @@ TEST(BlockCache, ReusesTheBlockOfAClass) {
   EXPECT_EQ(cache.counts().cached, 0);
 }
 
-TEST(BlockCache, HoldsLittleMoreThanWasEverInUse) {
+TEST(BlockCache, BoundsTheCacheByThePeakInUse) {
   BlockCache cache;
   constexpr std::int64_t kMiB = 1 << 20;
-  // 200 MiB in one size, then the same amount in sizes that never come again.
+  // 200 MiB of one size, then the same amount of sizes that are never reused.
   std::vector<std::pair<void*, std::size_t>> blocks;
   for (int i = 0; i < 50; ++i) blocks.emplace_back(cache.take(4 * kMiB), 4 * kMiB);
   for (const auto& [block, bytes] : blocks) cache.give(block, bytes);
@@ -67,17 +67,17 @@ TEST(BlockCache, HoldsLittleMoreThanWasEverInUse) {
   }
 }
 
-TEST(BlockCache, RefusesWhatCannotBe) {
+TEST(BlockCache, ReturnsNullForImpossibleSizes) {
   BlockCache cache;
   EXPECT_EQ(cache.take(~std::size_t{0}), nullptr);
   EXPECT_EQ(cache.take(std::size_t{1} << 60), nullptr);
   EXPECT_EQ(cache.counts().in_use, 0);
 }
 
-// What is kept follows from the most that was in use: a request that the system refused would allow
-// everything from then on.
-TEST(BlockCache, WhatWasRefusedNeverWasInUse) {
-  if (tessera::testing::kSanitized) GTEST_SKIP() << "a sanitizer ends the process instead";
+// The size of the cache depends on the peak in use. If failed requests counted, the cache would be
+// unbounded afterwards.
+TEST(BlockCache, FailedRequestsDoNotRaiseThePeak) {
+  if (tessera::testing::kSanitized) GTEST_SKIP() << "sanitizers abort on a failed allocation";
   BlockCache cache;
   cache.give(cache.take(1 << 20), 1 << 20);
   const std::int64_t peak = cache.counts().peak;

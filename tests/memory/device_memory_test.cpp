@@ -1,4 +1,4 @@
-// Device memory in the ledger. Without a GPU the test itself says what an allocator of one would.
+// Device memory in the ledger. Without a GPU the test makes the reports of its allocator itself.
 
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
@@ -23,14 +23,15 @@ namespace {
 
 using Category = MemoryCategory;
 
-// Addresses, of which nothing is read.
-std::array<char, 16> places;
+// Addresses of blocks; their contents are not used.
+std::array<char, 16> addresses;
 const c10::Device kGpu(c10::kCUDA, 0);
 
-void hand_out(int place, std::int64_t bytes) {
-  c10::reportMemoryUsageToProfiler(&places.at(static_cast<std::size_t>(place)), bytes, 0, 0, kGpu);
+void hand_out(int block, std::int64_t bytes) {
+  c10::reportMemoryUsageToProfiler(&addresses.at(static_cast<std::size_t>(block)), bytes, 0, 0,
+                                   kGpu);
 }
-void take_back(int place, std::int64_t bytes) { hand_out(place, -bytes); }
+void take_back(int block, std::int64_t bytes) { hand_out(block, -bytes); }
 
 class DeviceMemory : public ::testing::Test {
  protected:
@@ -42,7 +43,7 @@ class DeviceMemory : public ::testing::Test {
       std::make_shared<Ledger>("rank 0", 1 << 20, CountedMemory::device);
 };
 
-TEST_F(DeviceMemory, CountsByTheCategoryOfWhoAsksAndNotOfWhoFrees) {
+TEST_F(DeviceMemory, CountsByTheCategoryOfTheAllocatingThread) {
   const OwnerScope owner(ledger);
   {
     const CategoryScope category(Category::activations);
@@ -65,11 +66,11 @@ TEST_F(DeviceMemory, CountsByTheCategoryOfWhoAsksAndNotOfWhoFrees) {
   EXPECT_EQ(in_all(), 0);
 }
 
-TEST_F(DeviceMemory, NothingOutsideAScopeAndNothingOfTheHost) {
+TEST_F(DeviceMemory, CountsNeitherOutsideScopesNorHostMemory) {
   hand_out(0, 512);
   {
     const OwnerScope owner(ledger);
-    take_back(0, 512);  // of which nothing is known
+    take_back(0, 512);  // an unknown block
     const at::Tensor host = at::ones({1 << 20});
     const Charge shared(ledger, Category::buffers, 1 << 22);
     EXPECT_EQ(in_all(), 0);
@@ -82,7 +83,7 @@ TEST_F(DeviceMemory, NothingOutsideAScopeAndNothingOfTheHost) {
   EXPECT_EQ(in_all(), 0);
 }
 
-TEST_F(DeviceMemory, ALedgerOfTheHostDoesNotListen) {
+TEST_F(DeviceMemory, HostLedgersDoNotCountDeviceMemory) {
   const auto host = std::make_shared<Ledger>();
   const OwnerScope owner(host);
   EXPECT_FALSE(c10::memoryProfilingEnabled());
@@ -90,7 +91,7 @@ TEST_F(DeviceMemory, ALedgerOfTheHostDoesNotListen) {
   EXPECT_EQ(host->counts().total.now, 0);
 }
 
-TEST_F(DeviceMemory, ScopesNestAndTheInnermostIsCharged) {
+TEST_F(DeviceMemory, ChargesTheInnermostScope) {
   const auto other = std::make_shared<Ledger>("rank 1", 0, CountedMemory::device);
   const OwnerScope owner(ledger);
   {
@@ -102,17 +103,17 @@ TEST_F(DeviceMemory, ScopesNestAndTheInnermostIsCharged) {
   EXPECT_EQ(other->counts().total.now, 1024);
   hand_out(2, 512);
   EXPECT_EQ(in_all(), 512);
-  for (const int place : {0, 1, 2}) take_back(place, 512);
+  for (const int block : {0, 1, 2}) take_back(block, 512);
   EXPECT_EQ(other->counts().total.now + in_all(), 0);
 }
 
-TEST_F(DeviceMemory, AThreadOfAutogradChargesTheSameLedgerAsTemporary) {
+TEST_F(DeviceMemory, AutogradThreadsChargeTheSameLedgerAsTemporary) {
   const OwnerScope owner(ledger);
   const CategoryScope category(Category::activations);
   hand_out(0, 512);
-  const at::ThreadLocalState state;  // as autograd takes it along
+  const at::ThreadLocalState state;  // as autograd copies it
   std::thread([&] {
-    hand_out(3, 512);  // not told yet
+    hand_out(3, 512);  // not reported yet
     const at::ThreadLocalStateGuard guard(state);
     hand_out(1, 1024);
     take_back(0, 512);
@@ -127,7 +128,7 @@ TEST_F(DeviceMemory, AThreadOfAutogradChargesTheSameLedgerAsTemporary) {
   EXPECT_EQ(in_all(), 0);
 }
 
-TEST_F(DeviceMemory, WhatWasFreedUnseenEndsWhenItsPlaceIsUsedAgain) {
+TEST_F(DeviceMemory, EndsTheChargeOfAnUnseenFreeWhenTheAddressIsReused) {
   const OwnerScope owner(ledger);
   {
     const CategoryScope category(Category::optimizer);
@@ -142,7 +143,7 @@ TEST_F(DeviceMemory, WhatWasFreedUnseenEndsWhenItsPlaceIsUsedAgain) {
   EXPECT_EQ(in_all(), 0);
 }
 
-TEST_F(DeviceMemory, WhereNothingIsLeftTheErrorHasTheLedger) {
+TEST_F(DeviceMemory, OutOfMemoryErrorContainsTheLedger) {
   const OwnerScope owner(ledger);
   const CategoryScope category(Category::activations);
   hand_out(0, 1000 * 512);
@@ -168,7 +169,7 @@ TEST_F(DeviceMemory, WhereNothingIsLeftTheErrorHasTheLedger) {
   take_back(0, 1000 * 512);
 }
 
-TEST_F(DeviceMemory, AProfilerThatRunsAlreadyKeepsItsPlace) {
+TEST_F(DeviceMemory, DoesNotReplaceAnActiveProfiler) {
   namespace profiler = torch::autograd::profiler;
   const std::set<profiler::ActivityType> activities{profiler::ActivityType::CPU};
   const profiler::ProfilerConfig config(profiler::ProfilerState::KINETO);
@@ -182,7 +183,7 @@ TEST_F(DeviceMemory, AProfilerThatRunsAlreadyKeepsItsPlace) {
   const auto result = profiler::disableProfiler();
   EXPECT_FALSE(result->events().empty());
   EXPECT_EQ(in_all(), 0);
-  // And afterwards we have it again.
+  // Counting resumes when the profiler ends.
   const OwnerScope owner(ledger);
   EXPECT_FALSE(torch::profiler::impl::profilerEnabled());
   hand_out(0, 512);
@@ -190,18 +191,18 @@ TEST_F(DeviceMemory, AProfilerThatRunsAlreadyKeepsItsPlace) {
   take_back(0, 512);
 }
 
-TEST(DeviceLimits, TheCpuHasNone) { EXPECT_NO_THROW(DeviceLimit(c10::Device(c10::kCPU), 1)); }
+TEST(DeviceLimits, HasNoEffectOnTheCpu) { EXPECT_NO_THROW(DeviceLimit(c10::Device(c10::kCPU), 1)); }
 
-// What follows needs a GPU.
+// The tests below need a GPU.
 class OnAGpu : public DeviceMemory {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA()) GTEST_SKIP() << "skipped: no CUDA device here";
+    if (!at::hasCUDA()) GTEST_SKIP() << "skipped: no CUDA device";
     at::zeros({1}, at::device(kGpu));
   }
 };
 
-TEST_F(OnAGpu, TheLedgerAgreesWithTheAllocator) {
+TEST_F(OnAGpu, LedgerAgreesWithTheAllocator) {
   const std::int64_t before = device_usage(kGpu)->now;
   const OwnerScope owner(ledger);
   at::Tensor kept;
@@ -213,7 +214,7 @@ TEST_F(OnAGpu, TheLedgerAgreesWithTheAllocator) {
   EXPECT_GE(now(Category::params), 12 << 20);
   EXPECT_LE(now(Category::params), 13 << 20);
   {
-    // Backward of a tensor of the GPU runs on a thread of autograd's.
+    // Backward of a GPU tensor runs on an autograd thread.
     const at::Tensor x = at::ones({1 << 20}, at::device(kGpu)).requires_grad_();
     (x * x).sum().backward();
     EXPECT_TRUE(x.grad().defined());
@@ -223,7 +224,7 @@ TEST_F(OnAGpu, TheLedgerAgreesWithTheAllocator) {
   EXPECT_EQ(now(Category::temporary), 0);
 }
 
-TEST_F(OnAGpu, TheLimitIsKeptAndTheProcessGoesOn) {
+TEST_F(OnAGpu, EnforcesTheLimitAndTheProcessContinues) {
   constexpr std::int64_t kMiB = 1 << 20;
   const auto limited = std::make_shared<Ledger>("rank 7", 512 * kMiB, CountedMemory::device);
   {

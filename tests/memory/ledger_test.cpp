@@ -17,7 +17,7 @@ namespace {
 
 using Category = MemoryCategory;
 
-TEST(Ledger, CountsByCategoryAndInAll) {
+TEST(Ledger, CountsByCategoryAndInTotal) {
   Ledger ledger;
   ledger.charge(Category::params, 100);
   ledger.charge(Category::grads, 50);
@@ -34,7 +34,7 @@ TEST(Ledger, CountsByCategoryAndInAll) {
   EXPECT_EQ(counts.total.peak, 170);  // of the sum: not 120 + 50 + 10
 }
 
-TEST(Ledger, PeaksStartAgainFromNow) {
+TEST(Ledger, ResetPeakSetsPeaksToTheBytesInUse) {
   Ledger ledger;
   ledger.charge(Category::temporary, 100);
   ledger.release(Category::temporary, 70);
@@ -45,7 +45,7 @@ TEST(Ledger, PeaksStartAgainFromNow) {
   EXPECT_EQ(ledger.counts().total.peak, 35);
 }
 
-TEST(Ledger, ManyThreadsLoseNothing) {
+TEST(Ledger, CountsExactlyWithManyThreads) {
   Ledger ledger;
   std::vector<std::thread> threads;
   constexpr int kThreads = 4, kRounds = 20'000;
@@ -67,7 +67,7 @@ TEST(Ledger, ManyThreadsLoseNothing) {
   EXPECT_GE(counts.total.peak, counts.total.now);
 }
 
-TEST(Ledger, TheLimitRefusesAndChargesNothing) {
+TEST(Ledger, ChargesNothingBeyondTheLimit) {
   Ledger ledger("rank 3", 1000);
   ledger.charge(Category::params, 900);
   ledger.charge(Category::grads, 100);  // exactly the limit
@@ -89,7 +89,7 @@ TEST(Ledger, TheLimitRefusesAndChargesNothing) {
   EXPECT_THROW(Ledger("x", -1), UsageError);
 }
 
-TEST(Ledger, WhatOneThreadIsRefusedAnotherDoesNotMiss) {
+TEST(Ledger, FailedChargesDoNotAffectOtherThreads) {
   Ledger ledger("rank 3", 1000);
   std::atomic<bool> over{false};
   std::thread greedy([&] {
@@ -110,7 +110,7 @@ TEST(Ledger, WhatOneThreadIsRefusedAnotherDoesNotMiss) {
   EXPECT_EQ(ledger.counts().total.now, 0);
 }
 
-TEST(Ledger, WhatIsNotedCountsBeyondTheLimitToo) {
+TEST(Ledger, NoteIgnoresTheLimit) {
   Ledger ledger("rank 3", 1000, CountedMemory::device);
   ledger.note(Category::params, 900);
   ledger.note(Category::grads, 200);
@@ -120,7 +120,7 @@ TEST(Ledger, WhatIsNotedCountsBeyondTheLimitToo) {
   EXPECT_EQ(ledger.counts()[Category::params].peak, 900);
 }
 
-TEST(DeviceBlocks, ThreadsTakeAndGiveInAnyOrder) {
+TEST(DeviceBlocks, AllowsAnyThreadToFree) {
   DeviceBlocks blocks;
   const auto ledger = std::make_shared<Ledger>("r", 0, CountedMemory::device);
   constexpr int kThreads = 4, kBlocks = 2000;
@@ -136,16 +136,16 @@ TEST(DeviceBlocks, ThreadsTakeAndGiveInAnyOrder) {
     }
   });
   EXPECT_EQ(ledger->counts().total.now, kThreads * kBlocks * (kBlocks - 1) / 2);
-  all([&](int t) {  // those of the next thread, from the end
+  all([&](int t) {  // blocks of the next thread, in reverse order
     for (int i = kBlocks - 1; i >= 0; --i) {
       blocks.give(&places[(t + 1) % kThreads * kBlocks + i]);
-      blocks.give(&places[(t + 1) % kThreads * kBlocks + i]);  // gone already
+      blocks.give(&places[(t + 1) % kThreads * kBlocks + i]);  // already freed
     }
   });
   const LedgerCounts counts = ledger->counts();
   EXPECT_EQ(counts.total.now, 0);
   for (const Usage& each : counts.categories) EXPECT_EQ(each.now, 0);
-  EXPECT_EQ(ledger.use_count(), 1);  // nothing holds it any more
+  EXPECT_EQ(ledger.use_count(), 1);  // no block holds it anymore
 }
 
 TEST(Charge, LastsAsLongAsTheValue) {
