@@ -11,13 +11,13 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Adds the time it lives.
-class Exposed {
+// Adds its lifetime in seconds to a total.
+class ScopedTimer {
  public:
-  explicit Exposed(double& total) : total_(total) {}
-  ~Exposed() { total_ += std::chrono::duration<double>(Clock::now() - began_).count(); }
-  Exposed(const Exposed&) = delete;
-  Exposed& operator=(const Exposed&) = delete;
+  explicit ScopedTimer(double& total) : total_(total) {}
+  ~ScopedTimer() { total_ += std::chrono::duration<double>(Clock::now() - began_).count(); }
+  ScopedTimer(const ScopedTimer&) = delete;
+  ScopedTimer& operator=(const ScopedTimer&) = delete;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -38,7 +38,7 @@ void Snapshot::take(const std::vector<Shard>& shards) {
   if (total > capacity_) {
     release();
     if (charge_) charged_ = charge_(total);
-    memory_.reset(new std::byte[static_cast<std::size_t>(total)]);  // not zeroed: it is filled
+    memory_.reset(new std::byte[static_cast<std::size_t>(total)]);  // not zeroed: filled below
     capacity_ = total;
   }
   shards_ = shards;
@@ -47,7 +47,7 @@ void Snapshot::take(const std::vector<Shard>& shards) {
     const std::int64_t size = bytes_of(shard.dtype);
     std::int64_t local = 0;
     for (std::size_t i = 0; i < shard.runs.size();) {
-      // Neighbours in memory are copied as one.
+      // Copies runs that are adjacent in memory at once.
       const std::int64_t begin = shard.runs[i].local;
       std::int64_t count = 0;
       for (; i < shard.runs.size() && shard.runs[i].local == begin + count; ++i) {
@@ -88,7 +88,7 @@ AsyncSaver::~AsyncSaver() {
     } catch (...) {
       options_.warn("the last save failed");
     }
-  } catch (...) {  // of warn: a destructor must not throw
+  } catch (...) {  // from warn(); a destructor must not throw
   }
 }
 
@@ -96,14 +96,14 @@ void AsyncSaver::join() {
   if (thread_.joinable()) thread_.join();
 }
 
-void AsyncSaver::settle() {
+void AsyncSaver::join_and_rethrow() {
   join();
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 void AsyncSaver::start(const Description& about, const std::vector<Shard>& shards) {
-  const Exposed exposed(exposed_);
-  settle();
+  const ScopedTimer exposed(exposed_);
+  join_and_rethrow();
   snapshot_.take(shards);
   about_ = about;
   saved_ = {};
@@ -117,23 +117,23 @@ void AsyncSaver::start(const Description& about, const std::vector<Shard>& shard
       }
       running_.store(false, std::memory_order_release);
     });
-  } catch (const std::system_error& error) {  // there are as many threads as there may be
+  } catch (const std::system_error& error) {  // the limit on threads is reached
     running_.store(false, std::memory_order_release);
     throw Error(str("cannot start the thread that saves: ", error.what(),
-                    "; see ulimit -u, or save in the foreground"));
+                    "; raise the limit (ulimit -u), or save in the foreground"));
   }
 }
 
 Saved AsyncSaver::save_now(const Description& about, const std::vector<Shard>& shards) {
-  const Exposed exposed(exposed_);
-  settle();
+  const ScopedTimer exposed(exposed_);
+  join_and_rethrow();
   saved_ = {};
   return saved_ = save(dir_, about, shards, team_, options_);
 }
 
 Saved AsyncSaver::wait() {
-  const Exposed exposed(exposed_);
-  settle();
+  const ScopedTimer exposed(exposed_);
+  join_and_rethrow();
   return saved_;
 }
 

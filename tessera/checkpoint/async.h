@@ -14,15 +14,15 @@
 
 namespace tessera::checkpoint {
 
-// Shards copied aside, so that training may go on and change them. Runs are put together: the copy
-// has what is saved and nothing else.
+// Copy of shards, so that training can continue and change them. Runs are packed: the copy holds
+// only the saved elements.
 class Snapshot {
  public:
   explicit Snapshot(Charge charge = {}) : charge_(std::move(charge)) {}
-  // Takes the place of what was there; the memory is kept from one to the next.
+  // Replaces the contents. The memory is reused if it is large enough.
   void take(const std::vector<Shard>& shards);
   const std::vector<Shard>& shards() const { return shards_; }
-  std::int64_t bytes() const { return capacity_; }  // of memory that it holds
+  std::int64_t bytes() const { return capacity_; }  // size of the memory
   void release();
 
  private:
@@ -33,34 +33,34 @@ class Snapshot {
   std::vector<Shard> shards_;
 };
 
-// Saves in the background: start() copies, and a thread writes and publishes. One save at a time: a
-// second start() first waits for the first one. The team's functions are called from that thread,
-// so they need a way to talk that training does not use meanwhile.
+// Saves in the background: start() copies the shards, and a thread writes and publishes them. One
+// save at a time: start() waits for the previous save. The thread calls the functions of the team,
+// so they must not use the communicator of training.
 class AsyncSaver {
  public:
   AsyncSaver(std::string dir, Team team, SaveOptions options = {});
-  // Waits. An error that nobody asked for goes to SaveOptions::warn; what that throws is dropped,
-  // since nobody is left to catch it.
+  // Waits. Passes an error that wait() did not report to SaveOptions::warn, and ignores exceptions
+  // of that.
   ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  // Throws what the save before failed with, if wait() was not called for it; then nothing is
-  // started.
+  // Starts a save. If the previous save failed and wait() did not report it, throws that error and
+  // starts nothing.
   void start(const Description& about, const std::vector<Shard>& shards);
-  // The same in the foreground, without a copy.
+  // Saves in the foreground, without a copy.
   Saved save_now(const Description& about, const std::vector<Shard>& shards);
-  // Until the save is done. Throws what it failed with, once. Empty if none was started.
+  // Waits until the save is done. Throws its error, once. Returns an empty result without a save.
   Saved wait();
   bool busy() const { return running_.load(std::memory_order_acquire); }
 
-  // How long these held the caller up, in all: what saving costs training.
+  // Total seconds that start(), save_now() and wait() blocked the caller: the cost for training.
   double exposed_seconds() const { return exposed_; }
   std::int64_t snapshot_bytes() const { return snapshot_.bytes(); }
 
  private:
   void join();
-  void settle();  // and throws what the save failed with
+  void join_and_rethrow();
 
   std::string dir_;
   Team team_;

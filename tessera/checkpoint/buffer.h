@@ -10,12 +10,11 @@
 
 namespace tessera::checkpoint {
 
-// [Note: memory] Besides the state itself, saving holds two buffers and loading two, none larger
-// than the largest tensor that passes through it or than a few MiB: less than two units of a model,
-// and never a part of the state that grows with the model.
+// [Note: memory] In addition to the state, saving and loading hold two buffers each. A buffer is at
+// most as large as the largest tensor that passes through it, and at most a few MiB. So the total
+// is less than two units of a model and does not grow with the model.
 
-// Memory that is there when it is wanted, as large as anything wanted it, and charged. Aligned, so
-// that the kernel can take whole pages of it.
+// Charged memory that grows to the largest requested size. Aligned to pages for direct I/O.
 class Buffer {
  public:
   explicit Buffer(const Charge& charge) : charge_(charge) {}

@@ -13,7 +13,7 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr std::int64_t kReadBytes = std::int64_t{8} << 20;
-constexpr std::int64_t kMostManifestBytes = std::int64_t{4} << 30;
+constexpr std::int64_t kMaxManifestBytes = std::int64_t{4} << 30;
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::vector<std::string> sizes;
@@ -21,7 +21,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return "[" + join(sizes, ", ") + "]";
 }
 
-// All of a manifest; of something else only the beginning, however large it is.
+// Reads a manifest. Of any other file it reads only the beginning, however large it is.
 std::string read_manifest(FileSystem& files, const std::string& path) {
   const std::unique_ptr<File> file = files.open(path);
   std::string begin(kChecksumBefore.size(), '\0');
@@ -30,7 +30,7 @@ std::string read_manifest(FileSystem& files, const std::string& path) {
                static_cast<std::int64_t>(begin.size()));
   }
   if (begin != kChecksumBefore) parse_manifest(begin, path);  // throws
-  return read_text(files, path, kMostManifestBytes);
+  return read_text(files, path, kMaxManifestBytes);
 }
 
 }  // namespace
@@ -41,9 +41,10 @@ Checkpoint::Checkpoint(std::string folder, std::shared_ptr<FileSystem> files, Ch
   try {
     manifest_ = parse_manifest(read_manifest(*files_, path), path);
   } catch (const std::bad_alloc&) {
-    throw DataError(path +
-                    " takes more memory than this process may have; it is damaged or made "
-                    "up, or needs a larger machine");
+    throw DataError(
+        path +
+        " needs more memory than this process can allocate; it is damaged or forged, or "
+        "needs a larger machine");
   }
   sized_.resize(manifest_.files.size(), false);
   for (std::size_t i = 0; i < manifest_.about.params.size(); ++i) {
@@ -81,7 +82,7 @@ void Checkpoint::expect(const std::vector<ParamSpec>& params) const {
     if (have == nullptr) refuse_param(wanted.name);
     if (have->shape != wanted.shape) {
       throw DataError(str(folder_, ": parameter ", quote(wanted.name), " is ",
-                          shape_text(have->shape), ", and the model has ", shape_text(wanted.shape),
+                          shape_text(have->shape), ", but the model has ", shape_text(wanted.shape),
                           "; it was saved by another model"));
     }
   }
@@ -90,13 +91,13 @@ void Checkpoint::expect(const std::vector<ParamSpec>& params) const {
 void Checkpoint::refuse_param(const std::string& param) const {
   std::vector<std::string> names;
   for (const ParamSpec& p : manifest_.about.params) names.push_back(p.name);
-  constexpr std::size_t kMostNames = 8;
+  constexpr std::size_t kMaxNames = 8;
   const std::size_t all = names.size();
   const std::string near = did_you_mean(param, names);
-  if (all > kMostNames) names.resize(kMostNames);
+  if (all > kMaxNames) names.resize(kMaxNames);
   throw DataError(str(folder_, " has no parameter ", quote(param), near,
                       "; it was saved by another ", "model, and has ", join(names, ", "),
-                      all > kMostNames ? str(" and ", all - kMostNames, " more") : std::string()));
+                      all > kMaxNames ? str(" and ", all - kMaxNames, " more") : std::string()));
 }
 
 std::map<std::string, DType> Checkpoint::states(const std::string& param) const {
@@ -113,8 +114,8 @@ std::map<std::string, DType> Checkpoint::states(const std::string& param) const 
 void Checkpoint::check_size(const StoredFile& file, File& open) const {
   const std::int64_t size = open.size();
   if (size != file.bytes) {
-    throw DataError(str(folder_, "/", file.name, " has ", size, " bytes, wanted ", file.bytes,
-                        ": it was cut short or changed; use another copy"));
+    throw DataError(str(folder_, "/", file.name, " has ", size, " bytes, expected ", file.bytes,
+                        ": it was truncated or changed; use another copy"));
   }
 }
 
@@ -146,12 +147,12 @@ Checkpoint::OpenFile Checkpoint::open_file(const StoredFile& file) const {
   } catch (const DataError& error) {
     throw DataError(str(error.what(), " (in its first ", file.header_bytes, " bytes)"));
   } catch (const std::bad_alloc&) {
-    throw DataError(path + ": its header takes more memory than this process may have");
+    throw DataError(path + ": its header needs more memory than this process can allocate");
   }
   const std::uint32_t checksum = crc32c(raw);
   if (header.data_begin != file.header_bytes || checksum != file.header_checksum) {
     throw DataError(str(path, ": the header, bytes 0 to ", header.data_begin - 1,
-                        ", is damaged: its checksum is ", to_hex({checksum}), ", wanted ",
+                        ", is damaged: its checksum is ", to_hex({checksum}), ", expected ",
                         to_hex({file.header_checksum})));
   }
   std::map<std::string, const TensorEntry*> entries;
@@ -161,7 +162,7 @@ Checkpoint::OpenFile Checkpoint::open_file(const StoredFile& file) const {
     if (entry == entries.end()) throw DataError(str(path, " has no tensor ", quote(tensor.name)));
     if (entry->second->dtype != tensor.dtype ||
         entry->second->bytes() != tensor.elements() * bytes_of(tensor.dtype)) {
-      throw DataError(str(path, ": tensor ", quote(tensor.name), " is not what the manifest says"));
+      throw DataError(str(path, ": tensor ", quote(tensor.name), " does not match the manifest"));
     }
     open.offsets.push_back(header.data_begin + entry->second->begin);
   }
@@ -169,10 +170,10 @@ Checkpoint::OpenFile Checkpoint::open_file(const StoredFile& file) const {
 }
 
 Checkpoint::OpenFile& Checkpoint::opened(int file) {
-  constexpr std::size_t kMostOpen = 64;
+  constexpr std::size_t kMaxOpen = 64;
   const auto found = open_files_.find(file);
   if (found != open_files_.end()) return found->second;
-  if (open_files_.size() == kMostOpen) open_files_.clear();
+  if (open_files_.size() == kMaxOpen) open_files_.clear();
   return open_files_.emplace(file, open_file(manifest_.files[static_cast<std::size_t>(file)]))
       .first->second;
 }
@@ -191,17 +192,17 @@ void Checkpoint::check_blocks(const StoredFile& file, const StoredTensor& tensor
       const std::int64_t begin = tensor_at + block * kBlockBytes;
       throw DataError(str(folder_, "/", file.name, ": tensor ", quote(tensor.name),
                           " is damaged within bytes ", begin, " to ", begin + size - 1,
-                          " of the file: their checksum is ", to_hex({got}), ", wanted ",
+                          " of the file: their checksum is ", to_hex({got}), ", expected ",
                           to_hex({wanted}), "; use another checkpoint"));
     }
   }
 }
 
-std::vector<std::string> Checkpoint::verify(const BytesDone& told) {
+std::vector<std::string> Checkpoint::verify(const BytesDone& progress) {
   std::vector<std::string> problems;
   Buffer buffer(charge_);
   std::int64_t done = 0;
-  const auto trying = [&](const auto& body) {
+  const auto collect_errors = [&](const auto& body) {
     try {
       body();
     } catch (const DataError& error) {
@@ -209,14 +210,14 @@ std::vector<std::string> Checkpoint::verify(const BytesDone& told) {
     }
   };
   for (int file = 0; file < static_cast<int>(manifest_.files.size()); ++file) {
-    trying([&] { check_size(file); });
+    collect_errors([&] { check_size(file); });
   }
-  // Memory for what the manifest says is taken only if the files could hold it.
-  if (problems.empty()) trying([&] { check_complete(manifest_, folder_); });
+  // Allocates memory for the contents of the manifest only if the files are large enough for them.
+  if (problems.empty()) collect_errors([&] { check_complete(manifest_, folder_); });
   for (std::size_t f = 0; f < manifest_.files.size(); ++f) {
-    if (!sized_[f]) continue;  // said above
+    if (!sized_[f]) continue;  // reported above
     const StoredFile& file = manifest_.files[f];
-    trying([&] {
+    collect_errors([&] {
       const OpenFile open = open_file(file);
       for (std::size_t t = 0; t < file.tensors.size(); ++t) {
         const StoredTensor& tensor = file.tensors[t];
@@ -225,10 +226,10 @@ std::vector<std::string> Checkpoint::verify(const BytesDone& told) {
           const std::int64_t size = std::min(kReadBytes, bytes - at);
           std::byte* const into = buffer.get(size);
           open.file->read(open.offsets[t] + at, into, size);
-          trying(
+          collect_errors(
               [&] { check_blocks(file, tensor, open.offsets[t], at / kBlockBytes, into, size); });
           done += size;
-          if (told) told(done);
+          if (progress) progress(done);
         }
       }
     });
@@ -245,7 +246,7 @@ Latest find_latest(const std::string& dir, bool whole, std::shared_ptr<FileSyste
       Checkpoint checkpoint(folder, files);
       checkpoint.check_files();
       if (checkpoint.about().step != *step) {
-        throw DataError(str(folder, " has step ", checkpoint.about().step, " by its manifest"));
+        throw DataError(str(folder, " has step ", checkpoint.about().step, " in its manifest"));
       }
       const std::vector<std::string> problems =
           whole ? checkpoint.verify() : std::vector<std::string>{};
@@ -253,7 +254,7 @@ Latest find_latest(const std::string& dir, bool whole, std::shared_ptr<FileSyste
       latest.folder = folder;
       return latest;
     } catch (const DataError& error) {
-      latest.skipped.push_back(str(folder_name(*step), " is passed over: ", error.what()));
+      latest.skipped.push_back(str(folder_name(*step), " is skipped: ", error.what()));
     }
   }
   return latest;

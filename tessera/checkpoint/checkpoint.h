@@ -17,7 +17,7 @@
 
 namespace tessera::checkpoint {
 
-// A checkpoint that is open for reading. Used from one thread; ranks open it each for itself.
+// A checkpoint that is open for reading. Not thread-safe; each rank opens its own.
 class Checkpoint {
  public:
   // Reads the manifest. Throws DataError.
@@ -28,26 +28,26 @@ class Checkpoint {
   const Manifest& manifest() const { return manifest_; }
   const Description& about() const { return manifest_.about; }
   const ParamSpec* find(const std::string& param) const;  // null if there is none
-  // Throws DataError unless it has all these parameters, in these shapes. Others may be there.
+  // Throws DataError unless it has all these parameters with these shapes. It may have others.
   void expect(const std::vector<ParamSpec>& params) const;
-  // The states of a parameter and their types, by name.
+  // Returns the types of the states of a parameter, by name of the state.
   std::map<std::string, DType> states(const std::string& param) const;
   std::int64_t bytes() const;
 
-  // Looks at every file: is it there, with its size? Throws DataError. Not for every rank: load()
-  // checks what it touches.
+  // Throws DataError unless every file exists with its size. One rank is enough: load() checks the
+  // files that it reads.
   void check_files();
 
-  // Fills what is wanted, reading only the blocks in which it lies ([Note: blocks]) and verifying
-  // those. Types are converted as `rounding` allows. Throws DataError for what is missing, damaged
-  // or does not fit: the memory wanted then holds nothing of use.
+  // Loads the wanted shards. Reads and verifies only the blocks that contain them ([Note: blocks]).
+  // Converts types as `rounding` allows. Throws DataError if something is missing, damaged or does
+  // not fit; the contents of the target memory are then undefined.
   void load(const std::vector<WantedShard>& wanted, Rounding rounding = Rounding::exact);
 
-  // Reads everything. Returns what is wrong, a line each.
-  std::vector<std::string> verify(const BytesDone& told = {});
+  // Reads everything. Returns the problems, one line each.
+  std::vector<std::string> verify(const BytesDone& progress = {});
 
  private:
-  struct StoredRun {  // of a state, and where it lies
+  struct StoredRun {  // run of a state, and its location
     Run run;          // local: in the tensor
     int file = 0, tensor = 0;
   };
@@ -60,13 +60,13 @@ class Checkpoint {
   void run(std::vector<Copy>& copies, Rounding rounding);
   struct OpenFile {
     std::unique_ptr<File> file;
-    std::vector<std::int64_t> offsets;  // of its tensors, in the manifest's order
+    std::vector<std::int64_t> offsets;  // of its tensors, in the order of the manifest
   };
   void check_size(const StoredFile& file, File& open) const;
-  void check_size(int file);  // once
+  void check_size(int file);  // checks each file once
   // Opens a file and compares its size and header with the manifest.
   OpenFile open_file(const StoredFile& file) const;
-  OpenFile& opened(int file);  // stays open, unless there are too many
+  OpenFile& opened(int file);  // opens it if needed; closes others if there are too many
   void check_blocks(const StoredFile& file, const StoredTensor& tensor, std::int64_t tensor_at,
                     std::int64_t first_block, const std::byte* data, std::int64_t bytes) const;
 
@@ -77,18 +77,19 @@ class Checkpoint {
   std::map<std::string, std::size_t> params_;
   std::map<Key, std::vector<std::pair<int, int>>> stored_;  // file and tensor
   std::map<int, OpenFile> open_files_;
-  std::vector<bool> sized_;  // files that were seen to have the size that the manifest says
-  // Of the state that was asked for last: disjoint, by Run::whole.
+  std::vector<bool> sized_;  // files whose size was checked
+  // Runs of the last requested state: disjoint, sorted by Run::whole.
   Key stored_runs_of_;
   std::vector<StoredRun> stored_runs_;
 };
 
-// The newest checkpoint under `dir` that can be read. Those that cannot are passed over, and
-// `skipped` says why, a line each. `whole` reads every byte, not only manifests and sizes.
+// Result of find_latest().
 struct Latest {
-  std::string folder;  // empty: there is none
-  std::vector<std::string> skipped;
+  std::string folder;                // empty: there is none
+  std::vector<std::string> skipped;  // why newer ones were skipped, one line each
 };
+// Returns the newest checkpoint in `dir` that can be read. `whole` reads every byte, not only
+// manifests and file sizes.
 Latest find_latest(const std::string& dir, bool whole = false,
                    std::shared_ptr<FileSystem> files = local_files());
 

@@ -17,7 +17,7 @@ namespace {
 
 using Tables = std::array<std::array<std::uint32_t, 256>, 8>;
 
-// tables[k][b]: what byte b does to the checksum when k more bytes follow.
+// tables[k][b]: effect of byte b on the checksum if k more bytes follow.
 constexpr Tables make_tables() {
   Tables tables{};
   for (std::uint32_t b = 0; b < 256; ++b) {
@@ -35,8 +35,8 @@ constexpr Tables make_tables() {
 }
 constexpr Tables kTables = make_tables();
 
-// A checksum is a polynomial modulo that of CRC-32C, its highest bit the coefficient of x^0, and n
-// bytes behind a text multiply its checksum by x^(8n).
+// A checksum is a polynomial modulo that of CRC-32C. Its highest bit is the coefficient of x^0.
+// Appending n bytes to a text multiplies its checksum by x^(8n).
 constexpr std::uint32_t product_of(std::uint32_t f, std::uint32_t g) {
   std::uint32_t product = 0;
   for (std::uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {
@@ -45,7 +45,7 @@ constexpr std::uint32_t product_of(std::uint32_t f, std::uint32_t g) {
   }
   return product;
 }
-constexpr std::uint32_t multiplied(std::uint32_t crc, std::uint64_t bytes) {
+constexpr std::uint32_t shift_bytes(std::uint32_t crc, std::uint64_t bytes) {
   std::uint32_t power = 0x00800000u;  // x^8
   for (; bytes != 0; bytes >>= 1) {
     if ((bytes & 1u) != 0) crc = product_of(crc, power);
@@ -54,22 +54,22 @@ constexpr std::uint32_t multiplied(std::uint32_t crc, std::uint64_t bytes) {
   return crc;
 }
 
-// The same for one number of bytes, by table: what each byte of a checksum becomes.
-constexpr std::size_t kStrandBytes = 2048;
-constexpr std::array<std::array<std::uint32_t, 256>, 4> make_strand_tables() {
+// Tables for shift_bytes() by kLaneBytes: the result of each byte of a checksum.
+constexpr std::size_t kLaneBytes = 2048;
+constexpr std::array<std::array<std::uint32_t, 256>, 4> make_lane_tables() {
   std::array<std::array<std::uint32_t, 256>, 4> tables{};
   for (std::size_t k = 0; k < 4; ++k) {
     for (std::size_t bit = 0; bit < 8; ++bit) {
-      const std::uint32_t moved = multiplied(1u << (8 * k + bit), kStrandBytes);
-      for (std::size_t b = 0; b < 256; ++b) tables[k][b] ^= (b >> bit & 1u) != 0 ? moved : 0u;
+      const std::uint32_t shifted = shift_bytes(1u << (8 * k + bit), kLaneBytes);
+      for (std::size_t b = 0; b < 256; ++b) tables[k][b] ^= (b >> bit & 1u) != 0 ? shifted : 0u;
     }
   }
   return tables;
 }
-constexpr auto kStrandTables = make_strand_tables();
-std::uint32_t moved_on(std::uint32_t crc) {
-  return kStrandTables[0][crc & 0xffu] ^ kStrandTables[1][crc >> 8 & 0xffu] ^
-         kStrandTables[2][crc >> 16 & 0xffu] ^ kStrandTables[3][crc >> 24];
+constexpr auto kLaneTables = make_lane_tables();
+std::uint32_t shift_lane(std::uint32_t crc) {
+  return kLaneTables[0][crc & 0xffu] ^ kLaneTables[1][crc >> 8 & 0xffu] ^
+         kLaneTables[2][crc >> 16 & 0xffu] ^ kLaneTables[3][crc >> 24];
 }
 
 std::uint32_t by_table(const unsigned char* at, std::size_t bytes, std::uint32_t crc) {
@@ -84,7 +84,7 @@ std::uint32_t by_table(const unsigned char* at, std::size_t bytes, std::uint32_t
 }
 
 #if defined(__aarch64__)
-#if defined(__clang__)  // its header has them only where every processor is meant to
+#if defined(__clang__)  // its header declares them only if the target has crc
 #define TESSERA_CRC_TARGET __attribute__((target("crc")))
 #define TESSERA_CRC_WORD(crc, word) __builtin_arm_crc32cd(crc, word)
 #define TESSERA_CRC_BYTE(crc, byte) __builtin_arm_crc32cb(crc, byte)
@@ -112,25 +112,25 @@ TESSERA_CRC_TARGET std::uint32_t by_instruction(const unsigned char* at, std::si
   for (; bytes > 0; --bytes, ++at) crc = TESSERA_CRC_BYTE(crc, *at);
   return crc;
 }
-// Several at once, because a processor waits for its instruction's result longer than it takes to
-// begin the next: four strands that follow one another, the later ones from 0 on, are joined.
-TESSERA_CRC_TARGET std::uint32_t by_strands(const unsigned char* at, std::size_t bytes,
-                                            std::uint32_t crc) {
-  for (; bytes >= 4 * kStrandBytes; bytes -= 4 * kStrandBytes, at += 4 * kStrandBytes) {
+// Computes four consecutive lanes at once, because a single chain of instructions is bound by their
+// latency. The later lanes start from 0, and their checksums are combined at the end.
+TESSERA_CRC_TARGET std::uint32_t by_lanes(const unsigned char* at, std::size_t bytes,
+                                          std::uint32_t crc) {
+  for (; bytes >= 4 * kLaneBytes; bytes -= 4 * kLaneBytes, at += 4 * kLaneBytes) {
     std::uint32_t a = crc, b = 0, c = 0, d = 0;
-    for (std::size_t i = 0; i < kStrandBytes; i += 8) {
+    for (std::size_t i = 0; i < kLaneBytes; i += 8) {
       std::uint64_t words[4];
-      for (std::size_t k = 0; k < 4; ++k) std::memcpy(&words[k], at + k * kStrandBytes + i, 8);
+      for (std::size_t k = 0; k < 4; ++k) std::memcpy(&words[k], at + k * kLaneBytes + i, 8);
       a = TESSERA_CRC_WORD(a, words[0]);
       b = TESSERA_CRC_WORD(b, words[1]);
       c = TESSERA_CRC_WORD(c, words[2]);
       d = TESSERA_CRC_WORD(d, words[3]);
     }
-    crc = moved_on(moved_on(moved_on(a) ^ b) ^ c) ^ d;
+    crc = shift_lane(shift_lane(shift_lane(a) ^ b) ^ c) ^ d;
   }
   return by_instruction(at, bytes, crc);
 }
-// Four blocks that follow one another.
+// Computes the checksums of four consecutive blocks.
 TESSERA_CRC_TARGET void four_blocks(const unsigned char* at, std::uint32_t* out) {
   std::uint32_t a = ~0u, b = ~0u, c = ~0u, d = ~0u;
   for (std::int64_t i = 0; i < kBlockBytes; i += 8) {
@@ -148,7 +148,7 @@ bool has_instruction() { return false; }
 void four_blocks(const unsigned char* at, std::uint32_t* out) {
   for (int k = 0; k < 4; ++k) out[k] = ~by_table(at + k * kBlockBytes, kBlockBytes, ~0u);
 }
-std::uint32_t by_strands(const unsigned char* at, std::size_t bytes, std::uint32_t crc) {
+std::uint32_t by_lanes(const unsigned char* at, std::size_t bytes, std::uint32_t crc) {
   return by_table(at, bytes, crc);
 }
 #endif
@@ -162,7 +162,7 @@ bool instruction() {
 
 std::uint32_t crc32c(const void* data, std::size_t bytes, std::uint32_t crc) {
   if (!instruction()) return crc32c_portable(data, bytes, crc);
-  return ~by_strands(static_cast<const unsigned char*>(data), bytes, ~crc);
+  return ~by_lanes(static_cast<const unsigned char*>(data), bytes, ~crc);
 }
 
 std::uint32_t crc32c_portable(const void* data, std::size_t bytes, std::uint32_t crc) {
@@ -170,7 +170,7 @@ std::uint32_t crc32c_portable(const void* data, std::size_t bytes, std::uint32_t
 }
 
 std::uint32_t crc32c_joined(std::uint32_t a, std::uint32_t b, std::uint64_t bytes_of_b) {
-  return multiplied(a, bytes_of_b) ^ b;
+  return shift_bytes(a, bytes_of_b) ^ b;
 }
 
 void crc32c_blocks(const std::byte* data, std::int64_t bytes, std::vector<std::uint32_t>& out) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kDiffElements = std::int64_t{1} << 20;
 
-// Compares two states of the same shape, a stretch at a time.
+// Compares two states of the same shape, a chunk at a time.
 void compare_values(Checkpoint& a, Checkpoint& b, DType type_a, DType type_b, std::int64_t elements,
                     StateDifference& out, const std::function<void(std::int64_t)>& done) {
   std::vector<std::byte> left(static_cast<std::size_t>(kDiffElements * bytes_of(type_a)));
@@ -37,13 +37,13 @@ void compare_values(Checkpoint& a, Checkpoint& b, DType type_a, DType type_b, st
       if (out.first < 0) out.first = at + i;
       ++out.elements;
       const double distance = std::fabs(x - y);
-      // A NaN shows, and stays.
+      // Keep a NaN once there is one.
       if (!std::isnan(out.largest) && !(distance <= out.largest)) out.largest = distance;
     }
   }
 }
 
-// Of two descriptions of a model only what is not the same: "model.heads: 2 in A, 4 in B".
+// Returns the differences of two model descriptions: "model.heads: 2 in A, 4 in B".
 std::vector<std::string> model_differences(const std::string& a, const std::string& b) {
   using Json = nlohmann::json;
   const Json left = Json::parse(a).flatten(), right = Json::parse(b).flatten();
@@ -67,7 +67,7 @@ std::vector<std::string> model_differences(const std::string& a, const std::stri
 
 }  // namespace
 
-Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& told) {
+Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& progress) {
   Difference out;
   const auto about = [&](const char* what, const auto& x, const auto& y) {
     if (x != y) out.about.push_back(str(what, ": ", x, " in A, ", y, " in B"));
@@ -88,8 +88,8 @@ Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& told) {
   for (const std::string& key : keys) {
     const auto text = [&](const Checkpoint& c) {
       const auto found = c.about().extra.find(key);
-      const bool told = found != c.about().extra.end() && !found->second.empty();
-      return told ? found->second : std::string("nothing");
+      const bool present = found != c.about().extra.end() && !found->second.empty();
+      return present ? found->second : std::string("nothing");
     };
     about(key.c_str(), text(a), text(b));
   }
@@ -102,7 +102,7 @@ Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& told) {
   std::int64_t total = 0;
   const auto done = [&](std::int64_t bytes) {
     total += bytes;
-    if (told) told(total);
+    if (progress) progress(total);
   };
   for (const std::string& param : names) {
     const ParamSpec *in_a = a.find(param), *in_b = b.find(param);
@@ -111,7 +111,7 @@ Difference diff(Checkpoint& a, Checkpoint& b, const BytesDone& told) {
       continue;
     }
     if (in_a->shape != in_b->shape) {
-      out.states.push_back({param, "", "of another shape"});
+      out.states.push_back({param, "", "different shapes"});
       continue;
     }
     std::map<std::string, DType> states_a = a.states(param), states_b = b.states(param);

@@ -23,13 +23,13 @@ void put(std::byte* data, std::int64_t index, T value) {
   std::memcpy(data + static_cast<std::size_t>(index) * sizeof(T), &value, sizeof(T));
 }
 
-// All three go through the bits of an fp32, which has every value of the other two.
+// Conversions go through fp32, which can represent every value of the other two types.
 std::uint32_t widened(DType from, std::uint16_t half) {
   return std::bit_cast<std::uint32_t>(from == DType::bf16 ? from_bf16(half) : from_f16(half));
 }
 
-// As in core/half.h, except that a NaN keeps what fits of its payload, quiet or not: what was
-// widened comes back as the same bits.
+// Same as core/half.h, except that a NaN, quiet or not, keeps the part of its payload that fits: a
+// value that was widened narrows to the same bits.
 std::uint16_t narrowed(DType to, std::uint32_t bits) {
   const bool bf16 = to == DType::bf16;
   const std::uint32_t infinity = bf16 ? 0x7f80u : 0x7c00u;
@@ -72,7 +72,7 @@ std::int64_t convert(DType from, const std::byte* source, DType to, std::byte* t
     return count;
   }
   if (!convertible(from, to)) {
-    throw UsageError(str("cannot turn ", stored_name(from), " into ", stored_name(to)));
+    throw UsageError(str("cannot convert ", stored_name(from), " to ", stored_name(to)));
   }
   for (std::int64_t i = 0; i < count; ++i) {
     const std::uint32_t bits = load_f32(from, source, i);

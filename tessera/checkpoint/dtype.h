@@ -8,26 +8,26 @@
 
 namespace tessera::checkpoint {
 
-using tessera::DType;  // all of which safetensors has
+using tessera::DType;  // safetensors has all of them
 
-// Bytes of an element, signed as everything that is counted here.
+// Returns the size of an element in bytes, signed like all counts here.
 constexpr std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
-std::string stored_name(DType dtype);  // as in a file: "BF16"
+std::string stored_name(DType dtype);  // name in files: "BF16"
 
-// Whether `from` can become `to` at all: the same type, or both of f32, f16, bf16.
+// Returns true if `from` can be converted to `to`: the same type, or both of f32, f16, bf16.
 bool convertible(DType from, DType to);
 
 enum class Rounding : std::uint8_t {
-  exact,    // a value that the new type does not have is refused
+  exact,    // rejects values that the new type cannot represent
   nearest,  // ties to even
 };
 
-// Converts `count` elements; the two may not overlap. Returns the index of the first element that
-// cannot be had exactly (and stops there), or `count`.
+// Converts `count` elements. Source and target must not overlap. Returns `count`, or the index of
+// the first element that cannot be converted exactly, at which it stops.
 std::int64_t convert(DType from, const std::byte* source, DType to, std::byte* target,
                      std::int64_t count, Rounding rounding);
 
-// The value of element `index`, for those types that are numbers a double holds; NaN for others.
+// Returns element `index` if the type fits into a double, otherwise NaN.
 double value_at(DType dtype, const std::byte* data, std::int64_t index);
 
 }  // namespace tessera::checkpoint

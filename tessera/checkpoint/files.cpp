@@ -26,12 +26,12 @@ namespace {
 
 [[noreturn]] void fail_to_read(const std::string& what, const std::string& path, int error) {
   std::string advice;
-  if (error == EACCES || error == EPERM) advice = "; its mode or its owner forbids that";
-  if (error == EIO) advice = "; the disk or the network behind it failed: use another copy";
+  if (error == EACCES || error == EPERM) advice = "; check its owner and permissions";
+  if (error == EIO) advice = "; the disk or its network failed: use another copy";
   throw DataError(str("cannot ", what, " ", path, ": ", std::strerror(error), advice));
 }
 
-// A smaller file is not worth opening twice.
+// Smaller files are not opened a second time with O_DIRECT.
 constexpr std::int64_t kDirectBytes = std::int64_t{1} << 20;
 
 class LocalFile : public File {
@@ -45,7 +45,7 @@ class LocalFile : public File {
       const ssize_t n = ::pwrite(direct_.get(), data,
                                  static_cast<std::size_t>(bytes - bytes % kPageBytes), offset);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && errno == EINVAL) direct_.reset();  // not here after all
+      if (n < 0 && errno == EINVAL) direct_.reset();  // not supported for this file
       if (n < 0 && errno != EINVAL) fail_to_write(offset, bytes);
       data += std::max<ssize_t>(n, 0);
       offset += std::max<ssize_t>(n, 0);
@@ -61,7 +61,7 @@ class LocalFile : public File {
       offset += n;
       bytes -= n;
     }
-    // Begin the way to the disk now: sync() then waits for little. Only a hint.
+    // Starts writing to the disk now, so that sync() has less to wait for. Only a hint.
     (void)::sync_file_range(fd_.get(), begin, offset - begin, SYNC_FILE_RANGE_WRITE);
   }
 
@@ -71,8 +71,8 @@ class LocalFile : public File {
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) fail_to_read(str("read ", bytes, " bytes at byte ", offset, " of"), path_, errno);
       if (n == 0) {
-        throw DataError(str(path_, " ends at byte ", offset, ", wanted ", bytes,
-                            " more: it was cut short; use another copy"));
+        throw DataError(str(path_, " ends at byte ", offset, ", but ", bytes,
+                            " more were expected: it was truncated; use another copy"));
       }
       into += n;
       offset += n;
@@ -82,7 +82,7 @@ class LocalFile : public File {
 
   std::int64_t size() override {
     struct stat info {};
-    if (::fstat(fd_.get(), &info) != 0) fail_to_read("look at", path_, errno);
+    if (::fstat(fd_.get(), &info) != 0) fail_to_read("inspect", path_, errno);
     return info.st_size;
   }
 
@@ -108,20 +108,20 @@ class LocalFiles : public FileSystem {
   std::unique_ptr<File> create(const std::string& path, std::int64_t bytes) override {
     Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!fd.open()) fail("create", path, errno);
-    // Not posix_fallocate: where the file system cannot, that writes zeros.
+    // Not posix_fallocate, which writes zeros if the file system does not support it.
     if (bytes > 0 && ::fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, bytes) != 0 &&
         (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
       const int error = errno;
       fd.reset();
       ::unlink(path.c_str());
-      fail(str("set aside ", bytes, " bytes for"), path, error);
+      fail(str("reserve ", bytes, " bytes for"), path, error);
     }
-    // As long as it will be, so that no write has to move its end.
+    // Sets the final size, so that no write has to extend the file.
     if (::ftruncate(fd.get(), bytes) != 0) {
       const int error = errno;
       fd.reset();
       ::unlink(path.c_str());
-      fail(str("make room for ", bytes, " bytes in"), path, error);
+      fail(str("allocate ", bytes, " bytes for"), path, error);
     }
     Fd direct;
     if (bytes >= kDirectBytes) direct = Fd(::open(path.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC));
@@ -129,22 +129,23 @@ class LocalFiles : public FileSystem {
   }
 
   std::unique_ptr<File> open(const std::string& path) override {
-    // Not waiting for the other end of a pipe, and not through a link: see [Note: no links].
+    // Does not block on a pipe and does not follow links: see [Note: no links].
     Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
     if (!fd.open() && errno == ELOOP) {
-      throw DataError(str(path,
-                          " is a symbolic link; a checkpoint's files are regular files in its "
-                          "folder: put the file itself there"));
+      throw DataError(
+          str(path,
+              " is a symbolic link; the files of a checkpoint must be regular files in its "
+              "folder: copy the file there"));
     }
     struct stat info {};
     if (!fd.open()) {
       const int error = errno;
       if (error != ENXIO || ::lstat(path.c_str(), &info) != 0) fail_to_read("open", path, error);
     } else if (::fstat(fd.get(), &info) != 0) {
-      fail_to_read("look at", path, errno);
+      fail_to_read("inspect", path, errno);
     }
     if (!S_ISREG(info.st_mode)) {
-      throw DataError(str(path, " is ", kind_of_file(info.st_mode), ", wanted a regular file"));
+      throw DataError(str(path, " is ", kind_of_file(info.st_mode), "; must be a regular file"));
     }
     return std::make_unique<LocalFile>(std::move(fd), Fd(), path, false);
   }
@@ -157,14 +158,14 @@ class LocalFiles : public FileSystem {
       } else if (errno != EEXIST) {
         const int error = errno;
         struct stat info {};
-        // A parent that is there may still refuse (a read-only root): only the last one counts.
-        if (::stat(part.c_str(), &info) != 0) fail("make the folder", part, error);
+        // mkdir of an existing parent may fail (a read-only root). Only a missing one is an error.
+        if (::stat(part.c_str(), &info) != 0) fail("create the folder", part, error);
       }
       if (end == std::string::npos) break;
     }
-    struct stat info {};  // a link to a folder will do
-    if (::stat(path.c_str(), &info) != 0) fail("make the folder", path, errno);
-    if (!S_ISDIR(info.st_mode)) fail("make the folder", path, ENOTDIR);
+    struct stat info {};  // a link to a folder is accepted
+    if (::stat(path.c_str(), &info) != 0) fail("create the folder", path, errno);
+    if (!S_ISDIR(info.st_mode)) fail("create the folder", path, ENOTDIR);
   }
 
   void sync_folder(const std::string& path) override {
@@ -180,7 +181,7 @@ class LocalFiles : public FileSystem {
   bool exchange(const std::string& a, const std::string& b) override {
     if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
     if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) return false;
-    fail(str("put ", a, " in the place of"), b, errno);
+    fail(str("exchange ", a, " with"), b, errno);
   }
 
   void remove(const std::string& path) override {
@@ -216,17 +217,17 @@ class LocalFiles : public FileSystem {
 
  private:
   static void sync_entries(const Fd& folder, const std::string& path) {
-    // Some network file systems have no such thing as syncing a folder.
+    // Some network file systems cannot sync a folder.
     if (::fsync(folder.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
       fail("sync the folder", path, errno);
     }
   }
-  // Of a folder that was made just now: a checkpoint in it is lost with its name.
+  // Syncs the entry of a new folder: without it a crash would lose the checkpoints in it.
   static void sync_parent(const std::string& path) {
     const std::size_t slash = path.rfind('/');
     const std::string parent = slash == std::string::npos ? "." : path.substr(0, slash + 1);
     const Fd fd(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (fd.open()) sync_entries(fd, parent);  // one may be allowed to write there, not to read
+    if (fd.open()) sync_entries(fd, parent);  // a writable parent may not be readable
   }
 };
 
@@ -263,8 +264,8 @@ std::string read_text(FileSystem& files, const std::string& path, std::int64_t m
   const std::unique_ptr<File> file = files.open(path);
   const std::int64_t size = file->size();
   if (size > most) {
-    throw DataError(str(path, " has ", size, " bytes, wanted at most ", most,
-                        ": it is not what its name says"));
+    throw DataError(str(path, " has ", size, " bytes; must be at most ", most,
+                        ". It is not the file that its name suggests"));
   }
   std::string text(static_cast<std::size_t>(size), '\0');
   file->read(0, reinterpret_cast<std::byte*>(text.data()), size);

@@ -8,39 +8,37 @@
 
 namespace tessera::checkpoint {
 
-// What memory and places in a file are multiples of, so that bytes need not pass the kernel's
-// cache.
+// Alignment of memory and file offsets for I/O that bypasses the page cache.
 inline constexpr std::int64_t kPageBytes = 4096;
 
-// A file that is open. All operations throw DataError with the path and the system's reason.
+// An open file. All operations throw DataError with the path and the system error.
 class File {
  public:
   virtual ~File() = default;
-  // Pages that lie at pages (of memory and of the file) go to the disk by themselves, past the
-  // kernel's cache, where the file system can: that is faster, and leaves the cache to others.
+  // Writes page-aligned pages (in memory and in the file) directly to the disk, bypassing the page
+  // cache, if the file system supports it. That is faster and leaves the cache to others.
   virtual void write(std::int64_t offset, const std::byte* data, std::int64_t bytes) = 0;
-  // All of `bytes`, or an error that says where the file ends.
+  // Reads all of `bytes`, or throws an error with the end of the file.
   virtual void read(std::int64_t offset, std::byte* into, std::int64_t bytes) = 0;
   virtual std::int64_t size() = 0;
   virtual void sync() = 0;
 };
 
-// The file operations that checkpoints are made of: a test puts one here that fails or "crashes"
-// at any of them.
+// File operations used by checkpoints. Tests replace them to fail or "crash" at any operation.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
-  // A new file that will have `bytes`, which are set aside where the file system can.
+  // Creates a file of `bytes`, and reserves the space if the file system supports it.
   virtual std::unique_ptr<File> create(const std::string& path, std::int64_t bytes) = 0;
-  // [Note: no links] A regular file, and no symbolic link: whoever hands on a checkpoint could make
-  // one lead to any file of its reader. (The folder itself may be reached through links.)
+  // [Note: no links] Opens a regular file. Rejects symbolic links: the author of a checkpoint could
+  // make one point to any file of the reader. (The path of the folder may contain links.)
   virtual std::unique_ptr<File> open(const std::string& path) = 0;
-  // Its parents too; may be there already. Folders that are new survive a crash of the machine.
+  // Creates a folder and its parents, unless they exist. Syncs new ones to survive a crash.
   virtual void make_folder(const std::string& path) = 0;
   virtual void sync_folder(const std::string& path) = 0;  // makes its entries durable
   virtual void rename(const std::string& from, const std::string& to) = 0;
-  // Two names change places at once. False, and nothing is changed, where the file system cannot:
-  // most network file systems.
+  // Exchanges two names atomically. Returns false and changes nothing if the file system does not
+  // support it, as most network file systems.
   virtual bool exchange(const std::string& a, const std::string& b) = 0;
   virtual void remove(const std::string& path) = 0;  // a file or an empty folder
   virtual std::vector<std::string> list(const std::string& folder) = 0;  // names, sorted
@@ -48,20 +46,20 @@ class FileSystem {
   virtual bool is_folder(const std::string& path) = 0;
 };
 
-// The operating system's.
+// Returns the file operations of the operating system.
 std::shared_ptr<FileSystem> local_files();
 
-// Gives the folder `draft` the name `place`. What has that name then has another, which is returned
-// ("" if there was nothing): that of the draft, or, where names cannot be exchanged, `away`. There,
-// for a moment, nothing is at `place`.
+// Renames the folder `draft` to `place`. Returns the new name of the folder that was at `place`, or
+// "" if there was none: `draft`, or `away` if names cannot be exchanged. In the latter case `place`
+// does not exist for a moment.
 std::string put_in_place(FileSystem& files, const std::string& draft, const std::string& place,
                          const std::string& away);
 
-// A folder and all in it.
+// Removes a file, or a folder with its contents.
 void remove_tree(FileSystem& files, const std::string& path);
-// All of a (small) file; refuses one over `most` bytes.
+// Reads a small file. Throws DataError if it has more than `most` bytes.
 std::string read_text(FileSystem& files, const std::string& path, std::int64_t most);
-// Writes and syncs.
+// Writes a new file and syncs it.
 void write_text(FileSystem& files, const std::string& path, const std::string& text);
 
 }  // namespace tessera::checkpoint

@@ -18,7 +18,7 @@ constexpr std::string_view kTemporary = ".tmp-step-";
 constexpr std::string_view kRemoved = ".old-step-";
 constexpr std::string_view kProbe = ".try-";
 
-// The number after `prefix`, if `name` is nothing else and as we write it.
+// Returns the step if `name` is `prefix` and a number in the format of folder_name().
 std::optional<std::int64_t> step_of(std::string_view name, std::string_view prefix) {
   if (name.substr(0, prefix.size()) != prefix) return std::nullopt;
   const std::string_view digits = name.substr(prefix.size());
@@ -37,7 +37,7 @@ std::string removed_path(const std::string& dir, std::int64_t step) {
   return str(dir, "/.old-", folder_name(step));
 }
 
-// First out of sight, so that a half-removed one is never picked up.
+// Renames it first, so that a partially removed checkpoint is never read.
 void remove_checkpoint(FileSystem& files, const std::string& dir, std::int64_t step) {
   const std::string away = removed_path(dir, step);
   files.rename(str(dir, "/", folder_name(step)), away);
@@ -48,7 +48,7 @@ void remove_leftover(FileSystem& files, const std::string& path, const Warn& war
   try {
     remove_tree(files, path);
   } catch (const DataError& error) {
-    if (warn) warn(str(path, " is of no use any more, and stays: ", error.what()));
+    if (warn) warn(str(path, " is no longer needed but stays: ", error.what()));
   }
 }
 
@@ -68,7 +68,7 @@ std::string shard_file_name(int rank) {
 
 std::vector<std::int64_t> steps_in(FileSystem& files, const std::string& dir) {
   std::vector<std::int64_t> steps;
-  if (!files.exists(dir + "/.")) return steps;  // nothing, or no folder
+  if (!files.exists(dir + "/.")) return steps;  // does not exist, or is not a folder
   for (const std::string& name : files.list(dir)) {
     if (const auto step = step_of(name, kStep)) steps.push_back(*step);
   }
@@ -80,7 +80,7 @@ void try_folder(FileSystem& files, const std::string& dir) {
   files.make_folder(dir);
   const std::string draft = str(dir, "/", kProbe, ::getpid()), done = draft + "-done";
   try {
-    files.remove(draft);  // of a dead process with our number
+    files.remove(draft);  // left by a dead process with the same pid
     write_text(files, draft, std::string(kPageBytes, 'x'));
     files.rename(draft, done);
     files.sync_folder(dir);
@@ -88,7 +88,7 @@ void try_folder(FileSystem& files, const std::string& dir) {
     try {
       files.remove(draft);
       files.remove(done);
-    } catch (const DataError&) {  // the first error is the one to tell
+    } catch (const DataError&) {  // report the first error
     }
     throw;
   }
@@ -102,7 +102,7 @@ std::string begin_folder(FileSystem& files, const std::string& dir, std::int64_t
   for (const std::string& name : files.list(dir)) {
     const std::string left = dir + "/" + name;
     if (left == path) {
-      remove_tree(files, left);  // in our way
+      remove_tree(files, left);  // same name as the new folder
     } else if (step_of(name, kTemporary) || step_of(name, kRemoved) || name.starts_with(kProbe)) {
       remove_leftover(files, left, warn);
     }
@@ -118,7 +118,7 @@ std::string publish_folder(FileSystem& files, const std::string& dir, const Mani
   try {
     check_complete(manifest, final_path);
   } catch (const DataError& error) {
-    throw UsageError(error.what());  // whoever saves has left something out: no disk is to blame
+    throw UsageError(error.what());  // an error of the caller, not of the disk
   }
   write_text(files, temporary + "/" + kManifestName, to_text(manifest));
   files.sync_folder(temporary);
@@ -132,12 +132,12 @@ std::string publish_folder(FileSystem& files, const std::string& dir, const Mani
 void apply_retention(FileSystem& files, const std::string& dir, std::int64_t step,
                      const Retention& retention) {
   if (retention.keep_last < 0 || retention.keep_every < 0) {
-    throw UsageError(str("keep_last is ", retention.keep_last, " and keep_every ",
-                         retention.keep_every, ", wanted 0 or more"));
+    throw UsageError(str("keep_last is ", retention.keep_last, " and keep_every is ",
+                         retention.keep_every, "; both must be 0 or more"));
   }
   if (retention.keep_last == 0) return;
   std::vector<std::int64_t> steps = steps_in(files, dir);
-  // Later ones belong to another time (a run that was rolled back): leave them alone.
+  // Keeps later steps: they belong to a run that was rolled back.
   steps.erase(std::upper_bound(steps.begin(), steps.end(), step), steps.end());
   const auto keep = static_cast<std::size_t>(retention.keep_last);
   for (std::size_t i = 0; i + keep < steps.size(); ++i) {

@@ -11,10 +11,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr std::int64_t kHashBytes = std::int64_t{4} << 20;  // that are read at a time
+constexpr std::int64_t kHashBytes = std::int64_t{4} << 20;  // bytes per read
 constexpr std::size_t kDigits = 64;
 
-std::string last_part(std::string path) {
+std::string base_name(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path.substr(path.rfind('/') + 1);
 }
@@ -25,7 +25,8 @@ bool is_hash(std::string_view text) {
 
 }  // namespace
 
-std::vector<FileHash> hash_files(const Checkpoint& from, FileSystem& files, const BytesDone& told) {
+std::vector<FileHash> hash_files(const Checkpoint& from, FileSystem& files,
+                                 const BytesDone& progress) {
   std::vector<std::string> names = {kManifestName};
   for (const StoredFile& file : from.manifest().files) names.push_back(file.name);
   std::vector<FileHash> hashes;
@@ -42,7 +43,7 @@ std::vector<FileHash> hash_files(const Checkpoint& from, FileSystem& files, cons
       file->read(at, into, bytes);
       hash.add(into, static_cast<std::size_t>(bytes));
       done += bytes;
-      if (told) told(done);
+      if (progress) progress(done);
     }
     hashes.push_back({name, hash.finish()});
   }
@@ -71,14 +72,14 @@ std::vector<ListedHash> parse_hashes(std::string_view text, const std::string& w
     if (line.size() < kDigits + 3 || !is_hash(line.substr(0, kDigits)) || line[kDigits] != ' ' ||
         (line[kDigits + 1] != ' ' && line[kDigits + 1] != '*')) {
       throw DataError(str(where, ", line ", number, ": got ", quote(line),
-                          ", wanted 64 digits of a SHA-256 hash, two spaces and a name, as "
-                          "sha256sum and `tessera checkpoint verify --sha256` write them"));
+                          "; must be 64 digits of a SHA-256 hash, two spaces and a name, as "
+                          "written by sha256sum and `tessera checkpoint verify --sha256`"));
     }
     std::string path(line.substr(kDigits + 2));
     while (path.starts_with("./")) path.erase(0, 2);
-    if (path.empty()) throw DataError(str(where, ", line ", number, ": a hash without a name"));
+    if (path.empty()) throw DataError(str(where, ", line ", number, ": the hash has no file name"));
     if (!paths.insert(path).second) {
-      throw DataError(str(where, ", line ", number, ": ", quote(path), " is there twice"));
+      throw DataError(str(where, ", line ", number, ": ", quote(path), " appears twice"));
     }
     listed.push_back({std::move(path), std::string(line.substr(0, kDigits))});
   }
@@ -88,36 +89,36 @@ std::vector<ListedHash> parse_hashes(std::string_view text, const std::string& w
 std::vector<std::string> compare_hashes(const std::vector<FileHash>& have,
                                         const std::vector<ListedHash>& listed,
                                         const std::string& folder, const std::string& where) {
-  std::map<std::string, std::string> wanted;
+  std::map<std::string, std::string> expected;
   std::vector<std::string> problems;
   for (const ListedHash& each : listed) {
     const std::size_t slash = each.path.rfind('/');
-    if (slash != std::string::npos && last_part(each.path.substr(0, slash)) != last_part(folder)) {
+    if (slash != std::string::npos && base_name(each.path.substr(0, slash)) != base_name(folder)) {
       continue;
     }
-    const auto [at, fresh] = wanted.emplace(last_part(each.path), each.hex);
-    if (!fresh && at->second != each.hex) {
+    const auto [at, inserted] = expected.emplace(base_name(each.path), each.hex);
+    if (!inserted && at->second != each.hex) {
       problems.push_back(str(where, " has two hashes of ", at->first));
     }
   }
-  if (wanted.empty()) {
+  if (expected.empty()) {
     return {str(where, " has no hash of ", folder, ": it belongs to another checkpoint")};
   }
   for (const FileHash& each : have) {
-    const auto found = wanted.find(each.name);
+    const auto found = expected.find(each.name);
     const std::string hex = tessera::to_hex(each.hash);
-    if (found == wanted.end()) {
+    if (found == expected.end()) {
       problems.push_back(str(folder, "/", each.name, " is not in ", where));
       continue;
     }
     if (found->second != hex) {
       problems.push_back(str(folder, "/", each.name, " was changed: its SHA-256 is ", hex,
-                             ", wanted ", found->second));
+                             ", expected ", found->second));
     }
-    wanted.erase(found);
+    expected.erase(found);
   }
-  for (const auto& [name, hex] : wanted) {
-    problems.push_back(str(folder, "/", name, " is in ", where, ", and not in the checkpoint"));
+  for (const auto& [name, hex] : expected) {
+    problems.push_back(str(folder, "/", name, " is in ", where, " but not in the checkpoint"));
   }
   return problems;
 }

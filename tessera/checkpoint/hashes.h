@@ -10,28 +10,29 @@
 
 namespace tessera::checkpoint {
 
-// [Note: forgery] Checksums lie beside what they check, so they find accidents: whoever changes a
-// checkpoint on purpose changes them too. SHA-256 hashes that are kept elsewhere find that as well.
+// [Note: forgery] Checksums are stored in the checkpoint itself, so they detect accidents only: an
+// attacker can change them too. SHA-256 hashes that are stored elsewhere also detect forgery.
 struct FileHash {
-  std::string name;  // in the checkpoint's folder
+  std::string name;  // file name in the folder of the checkpoint
   Digest hash{};
 };
-// Of the manifest and of every file that it names.
+// Returns the hashes of the manifest and of every file that it lists.
 std::vector<FileHash> hash_files(const Checkpoint& from, FileSystem& files,
-                                 const BytesDone& told = {});
+                                 const BytesDone& progress = {});
 
-// As sha256sum writes it, so that `sha256sum -c` in the checkpoint's folder checks it.
+// Formats like sha256sum, so that `sha256sum -c` works in the folder of the checkpoint.
 std::string to_text(const std::vector<FileHash>& hashes);
 
-// A list as sha256sum writes it. Throws DataError for a line that is none, and for a name twice.
+// One line of a list of sha256sum.
 struct ListedHash {
   std::string path;
   std::string hex;
 };
+// Parses a list of sha256sum. Throws DataError for an invalid line and for a duplicate name.
 std::vector<ListedHash> parse_hashes(std::string_view text, const std::string& where);
 
-// What differs, a line each. Of a list with folders in its paths, what lies in other folders than
-// one of the name of `folder` belongs to other checkpoints, and is not looked at.
+// Returns the differences, one line each. Paths in the list that contain a folder with another name
+// than `folder` belong to other checkpoints and are ignored.
 std::vector<std::string> compare_hashes(const std::vector<FileHash>& have,
                                         const std::vector<ListedHash>& listed,
                                         const std::string& folder, const std::string& where);

@@ -1,4 +1,4 @@
-// The JSON of a safetensors header, read strictly.
+// Strict parser and writer for the JSON of a safetensors header.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -20,17 +20,17 @@ std::int64_t size_from(const Json& value, const std::string& what) {
        value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) ||
       value.get<std::int64_t>() < 0) {
     throw DataError(str(what, " is ", quote(value.dump(-1, ' ', true)),
-                        ", wanted a whole number from 0 up to 2^63"));
+                        "; must be a whole number from 0 to 2^63 - 1"));
   }
   return value.get<std::int64_t>();
 }
 
 TensorEntry entry_from(const std::string& name, const Json& value, const std::string& where) {
   const std::string what = str(where, ": tensor ", quote(name));
-  if (!value.is_object()) throw DataError(what + " is described by something else than an object");
+  if (!value.is_object()) throw DataError(what + " must be described by an object");
   for (const auto& item : value.items()) {
     if (item.key() != "dtype" && item.key() != "shape" && item.key() != "data_offsets") {
-      throw DataError(str(what, " has ", quote(item.key()), ", which the format does not know"));
+      throw DataError(str(what, " has ", quote(item.key()), ", which is not part of the format"));
     }
   }
   const auto field = [&](const char* key) -> const Json& {
@@ -41,20 +41,20 @@ TensorEntry entry_from(const std::string& name, const Json& value, const std::st
   TensorEntry entry;
   entry.name = name;
   const Json& dtype = field("dtype");
-  // Names of types are written in one way only.
+  // find_dtype() accepts more spellings than the format.
   const auto known =
       dtype.is_string() ? find_dtype(dtype.get_ref<const std::string&>()) : std::optional<DType>{};
   if (!known || stored_name(*known) != dtype.get_ref<const std::string&>()) {
-    throw DataError(str(what, " has the dtype ", quote(dtype.dump(-1, ' ', true)),
-                        ", which is not known here"));
+    throw DataError(
+        str(what, " has the dtype ", quote(dtype.dump(-1, ' ', true)), ", which is not supported"));
   }
   entry.dtype = *known;
   const Json& shape = field("shape");
-  if (!shape.is_array()) throw DataError(what + " has a shape that is no list");
+  if (!shape.is_array()) throw DataError(what + " has a shape that is not a list");
   for (const Json& size : shape) entry.shape.push_back(size_from(size, what + ": a size"));
   const Json& offsets = field("data_offsets");
   if (!offsets.is_array() || offsets.size() != 2) {
-    throw DataError(what + " has data_offsets that are no list of two numbers");
+    throw DataError(what + " has data_offsets that are not a list of two numbers");
   }
   entry.begin = size_from(offsets[0], what + ": data_offsets[0]");
   entry.end = size_from(offsets[1], what + ": data_offsets[1]");
@@ -64,8 +64,8 @@ TensorEntry entry_from(const std::string& name, const Json& value, const std::st
     throw DataError(what + " has a shape with more bytes than a file can hold");
   }
   if (entry.end < entry.begin || entry.bytes() != bytes) {
-    throw DataError(str(what, " lies at bytes ", entry.begin, " to ", entry.end,
-                        " of the data, but ", "its dtype and shape take ", bytes));
+    throw DataError(str(what, " is at bytes ", entry.begin, " to ", entry.end,
+                        " of the data, but its dtype and shape take ", bytes, " bytes"));
   }
   return entry;
 }
@@ -74,17 +74,17 @@ TensorEntry entry_from(const std::string& name, const Json& value, const std::st
 
 Header parse_header(std::string_view json, std::int64_t data_bytes, const std::string& where) {
   if (json.empty() || json.front() != '{') {
-    throw DataError(where + ": the header does not begin with {: this is no safetensors file");
+    throw DataError(where + ": the header does not begin with {: this is not a safetensors file");
   }
   const Json root = parse_strictly(json, 3, where + ": the header");
   Header header;
   for (const auto& item : root.items()) {
     if (item.key() == "__metadata__") {
-      if (!item.value().is_object()) throw DataError(where + ": __metadata__ is no object");
+      if (!item.value().is_object()) throw DataError(where + ": __metadata__ is not an object");
       for (const auto& text : item.value().items()) {
         if (!text.value().is_string()) {
           throw DataError(
-              str(where, ": __metadata__ has ", quote(text.key()), ", which is no text"));
+              str(where, ": __metadata__ has ", quote(text.key()), ", which is not a string"));
         }
         header.metadata[text.key()] = text.value().get<std::string>();
       }
@@ -116,7 +116,7 @@ std::string header_bytes(const std::vector<TensorEntry>& tensors,
                          const std::map<std::string, std::string>& metadata) {
   std::string json;
   try {
-    // Written by hand around the strings, to keep the tensors in the order of the file.
+    // The object is written by hand to keep the tensors in the order of the file.
     json = "{";
     if (!metadata.empty()) json += "\"__metadata__\":" + Json(metadata).dump();
     for (const TensorEntry& tensor : tensors) {
@@ -127,14 +127,14 @@ std::string header_bytes(const std::vector<TensorEntry>& tensors,
     }
     json += "}";
   } catch (const Json::exception& error) {
-    throw UsageError(str("a name cannot be written to a file: ", error.what()));
+    throw UsageError(str("a name cannot be written as JSON: ", error.what()));
   }
   const auto used = static_cast<std::int64_t>(json.size()) + kLengthBytes;
   json.append(static_cast<std::size_t>((kDataAlign - used % kDataAlign) % kDataAlign), ' ');
   if (static_cast<std::int64_t>(json.size()) > kMostHeaderBytes) {
     throw UsageError(str("a file with ", tensors.size(), " tensors needs a header of ", json.size(),
                          " bytes, but readers accept ", kMostHeaderBytes,
-                         "; spread them over more files"));
+                         "; distribute them over more files"));
   }
   std::string bytes;
   for (int i = 0; i < kLengthBytes; ++i) {

@@ -11,9 +11,9 @@ namespace tessera::checkpoint {
 
 struct Checkpoint::Copy {
   int file = 0, tensor = 0;
-  std::int64_t from = 0, count = 0;  // elements of the tensor
+  std::int64_t from = 0, count = 0;  // in elements of the tensor
   const WantedShard* to = nullptr;
-  std::int64_t local = 0;  // where they go, as Run::local
+  std::int64_t local = 0;  // target, as Run::local
 };
 
 const std::vector<Checkpoint::StoredRun>& Checkpoint::stored_runs(const Key& key) {
@@ -21,17 +21,17 @@ const std::vector<Checkpoint::StoredRun>& Checkpoint::stored_runs(const Key& key
   std::vector<StoredRun> all;
   const auto found = stored_.find(key);
   if (found != stored_.end()) {
-    std::int64_t stretches = 0;
+    std::int64_t run_total = 0;
     for (const auto& [f, t] : found->second) {
       const StoredFile& file = manifest_.files[static_cast<std::size_t>(f)];
-      check_size(f);  // before memory is taken for what it says
-      stretches += stretches_of(file.tensors[static_cast<std::size_t>(t)]);
-      if (stretches > kMostRuns) {
+      check_size(f);  // before memory is allocated for its runs
+      run_total += run_count(file.tensors[static_cast<std::size_t>(t)]);
+      if (run_total > kMostRuns) {
         throw DataError(str(folder_, ": parameter ", quote(key.first), ", state ",
-                            quote(key.second), " is cut into ", stretches,
-                            " stretches or more, wanted at most ", kMostRuns));
+                            quote(key.second), " is cut into ", run_total,
+                            " runs or more; must be at most ", kMostRuns));
       }
-      for (const Run& run : to_runs(file.tensors[static_cast<std::size_t>(t)].stripes)) {
+      for (const Run& run : to_runs(file.tensors[static_cast<std::size_t>(t)].strided_runs)) {
         all.push_back({run, f, t});
       }
     }
@@ -39,7 +39,7 @@ const std::vector<Checkpoint::StoredRun>& Checkpoint::stored_runs(const Key& key
   std::stable_sort(all.begin(), all.end(), [](const StoredRun& a, const StoredRun& b) {
     return a.run.whole < b.run.whole;
   });
-  // Copies of the same elements (kv heads that several ranks have): the first will do.
+  // Uses the first copy of elements that several ranks saved (KV heads).
   stored_runs_.clear();
   std::int64_t at = 0;
   for (StoredRun stored : all) {
@@ -65,21 +65,20 @@ void Checkpoint::plan(const WantedShard& wanted, std::vector<Copy>& copies) {
   if (state == have.end()) {
     std::vector<std::string> names;
     for (const auto& [name, dtype] : have) names.push_back(visible(name));
-    throw DataError(str(what, " is not there; it has: ", join(names, ", "),
+    throw DataError(str(what, " does not exist; it has: ", join(names, ", "),
                         ". It was saved with layout ", quote(manifest_.about.layout)));
   }
   if (!convertible(state->second, wanted.dtype)) {
-    throw DataError(str(what, " is ", stored_name(state->second), ", wanted ",
-                        stored_name(wanted.dtype),
-                        ": there is no exact way from one to the other"));
+    throw DataError(str(what, " is ", stored_name(state->second), ", which cannot be loaded as ",
+                        stored_name(wanted.dtype)));
   }
   const std::vector<StoredRun>& found = stored_runs({wanted.param, wanted.state});
   std::vector<Run> missing;
   for (const Run& run : wanted.runs) {
     if (run.count < 0 || run.whole < 0 || run.whole > elements - run.count) {
-      throw DataError(str(what, ": wanted elements ", run.whole, " to ", run.whole + run.count - 1,
-                          ", but the parameter has ", elements,
-                          " there; it was saved by a model of another shape"));
+      throw DataError(str(what, ": elements ", run.whole, " to ", run.whole + run.count - 1,
+                          " were requested, but the parameter has ", elements,
+                          "; it was saved by a model with another shape"));
     }
     std::int64_t at = run.whole;
     const std::int64_t end = run.whole + run.count;
@@ -105,7 +104,7 @@ void Checkpoint::plan(const WantedShard& wanted, std::vector<Copy>& copies) {
   }
 }
 
-// What one read carries, at most.
+// Maximum bytes per read.
 constexpr std::int64_t kLoadBytes = std::int64_t{8} << 20;
 
 void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
@@ -115,7 +114,7 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
   Buffer read(charge_), converted(charge_);
   OpenFile* from_file = nullptr;
   int open_file = -1, open_tensor = -1;
-  std::int64_t buffered = -1;  // which block of the tensor
+  std::int64_t buffered = -1;  // index of the block in `read`; -1: none
   std::int64_t tensor_at = 0, size = 1, tensor_bytes = 0;
   for (const Copy& copy : copies) {
     const StoredFile& file = manifest_.files[static_cast<std::size_t>(copy.file)];
@@ -140,7 +139,7 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
       const std::int64_t block = at / kBlockBytes, block_at = block * kBlockBytes;
       const std::int64_t block_end = std::min(block_at + kBlockBytes, tensor_bytes);
       if (tensor.dtype == to.dtype && !to.store && at == block_at && end >= block_end) {
-        // Whole blocks go to where they are wanted.
+        // Reads whole blocks directly into the target.
         std::int64_t until = std::min(end, block_at + kLoadBytes);
         if (until != tensor_bytes) until -= until % kBlockBytes;
         std::byte* const into = to.into + local * to_size;
@@ -168,7 +167,7 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
           throw DataError(str(folder_, "/", file.name, ": tensor ", quote(tensor.name), " has the ",
                               stored_name(tensor.dtype), " value ",
                               value_at(tensor.dtype, from, done), " at element ", at / size + done,
-                              ", which ", stored_name(to.dtype), " does not have: load it as ",
+                              ", which ", stored_name(to.dtype), " cannot represent: load it as ",
                               stored_name(tensor.dtype)));
         }
         if (to.store) to.store(local, count, into);
@@ -181,12 +180,12 @@ void Checkpoint::run(std::vector<Copy>& copies, Rounding rounding) {
 }
 
 void Checkpoint::load(const std::vector<WantedShard>& wanted, Rounding rounding) {
-  // A matrix that is cut by columns has a copy for each row: not those of the whole model at once.
-  constexpr std::size_t kMostCopies = 16384;
+  // A matrix cut by columns has a copy per row. This bounds the memory for a whole model.
+  constexpr std::size_t kMaxCopies = 16384;
   std::vector<Copy> copies;
   for (const WantedShard& want : wanted) {
     plan(want, copies);
-    if (copies.size() >= kMostCopies) run(copies, rounding);
+    if (copies.size() >= kMaxCopies) run(copies, rounding);
   }
   run(copies, rounding);
 }

@@ -19,23 +19,23 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(1);
+constexpr auto kLockTimeout = std::chrono::seconds(1);
 
 std::string host_name() {
   char name[256] = {};
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "this host";
 }
 
-// What the holder wrote; a made-up file may say anything.
+// Returns the text of the holder, made printable: a forged file may contain anything.
 std::string holder(const Fd& file) {
   char text[200];
   const ssize_t length = ::pread(file.get(), text, sizeof text, 0);
-  std::string said(text, static_cast<std::size_t>(length > 0 ? length : 0));
-  said = said.substr(0, said.find('\n'));
-  for (char& c : said) {
+  std::string line(text, static_cast<std::size_t>(length > 0 ? length : 0));
+  line = line.substr(0, line.find('\n'));
+  for (char& c : line) {
     if (c < ' ' || c > '~') c = '?';
   }
-  return said.empty() ? "another run" : said;
+  return line.empty() ? "another run" : line;
 }
 
 }  // namespace
@@ -51,17 +51,17 @@ FolderLock::FolderLock(const std::string& dir, const std::string& who) {
   const std::string path = dir + "/.lock";
   constexpr int kFlags = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
   file_ = Fd(::open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0666));
-  // Another user's: a lock needs no right to write.
+  // The file of another user: a lock does not need write permission.
   if (!file_.open() && errno == EACCES) file_ = Fd(::open(path.c_str(), O_RDONLY | kFlags));
   if (!file_.open()) {
     throw DataError(str("cannot open ", path, ": ", std::strerror(errno), advice_on(errno)));
   }
   struct stat info {};
   if (::fstat(file_.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
-    throw DataError(path + " is no regular file; remove it");
+    throw DataError(path + " is not a regular file; remove it");
   }
-  // A run that was just killed may need a moment to end.
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  // A run that was just killed may take a moment to exit.
+  const auto deadline = std::chrono::steady_clock::now() + kLockTimeout;
   bool locked = false;
   while (!(locked = ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) && errno == EWOULDBLOCK &&
          std::chrono::steady_clock::now() < deadline) {
@@ -73,10 +73,10 @@ FolderLock::FolderLock(const std::string& dir, const std::string& who) {
                            "; wait until that ends, or choose another folder"));
     }
     missing_ = str("cannot lock ", path, ": ", std::strerror(errno),
-                   "; make sure that nobody else writes to ", dir);
+                   "; make sure that no other process writes to ", dir);
     return;
   }
-  // Only for whoever comes next: the lock is there whether or not this can be written.
+  // Information for other writers. The lock is held even if this cannot be written.
   if (::ftruncate(file_.get(), 0) == 0) {
     write_all(file_.get(), str(who, " (pid ", ::getpid(), " on ", host_name(), ")\n"));
   }

@@ -36,8 +36,7 @@ OrderedJson json_of(const std::map<std::string, std::string>& extra) {
       OrderedJson{key, value}.dump();
     } catch (const OrderedJson::exception&) {
       throw UsageError(str("extra ", quote(key),
-                           " is no UTF-8 text, as a manifest holds it; write its bytes in another "
-                           "way, in hexadecimal for instance"));
+                           " is not UTF-8 text; encode its bytes, for example in hexadecimal"));
     }
     out[key] = value;
   }
@@ -47,16 +46,16 @@ OrderedJson json_of(const std::map<std::string, std::string>& extra) {
 OrderedJson json_of(const StoredFile& file) {
   OrderedJson tensors = OrderedJson::array();
   for (const StoredTensor& tensor : file.tensors) {
-    OrderedJson stripes = OrderedJson::array();
-    for (const Stripe& s : tensor.stripes) {
-      stripes.push_back(s.times == 1 ? OrderedJson{s.whole, s.count}
-                                     : OrderedJson{s.whole, s.count, s.times, s.stride});
+    OrderedJson elements = OrderedJson::array();
+    for (const StridedRun& s : tensor.strided_runs) {
+      elements.push_back(s.times == 1 ? OrderedJson{s.whole, s.count}
+                                      : OrderedJson{s.whole, s.count, s.times, s.stride});
     }
     tensors.push_back({{"name", tensor.name},
                        {"param", tensor.param},
                        {"state", tensor.state},
                        {"dtype", stored_name(tensor.dtype)},
-                       {"elements", std::move(stripes)},
+                       {"elements", std::move(elements)},
                        {"crc32c", to_hex(tensor.checksums)}});
   }
   return {{"name", file.name},
@@ -67,12 +66,12 @@ OrderedJson json_of(const StoredFile& file) {
 }
 
 template <typename F>
-std::string written(F&& f) {
+std::string json_text(F&& f) {
   try {
     return f();
   } catch (const OrderedJson::exception& error) {
-    throw UsageError(str("the checkpoint cannot be described in JSON: ", error.what(),
-                         "; names must be UTF-8, and the model a JSON object"));
+    throw UsageError(str("the manifest cannot be written as JSON: ", error.what(),
+                         "; names must be UTF-8, and the model must be a JSON object"));
   }
 }
 
@@ -80,18 +79,18 @@ std::string written(F&& f) {
 
 std::int64_t StoredTensor::elements() const {
   std::int64_t count = 0;
-  for (const Stripe& stripe : stripes) count += stripe.count * stripe.times;
+  for (const StridedRun& run : strided_runs) count += run.count * run.times;
   return count;
 }
 
-std::int64_t stretches_of(const StoredTensor& tensor) {
+std::int64_t run_count(const StoredTensor& tensor) {
   std::int64_t count = 0;
-  for (const Stripe& stripe : tensor.stripes) count += stripe.times;
+  for (const StridedRun& run : tensor.strided_runs) count += run.times;
   return count;
 }
 
 std::string to_text(const ShardFileTable& table) {
-  return written([&] {
+  return json_text([&] {
     return OrderedJson{{"params", json_of(table.params)},
                        {"extra", json_of(table.extra)},
                        {"file", json_of(table.file)}}
@@ -103,18 +102,17 @@ void check_counts(const Description& about) {
   for (const auto& [name, count] :
        {std::pair{"step", about.step}, std::pair{"samples", about.samples}}) {
     if (count < 0 || count > kMostCount) {
-      throw UsageError(
-          str(name, ": got ", count, ", wanted 0 to ", kMostCount, ", as checkpoints can hold it"));
+      throw UsageError(str(name, ": got ", count, "; must be 0 to ", kMostCount));
     }
   }
 }
 
 std::string to_text(const Manifest& manifest) {
   check_counts(manifest.about);
-  const std::string body = written([&] {
+  const std::string body = json_text([&] {
     const Description& about = manifest.about;
     const OrderedJson model = OrderedJson::parse(about.model);
-    if (!model.is_object()) throw UsageError("the model's description is no JSON object");
+    if (!model.is_object()) throw UsageError("the description of the model is not a JSON object");
     OrderedJson root = {{"format", kFormat},
                         {"version", kVersion},
                         {"step", about.step},
@@ -129,7 +127,7 @@ std::string to_text(const Manifest& manifest) {
                         {"params", json_of(about.params)}};
     OrderedJson& files = root["files"] = OrderedJson::array();
     for (const StoredFile& file : manifest.files) files.push_back(json_of(file));
-    // A line each for what people look for, and for each parameter, file and tensor.
+    // Readable format: one line for each key, and for each parameter and file.
     std::string text;
     for (auto item = root.begin(); item != root.end(); ++item) {
       text += (text.empty() ? "" : ",\n") + OrderedJson(item.key()).dump() + ": ";
@@ -151,7 +149,7 @@ std::string to_text(const Manifest& manifest) {
 std::string describe(const std::vector<Run>& runs) {
   if (runs.empty()) return "nothing";
   std::string text = str("elements ", runs[0].whole, " to ", runs[0].whole + runs[0].count - 1);
-  if (runs.size() > 1) text += str(" and ", runs.size() - 1, " more stretches");
+  if (runs.size() > 1) text += str(" and ", runs.size() - 1, " more runs");
   return text;
 }
 
@@ -167,18 +165,18 @@ void check_complete(const Manifest& manifest, const std::string& where) {
     const auto found = stored.find(spec.name);
     if (found == stored.end()) {
       if (elements == 0) continue;
-      throw DataError(str(where, ": no rank has anything of parameter ", quote(spec.name)));
+      throw DataError(str(where, ": no rank has any element of parameter ", quote(spec.name)));
     }
     for (const auto& [state, tensors] : found->second) {
-      std::int64_t stretches = 0;
-      for (const StoredTensor* tensor : tensors) stretches += stretches_of(*tensor);
-      if (stretches > kMostRuns) {
+      std::int64_t run_total = 0;
+      for (const StoredTensor* tensor : tensors) run_total += run_count(*tensor);
+      if (run_total > kMostRuns) {
         throw DataError(str(where, ": parameter ", quote(spec.name), ", state ", quote(state),
-                            " is cut into ", stretches, " stretches, wanted at most ", kMostRuns));
+                            " is cut into ", run_total, " runs; must be at most ", kMostRuns));
       }
       std::vector<Run> runs;
       for (const StoredTensor* tensor : tensors) {
-        const std::vector<Run> more = to_runs(tensor->stripes);
+        const std::vector<Run> more = to_runs(tensor->strided_runs);
         runs.insert(runs.end(), more.begin(), more.end());
       }
       const std::vector<Run> gaps = uncovered(std::move(runs), elements);

@@ -12,48 +12,48 @@
 
 namespace tessera::checkpoint {
 
-// Steps, samples, elements and bytes are at most this, here and in files: sums and small multiples
-// of them do not overflow, and every JSON reader has such numbers exactly.
+// Maximum of steps, samples, elements and bytes, here and in files. Sums and small multiples of
+// them do not overflow, and every JSON reader represents them exactly.
 inline constexpr std::int64_t kMostCount = std::int64_t{1} << 53;
 inline constexpr std::int64_t kMostRanks = 1 << 24;
-// Stretches of elements of one state over all files: so much memory it takes to find one's way in
-// them.
+// Maximum number of runs of one state over all files. It bounds the memory for looking them up.
 inline constexpr std::int64_t kMostRuns = 1 << 24;
 
-// What a run has to know, besides its tensors, to go on. The same on every rank but for `params`,
-// of which each rank gives those it knows, so that together they are the model, and `extra`, of
-// which the first rank's counts where several give one.
+// Information that a run needs, besides its tensors, to resume. The same on every rank except
+// `params` and `extra`. The parameters of all ranks together are the model. If several ranks have
+// an `extra` key, the value of the first rank is used.
 struct Description {
   std::int64_t step = 0;     // optimizer steps done
-  std::int64_t samples = 0;  // samples taken from the data, over all ranks
-  std::uint64_t seed = 0;    // all random numbers follow from it and from where they are used
-  Axes mesh;                 // that saved; only for people, loading does not depend on it
+  std::int64_t samples = 0;  // samples read from the data by all ranks
+  std::uint64_t seed = 0;    // of all random numbers
+  Axes mesh;                 // mesh that saved; informational, loading does not use it
   int stage = 0;
   std::string layout;        // StateLayout::name
-  std::string model = "{}";  // a JSON object: the shape of the model
+  std::string model = "{}";  // JSON object with the shape of the model
   std::map<std::string, std::string> extra;
   std::vector<ParamSpec> params;
 };
 
-// Throws UsageError for a step or samples that no checkpoint can hold.
+// Throws UsageError if step or samples are out of range.
 void check_counts(const Description& about);
 
-// A tensor of a shard file: which elements of which state it has, and its checksums by block.
+// A tensor of a shard file: the elements of a state that it has, and its checksums by block.
 struct StoredTensor {
-  std::string name;  // in the file
+  std::string name;  // name in the file
   std::string param;
   std::string state;
   DType dtype = DType::f32;
-  std::vector<Stripe> stripes;
+  std::vector<StridedRun> strided_runs;
   std::vector<std::uint32_t> checksums;
 
   std::int64_t elements() const;
 };
-std::int64_t stretches_of(const StoredTensor& tensor);  // Stripes taken apart
+// Returns the number of contiguous runs of a tensor.
+std::int64_t run_count(const StoredTensor& tensor);
 struct StoredFile {
   std::string name;
   std::int64_t bytes = 0;
-  std::int64_t header_bytes = 0;  // all before the data
+  std::int64_t header_bytes = 0;  // bytes before the data
   std::uint32_t header_checksum = 0;
   std::vector<StoredTensor> tensors;
 };
@@ -62,7 +62,7 @@ struct Manifest {
   std::vector<StoredFile> files;
 };
 
-// What one rank sends to rank 0: its shard file, and what it knows of the model.
+// Message from a rank to rank 0: its shard file, and its part of the description.
 struct ShardFileTable {
   StoredFile file;
   std::vector<ParamSpec> params;
@@ -71,17 +71,16 @@ struct ShardFileTable {
 std::string to_text(const ShardFileTable& table);
 ShardFileTable parse_table(std::string_view text, const std::string& where);
 
-// [Note: manifest] JSON whose first line holds the checksum of all that follows it. Reading checks
-// it, and then every number: nothing a manifest says is believed that its files could not hold.
-// Throws DataError.
-// Writing throws UsageError for what reading would refuse of the counts.
+// [Note: manifest] JSON whose first line holds the checksum of the rest. parse_manifest() checks it
+// and then the range of every number: it rejects values that the files could not hold. It throws
+// DataError. to_text() throws UsageError for counts that parse_manifest() would reject.
 std::string to_text(const Manifest& manifest);
 Manifest parse_manifest(std::string_view text, const std::string& where);
 
-// Throws DataError unless every parameter has a state, and every state it has is complete. Not
-// before the files' sizes are known to be true: it takes memory for every stretch.
+// Throws DataError unless every parameter has a state, and every state it has is complete. Call it
+// only after checking the sizes of the files: it allocates memory for every run.
 void check_complete(const Manifest& manifest, const std::string& where);
-// "elements 10 to 19 and 4 more stretches"
+// Returns "elements 10 to 19 and 4 more runs".
 std::string describe(const std::vector<Run>& runs);
 
 }  // namespace tessera::checkpoint

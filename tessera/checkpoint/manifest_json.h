@@ -1,6 +1,6 @@
 #pragma once
 
-// The fixed words of a manifest, shared by its writer and its reader.
+// Constants of the manifest format, shared by its writer and its reader.
 
 #include <cstddef>
 #include <string_view>
@@ -8,7 +8,7 @@
 namespace tessera::checkpoint {
 
 inline constexpr std::string_view kFormat = "tessera-checkpoint";
-// Written. Version 1 stored one cut of a parameter, that of tensor parallelism; it is still read.
+// Version that is written. Version 1, with only tensor-parallel cuts, can still be read.
 inline constexpr int kVersion = 2;
 inline constexpr std::string_view kChecksumBefore = "{\"crc32c\": \"";
 inline constexpr std::string_view kChecksumAfter = "\",\n";

@@ -1,4 +1,4 @@
-// Reading manifests and the tables of shard files: every number is checked before it is used.
+// Parser of manifests and shard file tables. It checks every number before using it.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -18,7 +18,7 @@ namespace {
 
 using ReadJson = nlohmann::json;
 
-// A value of the manifest, and the way to it for messages.
+// A value of the manifest, with its path for messages.
 class Node {
  public:
   Node(const ReadJson& value, std::string path) : value_(value), path_(std::move(path)) {}
@@ -26,7 +26,7 @@ class Node {
   [[noreturn]] void refuse(const std::string& wanted) const {
     std::string got = value_.dump(-1, ' ', true);
     if (got.size() > 60) got = got.substr(0, 57) + "…";
-    throw DataError(str(path_, " is ", got, ", wanted ", wanted));
+    throw DataError(str(path_, " is ", got, "; must be ", wanted));
   }
   Node at(const std::string& key) const {
     if (!value_.is_object()) refuse("an object");
@@ -45,7 +45,7 @@ class Node {
     return nodes;
   }
   const std::string& text() const {
-    if (!value_.is_string()) refuse("a text");
+    if (!value_.is_string()) refuse("a string");
     return value_.get_ref<const std::string&>();
   }
   std::int64_t number(std::int64_t least, std::int64_t most) const {
@@ -67,14 +67,14 @@ class Node {
 };
 
 constexpr std::int64_t kMost = kMostCount;
-// Writing a value out again, in messages, takes stack for every level.
-constexpr int kMostDepth = 100;
+// Printing a value in a message uses stack for every level.
+constexpr int kMaxDepth = 100;
 
 // Throws DataError for an axis that this program does not have.
 Axis read_axis(const std::string& name, const Node& node) {
   if (const Axis* const axis = find_axis(name)) return *axis;
-  throw DataError(str(node.path(), ": this program has no axis ", quote(name),
-                      " of the mesh; use a newer Tessera"));
+  throw DataError(
+      str(node.path(), ": this program has no axis ", quote(name), "; use a newer Tessera"));
 }
 
 // Reads the segments of a cut dim of this size.
@@ -91,7 +91,7 @@ std::vector<ParamSpec::Segment> read_segments(const Node& node, std::int64_t siz
   return segments;
 }
 
-// Reads the dim of a cut, and its segments where there are any.
+// Reads the dim of a cut, and its segments if there are any.
 ParamSpec::Cut read_cut(Axis axis, const Node& node, const char* dim, const ParamSpec& spec) {
   ParamSpec::Cut cut;
   cut.axis = axis;
@@ -112,8 +112,8 @@ std::vector<ParamSpec::Cut> read_cuts(const Node& node, const ParamSpec& spec) {
     if (kDataAxes.contains(axis)) name.refuse("an axis that is not data-parallel");
     const ParamSpec::Cut cut = read_cut(axis, each, "dim", spec);
     for (const ParamSpec::Cut& other : cuts) {
-      if (cut.axis == other.axis) name.refuse("each axis once");
-      if (cut.dim == other.dim) each.at("dim").refuse("each dim once");
+      if (cut.axis == other.axis) name.refuse("unique");
+      if (cut.dim == other.dim) each.at("dim").refuse("unique");
     }
     cuts.push_back(cut);
   }
@@ -143,19 +143,19 @@ std::vector<ParamSpec> read_specs(const Node& node, std::int64_t version) {
   std::int64_t elements = 0;
   for (const Node& spec : node.list()) {
     specs.push_back(read_spec(spec, version));
-    if (!names.insert(specs.back().name).second) spec.refuse("each parameter once");
+    if (!names.insert(specs.back().name).second) spec.refuse("uniquely named");
     elements += elements_of(specs.back().shape);
-    if (elements > kMost) spec.refuse(str("at most ", kMost, " elements of all parameters"));
+    if (elements > kMost) spec.refuse(str("at most ", kMost, " elements in total"));
   }
   return specs;
 }
 
-// Where the last element ends, or -1 if that does not fit.
-std::int64_t end_of(const Stripe& stripe) {
+// Returns the index after the last element, or -1 on overflow.
+std::int64_t end_of(const StridedRun& run) {
   std::int64_t end = 0;
-  if (__builtin_mul_overflow(stripe.times - 1, stripe.stride, &end) ||
-      __builtin_add_overflow(end, stripe.whole, &end) ||
-      __builtin_add_overflow(end, stripe.count, &end)) {
+  if (__builtin_mul_overflow(run.times - 1, run.stride, &end) ||
+      __builtin_add_overflow(end, run.whole, &end) ||
+      __builtin_add_overflow(end, run.count, &end)) {
     return -1;
   }
   return end;
@@ -169,7 +169,7 @@ StoredTensor read_tensor(const Node& node, const std::map<std::string, std::int6
   tensor.state = node.at("state").text();
   const Node dtype = node.at("dtype");
   const auto found_dtype = find_dtype(dtype.text());
-  if (!found_dtype) dtype.refuse("a dtype that is known here");
+  if (!found_dtype) dtype.refuse("a supported dtype");
   tensor.dtype = *found_dtype;
   const auto param = elements.find(tensor.param);
   if (param == elements.end()) node.at("param").refuse("a parameter of the manifest");
@@ -178,29 +178,29 @@ StoredTensor read_tensor(const Node& node, const std::map<std::string, std::int6
   for (const Node& item : node.at("elements").list()) {
     const std::vector<Node> numbers = item.list();
     if (numbers.size() != 2 && numbers.size() != 4) item.refuse("[begin, count(, times, stride)]");
-    Stripe stripe{numbers[0].number(0, kMost), numbers[1].number(1, kMost), 1, 0};
+    StridedRun run{numbers[0].number(0, kMost), numbers[1].number(1, kMost), 1, 0};
     if (numbers.size() == 4) {
-      stripe.times = numbers[2].number(1, kMost);
-      stripe.stride = numbers[3].number(stripe.count, kMost);
+      run.times = numbers[2].number(1, kMost);
+      run.stride = numbers[3].number(run.count, kMost);
     }
-    const std::int64_t end = end_of(stripe);
+    const std::int64_t end = end_of(run);
     if (end < 0 || end > param->second) {
       item.refuse(str("elements of a parameter that has ", param->second));
     }
-    runs += stripe.times;  // no overflow: `runs` and `times` are at most 2^53
-    if (runs > kMostRuns) item.refuse(str("at most ", kMostRuns, " stretches of a tensor"));
-    // No overflow: the stretches do not overlap, so there are at most `end` elements in them.
-    if (stripe.count * stripe.times > most - total) {
-      item.refuse(str("at most the ", data_bytes, " bytes that the file has"));
+    runs += run.times;  // no overflow: `runs` and `times` are at most 2^53
+    if (runs > kMostRuns) item.refuse(str("at most ", kMostRuns, " runs of a tensor"));
+    // No overflow: the runs do not overlap, so they have at most `end` elements.
+    if (run.count * run.times > most - total) {
+      item.refuse(str("at most the ", data_bytes, " bytes of data of the file"));
     }
-    total += stripe.count * stripe.times;
-    tensor.stripes.push_back(stripe);
+    total += run.count * run.times;
+    tensor.strided_runs.push_back(run);
   }
   const Node checksums = node.at("crc32c");
   if (!from_hex(checksums.text(), tensor.checksums) ||
       static_cast<std::int64_t>(tensor.checksums.size()) !=
           block_count(total * bytes_of(tensor.dtype))) {
-    checksums.refuse("a checksum of eight digits for every block");
+    checksums.refuse("eight hexadecimal digits for every block");
   }
   return tensor;
 }
@@ -209,23 +209,24 @@ StoredFile read_file(const Node& node, const std::map<std::string, std::int64_t>
   StoredFile file;
   const Node name = node.at("name");
   file.name = name.text();
-  // It is put behind the folder's name: no way may lead out of there. And into lists, a line each.
+  // The name is appended to the path of the folder and must stay in it. It is also written to lists
+  // with one name per line.
   const auto odd = [](unsigned char c) { return c == '/' || c == '\\' || c < ' ' || c == 127; };
   if (file.name.empty() || file.name[0] == '.' || file.name == kManifestName ||
       std::any_of(file.name.begin(), file.name.end(), odd)) {
-    name.refuse("a plain file name");
+    name.refuse("a file name without slashes, leading dots and control characters");
   }
   file.bytes = node.at("bytes").number(kLengthBytes, kMost);
   file.header_bytes = node.at("header_bytes").number(kLengthBytes, file.bytes);
   std::vector<std::uint32_t> checksum;
   if (!from_hex(node.at("header_crc32c").text(), checksum) || checksum.size() != 1) {
-    node.at("header_crc32c").refuse("a checksum of eight digits");
+    node.at("header_crc32c").refuse("eight hexadecimal digits");
   }
   file.header_checksum = checksum[0];
   std::set<std::string> names;
   for (const Node& tensor : node.at("tensors").list()) {
     file.tensors.push_back(read_tensor(tensor, elements, file.bytes - file.header_bytes));
-    if (!names.insert(file.tensors.back().name).second) tensor.refuse("each tensor once");
+    if (!names.insert(file.tensors.back().name).second) tensor.refuse("uniquely named");
   }
   return file;
 }
@@ -246,7 +247,7 @@ std::map<std::string, std::int64_t> count_elements(const std::vector<ParamSpec>&
 }  // namespace
 
 ShardFileTable parse_table(std::string_view text, const std::string& where) {
-  const ReadJson json = parse_strictly(text, kMostDepth, where);
+  const ReadJson json = parse_strictly(text, kMaxDepth, where);
   const Node root(json, where);
   ShardFileTable table;
   table.params = read_specs(root.at("params"), kVersion);
@@ -261,20 +262,20 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   if (text.size() < begin || text.substr(0, kChecksumBefore.size()) != kChecksumBefore ||
       !from_hex(text.substr(kChecksumBefore.size(), kChecksumDigits), checksum) ||
       text.substr(begin - kChecksumAfter.size(), kChecksumAfter.size()) != kChecksumAfter) {
-    throw DataError(where + " does not begin with its checksum: it is damaged, or no manifest");
+    throw DataError(where + " does not start with its checksum: it is damaged or not a manifest");
   }
   const std::string_view body = text.substr(begin);
   if (crc32c(body) != checksum[0]) {
-    throw DataError(str(where, " is damaged: its checksum is ", to_hex({crc32c(body)}), ", wanted ",
-                        to_hex(checksum)));
+    throw DataError(str(where, " is damaged: its checksum is ", to_hex({crc32c(body)}),
+                        ", expected ", to_hex(checksum)));
   }
-  const ReadJson json = parse_strictly(text, kMostDepth, where);
+  const ReadJson json = parse_strictly(text, kMaxDepth, where);
   const Node root(json, where);
   if (root.at("format").text() != kFormat) root.at("format").refuse(str("\"", kFormat, "\""));
   const std::int64_t version = root.at("version").number(1, kMost);
   if (version > kVersion) {
     throw DataError(str(where, " has version ", version,
-                        " of the format, and this program reads versions 1 to ", kVersion,
+                        " of the format, but this program reads versions 1 to ", kVersion,
                         "; use a newer Tessera"));
   }
   Manifest manifest;
@@ -282,20 +283,20 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   about.step = root.at("step").number(0, kMost);
   about.samples = root.at("samples").number(0, kMost);
   const ReadJson& seed = root.at("seed").json();
-  if (!seed.is_number_unsigned()) root.at("seed").refuse("a whole number from 0 to 2^64");
+  if (!seed.is_number_unsigned()) root.at("seed").refuse("a whole number from 0 to 2^64 - 1");
   about.seed = seed.get<std::uint64_t>();
   const Node mesh = root.at("mesh");
   if (!mesh.json().is_object() || mesh.json().empty()) {
-    mesh.refuse("the sizes of axes, such as {\"dp\": 2, \"tp\": 1, \"pp\": 1}");
+    mesh.refuse("an object with the sizes of axes, such as {\"dp\": 2, \"tp\": 1, \"pp\": 1}");
   }
-  for (const auto& item : mesh.json().items()) {  // an axis that is not there has one rank
+  for (const auto& item : mesh.json().items()) {  // a missing axis has one rank
     const Axis axis = read_axis(item.key(), mesh);
     about.mesh.set_given(axis, static_cast<int>(mesh.at(item.key()).number(1, kMostRanks)));
   }
   if (about.mesh.dp() % about.mesh.given(Axis::dp_replicate) != 0) {
-    mesh.refuse("a dp_replicate that divides dp");
+    mesh.refuse("a mesh whose dp_replicate divides dp");
   }
-  if (about.mesh.world() > kMostRanks) mesh.refuse(str("at most ", kMostRanks, " ranks"));
+  if (about.mesh.world() > kMostRanks) mesh.refuse(str("a mesh of at most ", kMostRanks, " ranks"));
   about.stage = static_cast<int>(root.at("stage").number(0, 3));
   about.layout = root.at("layout").text();
   if (!root.at("model").json().is_object()) root.at("model").refuse("an object");
@@ -311,8 +312,8 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   for (const Node& file : root.at("files").list()) {
     manifest.files.push_back(read_file(file, elements));
     bytes += manifest.files.back().bytes;
-    if (bytes > kMost) file.at("bytes").refuse(str("at most ", kMost, " bytes in all files"));
-    if (!names.insert(manifest.files.back().name).second) file.refuse("each file once");
+    if (bytes > kMost) file.at("bytes").refuse(str("at most ", kMost, " bytes in total"));
+    if (!names.insert(manifest.files.back().name).second) file.refuse("uniquely named");
   }
   return manifest;
 }

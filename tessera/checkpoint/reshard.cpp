@@ -14,9 +14,9 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Reads a stretch of a state through the checkpoint that is being copied.
-Source copied(Checkpoint& from, std::string param, std::string state, DType dtype,
-              std::vector<Run> runs, Rounding rounding, BytesDone done) {
+// Returns a source that reads a state from a checkpoint.
+Source source_from(Checkpoint& from, std::string param, std::string state, DType dtype,
+                   std::vector<Run> runs, Rounding rounding, BytesDone done) {
   return [&from, rounding, done = std::move(done),
           want = WantedShard{std::move(param), std::move(state), dtype, {}, nullptr},
           runs = std::move(runs)](std::int64_t offset, std::int64_t bytes,
@@ -30,11 +30,11 @@ Source copied(Checkpoint& from, std::string param, std::string state, DType dtyp
   };
 }
 
-// Adds up what several sources have done.
-BytesDone counter(const BytesDone& told) {
-  return [told, total = std::make_shared<std::int64_t>(0)](std::int64_t bytes) {
+// Adds up the bytes of several sources and reports the sum.
+BytesDone counter(const BytesDone& progress) {
+  return [progress, total = std::make_shared<std::int64_t>(0)](std::int64_t bytes) {
     *total += bytes;
-    if (told) told(*total);
+    if (progress) progress(*total);
   };
 }
 
@@ -48,7 +48,7 @@ std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Ax
   for (const ParamSpec& spec : params) all += static_cast<double>(elements_of(spec.shape));
   std::vector<ParamShard> shards;
   for (const ParamSpec& spec : params) {
-    // The stage in whose part of all elements this one has its middle.
+    // Chooses the stage by the position of the middle of this parameter among all elements.
     const auto elements = static_cast<double>(elements_of(spec.shape));
     const double middle = all > 0 ? (before + elements / 2) / all : 0;
     before += elements;
@@ -64,23 +64,23 @@ std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Ax
 
 void check_reshard(const Checkpoint& from, const std::string& dir, const Axes& mesh,
                    FileSystem& files) {
-  const std::string asked = str("got a mesh of ", mesh.words(", "));
+  const std::string got = str("got a mesh of ", mesh.words(", "));
   if (mesh.world() < 1) {
-    throw UsageError(asked + ", wanted at least 1 of each");
+    throw UsageError(got + "; must have at least 1 rank along each axis");
   }
   constexpr std::int64_t kMostFiles = 1 << 20;
   if (mesh.world() > kMostFiles) {
-    throw UsageError(str(asked, ", wanted at most ", kMostFiles, " ranks, which have a file each"));
+    throw UsageError(str(got, "; must have at most ", kMostFiles, " ranks: each has a file"));
   }
   const std::string final_path = str(dir, "/", folder_name(from.about().step));
   if (files.exists(final_path)) {
-    throw UsageError(final_path + " is there already; choose another folder");
+    throw UsageError(final_path + " already exists; choose another folder");
   }
   for (const ParamSpec& spec : from.about().params) local_shape(spec, mesh, {});
 }
 
 Saved reshard(Checkpoint& from, const std::string& dir, const Axes& mesh,
-              const std::shared_ptr<FileSystem>& files, const BytesDone& told) {
+              const std::shared_ptr<FileSystem>& files, const BytesDone& progress) {
   check_reshard(from, dir, mesh, *files);
   const auto began = std::chrono::steady_clock::now();
   Manifest manifest;
@@ -88,18 +88,18 @@ Saved reshard(Checkpoint& from, const std::string& dir, const Axes& mesh,
   manifest.about.mesh = mesh;
   const std::string folder = begin_folder(*files, dir, manifest.about.step);
   Saved saved;
-  const auto done = counter(told);
+  const auto done = counter(progress);
   try {
     for (int rank = 0; rank < mesh.world(); ++rank) {
       std::vector<ShardFileTensor> tensors;
       for (const ParamShard& shard : shards_of(manifest.about.params, mesh, rank)) {
-        std::vector<Stripe> stripes = to_stripes(shard.runs);
-        // In the file the runs follow one another, whatever lay between them in memory.
-        const std::vector<Run> packed = to_runs(stripes);
+        std::vector<StridedRun> strided_runs = to_strided_runs(shard.runs);
+        // Runs are packed in the file, without the gaps between them in memory.
+        const std::vector<Run> packed = to_runs(strided_runs);
         for (const auto& [state, dtype] : from.states(shard.spec->name)) {
           tensors.push_back(
-              {shard.spec->name, state, dtype, stripes,
-               copied(from, shard.spec->name, state, dtype, packed, Rounding::exact, done)});
+              {shard.spec->name, state, dtype, strided_runs,
+               source_from(from, shard.spec->name, state, dtype, packed, Rounding::exact, done)});
         }
       }
       manifest.files.push_back(
@@ -110,7 +110,7 @@ Saved reshard(Checkpoint& from, const std::string& dir, const Axes& mesh,
   } catch (const std::exception&) {
     try {
       remove_tree(*files, folder);
-    } catch (const DataError&) {  // the first error is the one to tell
+    } catch (const DataError&) {  // report the first error
     }
     throw;
   }
@@ -144,13 +144,12 @@ std::int64_t export_model(Checkpoint& from, const std::string& path, const Expor
     out.entry.name = spec.name;
     out.entry.dtype = dtype;
     out.entry.shape = spec.shape;
-    out.source = copied(from, spec.name, state, dtype, {{0, 0, elements}}, Rounding::nearest, done);
+    out.source =
+        source_from(from, spec.name, state, dtype, {{0, 0, elements}}, Rounding::nearest, done);
   }
   const PublishTarget target = publish_target(path);
   if (target.direct) {
-    throw UsageError(path +
-                     " is no regular file, and a model is written as one; give the name of "
-                     "a file");
+    throw UsageError(path + " is not a regular file; give the name of a file");
   }
   const std::string temporary = str(target.path, ".", ::getpid(), ".part");
   options.files->remove(temporary);
@@ -165,7 +164,7 @@ std::int64_t export_model(Checkpoint& from, const std::string& path, const Expor
   } catch (const std::exception&) {
     try {
       options.files->remove(temporary);
-    } catch (const DataError&) {  // the first error is the one to tell
+    } catch (const DataError&) {  // report the first error
     }
     throw;
   }

@@ -15,7 +15,7 @@ const TensorEntry* Header::find(std::string_view wanted) const {
 }
 
 std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
-  // A zero makes the product zero however large the others are.
+  // A size of zero makes the product zero, even if the other sizes overflow.
   std::int64_t product = 1;
   bool fits = true;
   for (const std::int64_t size : shape) {
@@ -29,9 +29,9 @@ std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
 Header read_header(File& file, const std::string& where, std::string* raw) {
   const std::int64_t size = file.size();
   if (size < kLengthBytes) {
-    throw DataError(str(where, " has ", size,
-                        " bytes, too few for a safetensors file: it was cut "
-                        "short, or is something else"));
+    throw DataError(
+        str(where, " has ", size,
+            " bytes, too few for a safetensors file: it was truncated or is another kind of file"));
   }
   std::byte length_bytes[kLengthBytes];
   file.read(0, length_bytes, kLengthBytes);
@@ -41,10 +41,9 @@ Header read_header(File& file, const std::string& where, std::string* raw) {
   }
   if (length > static_cast<std::uint64_t>(kMostHeaderBytes) ||
       static_cast<std::int64_t>(length) > size - kLengthBytes) {
-    throw DataError(str(where, ": the header has ", length,
-                        " bytes by its first eight, but the file ", "has ", size,
-                        " and a header at most ", kMostHeaderBytes,
-                        ": it was cut short, or is no safetensors file"));
+    throw DataError(str(where, ": the first eight bytes give a header of ", length,
+                        " bytes, but the file has ", size, " bytes and a header at most ",
+                        kMostHeaderBytes, ": it was truncated or is not a safetensors file"));
   }
   std::string bytes(static_cast<std::size_t>(length) + kLengthBytes, '\0');
   std::copy(length_bytes, length_bytes + kLengthBytes, reinterpret_cast<std::byte*>(bytes.data()));

@@ -11,10 +11,10 @@
 
 namespace tessera::checkpoint {
 
-// [Note: safetensors] A file is: eight bytes with the header's length n, little-endian; n bytes of
-// JSON, an object that gives each tensor's dtype, shape and data_offsets (and "__metadata__", texts
-// by name), padded with spaces; then the tensors' bytes, row-major, little-endian, without gaps or
-// overlaps. data_offsets count from the end of the header.
+// [Note: safetensors] Layout of a file: eight bytes with the length n of the header, little-endian;
+// n bytes of JSON, padded with spaces, an object with the dtype, shape and data_offsets of each
+// tensor (and "__metadata__", strings by name); then the bytes of the tensors, row-major and
+// little-endian, without gaps or overlaps. data_offsets count from the end of the header.
 struct TensorEntry {
   std::string name;
   DType dtype = DType::f32;
@@ -27,8 +27,8 @@ struct TensorEntry {
 
 struct Header {
   std::map<std::string, std::string> metadata;
-  std::vector<TensorEntry> tensors;  // by offset
-  std::int64_t data_begin = 0;       // where the tensors begin in the file
+  std::vector<TensorEntry> tensors;  // sorted by offset
+  std::int64_t data_begin = 0;       // offset of the first tensor in the file
   std::int64_t file_bytes() const {
     return data_begin + (tensors.empty() ? 0 : tensors.back().end);
   }
@@ -36,21 +36,21 @@ struct Header {
 };
 
 inline constexpr std::int64_t kLengthBytes = 8;
-// Readers of others refuse longer headers, so ours does too.
+// Limit of the reference implementation.
 inline constexpr std::int64_t kMostHeaderBytes = 100'000'000;
-// Data begin at a multiple of this, so that large writes are aligned.
+// The data starts at a multiple of this, so that large writes are aligned.
 inline constexpr std::int64_t kDataAlign = 4096;
 
-// The number of elements, or -1 if it does not fit.
+// Returns the number of elements, or -1 if it overflows.
 std::int64_t elements_of(const std::vector<std::int64_t>& shape);
 
-// Reads the header's JSON for a file whose data have `data_bytes`. `where` names the file in
-// errors. Throws DataError at the slightest doubt.
+// Parses the JSON of a header for a file with `data_bytes` of data. `where` names the file in
+// errors. Strict: throws DataError for any violation of the format.
 Header parse_header(std::string_view json, std::int64_t data_bytes, const std::string& where);
-// Reads the beginning of a file; `raw`, if given, gets all bytes before the data.
+// Reads the header of a file. `raw`, if given, receives all bytes before the data.
 Header read_header(File& file, const std::string& where, std::string* raw = nullptr);
 
-// All bytes before the data, for tensors that follow one another from offset 0.
+// Returns all bytes before the data, for consecutive tensors that start at offset 0.
 std::string header_bytes(const std::vector<TensorEntry>& tensors,
                          const std::map<std::string, std::string>& metadata);
 

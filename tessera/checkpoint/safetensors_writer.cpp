@@ -14,8 +14,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Two buffers: one is filled while the other is on its way to the file. All writes but the last
-// have the size of a buffer, so that they are whole pages at whole pages of the file.
+// Double-buffered writer: one buffer is filled while the other is written. All writes except the
+// last have the size of a buffer, so that they are page-aligned.
 class Stream {
  public:
   Stream(File& file, std::int64_t buffer_bytes, const Charge& charge)
@@ -24,10 +24,10 @@ class Stream {
     if (writing_.valid()) writing_.wait();
   }
 
-  // Where the next bytes go, and for how many there is room.
+  // Position for the next bytes, and the space left there.
   std::byte* next() { return buffers_[filling_].get(bytes_) + filled_; }
   std::int64_t room() const { return bytes_ - filled_; }
-  // So many were put there.
+  // Records that `bytes` were put there.
   void advance(std::int64_t bytes) {
     filled_ += bytes;
     if (filled_ == bytes_) flush();
@@ -42,7 +42,7 @@ class Stream {
     filled_ = 0;
     filling_ = 1 - filling_;
   }
-  // Until the last write is done; throws what it threw.
+  // Waits for the last write. Throws its error.
   void finish() {
     if (writing_.valid()) writing_.get();
   }
@@ -57,7 +57,7 @@ class Stream {
   std::future<void> writing_;
 };
 
-// The checksums of a tensor's blocks, however it is divided on its way.
+// Computes the checksums of the blocks of a tensor that arrives in chunks of any size.
 class BlockSums {
  public:
   explicit BlockSums(std::vector<std::uint32_t>& out) : out_(out) {}
@@ -80,7 +80,7 @@ class BlockSums {
 
  private:
   std::vector<std::uint32_t>& out_;
-  std::int64_t done_ = 0;  // of the last block, unless it is whole
+  std::int64_t done_ = 0;  // bytes of the last block; 0: it is complete
 };
 
 }  // namespace
@@ -106,7 +106,7 @@ WrittenFile write_safetensors(FileSystem& files, const std::string& path,
     buffer_bytes = std::max(buffer_bytes, std::min(bytes, kWriteBytes));
     entries.push_back(tensor.entry);
   }
-  // Whole pages, so that the buffers end where pages do.
+  // Rounds down to whole pages, so that writes stay aligned.
   buffer_bytes -= buffer_bytes % kPageBytes;
   const std::string header = header_bytes(entries, metadata);
   WrittenFile written;

@@ -13,17 +13,18 @@
 
 namespace tessera::checkpoint {
 
-// What one write carries, at most.
+// Maximum bytes per write.
 inline constexpr std::int64_t kWriteBytes = std::int64_t{8} << 20;
-// Small tensors are collected up to the size of the largest, or this; see [Note: memory].
+// Minimum size of a buffer, which collects small tensors; see [Note: memory].
 inline constexpr std::int64_t kLeastBufferBytes = std::int64_t{64} << 10;
 
-// Gives bytes [offset, offset + bytes) of a tensor, whole elements of it and at most kWriteBytes:
-// either where they lie, or put into `staging`. Asked in order.
+// Returns a pointer to bytes [offset, offset + bytes) of a tensor, either in place or copied to
+// `staging`. The range has whole elements and at most kWriteBytes. Called in ascending order.
 using Source =
     std::function<const std::byte*(std::int64_t offset, std::int64_t bytes, std::byte* staging)>;
+// A tensor to write.
 struct Outgoing {
-  TensorEntry entry;  // its offsets are filled in
+  TensorEntry entry;  // write_safetensors() sets the offsets
   Source source;
 };
 
@@ -31,12 +32,11 @@ struct WrittenFile {
   std::int64_t bytes = 0;
   std::int64_t header_bytes = 0;
   std::uint32_t header_checksum = 0;
-  std::vector<std::vector<std::uint32_t>> checksums;  // of each tensor, by block
+  std::vector<std::vector<std::uint32_t>> checksums;  // [tensor][block]
 };
 
-// Writes a safetensors file from beginning to end, and syncs it. The file has the wider types
-// first, so that each tensor is aligned to its elements. Holds at most two buffers, of which each
-// is charged.
+// Writes a safetensors file sequentially and syncs it. Sorts the tensors by size of their type, the
+// widest first, so that each is aligned to its elements. Holds at most two charged buffers.
 WrittenFile write_safetensors(FileSystem& files, const std::string& path,
                               std::vector<Outgoing>& tensors,
                               const std::map<std::string, std::string>& metadata,

@@ -18,42 +18,42 @@
 namespace tessera::checkpoint {
 namespace {
 
-// A text that travels between ranks: what was done, or why it was not: because the file system
-// could not, which another time it may, or for a reason that stays.
-constexpr char kGood = '+', kBad = '-', kWrong = '!';
+// First character of a message between ranks: success, an error of the file system, which may be
+// retried, or a permanent error.
+constexpr char kOk = '+', kFileError = '-', kOtherError = '!';
 
-// A step that this rank does, and whose outcome the others must hear of.
+// Result of a phase on this rank, to be sent to the others.
 struct Outcome {
-  std::string text;          // with the mark in front
-  std::exception_ptr error;  // this rank's own
+  std::string text;          // status character and text
+  std::exception_ptr error;  // of this rank
 };
 template <typename F>
 Outcome attempt(F&& body) {
   try {
-    return {kGood + body(), nullptr};
+    return {kOk + body(), nullptr};
   } catch (const DataError& error) {
-    return {str(kBad, error.what()), std::current_exception()};
+    return {str(kFileError, error.what()), std::current_exception()};
   } catch (const std::exception& error) {
-    return {str(kWrong, message_of(error)), std::current_exception()};
+    return {str(kOtherError, message_of(error)), std::current_exception()};
   }
 }
 
-// Bytes [offset, offset + bytes) of the runs, one after the other.
+// Returns a source that reads the packed runs of a shard.
 Source source_of(const Shard& shard) {
   const std::int64_t size = bytes_of(shard.dtype);
-  bool together = true;
+  bool contiguous = true;
   std::int64_t next = shard.runs[0].local;
   for (const Run& run : shard.runs) {
-    together = together && run.local == next;
+    contiguous = contiguous && run.local == next;
     next = run.local + run.count;
   }
-  if (together && !shard.fetch) {
+  if (contiguous && !shard.fetch) {
     const std::byte* begin = shard.data + shard.runs[0].local * size;
     return [begin](std::int64_t offset, std::int64_t, std::byte*) { return begin + offset; };
   }
   struct Cursor {
     std::size_t run = 0;
-    std::int64_t done = 0;  // elements of it
+    std::int64_t done = 0;  // elements of the run
   };
   return [&shard, size, cursor = std::make_shared<Cursor>()](
              std::int64_t, std::int64_t bytes, std::byte* staging) -> const std::byte* {
@@ -75,12 +75,12 @@ void check_shard(const Shard& shard, const std::map<std::string, std::int64_t>& 
       str("a shard of parameter ", quote(shard.param), ", state ", quote(shard.state));
   const auto param = elements.find(shard.param);
   if (param == elements.end()) {
-    throw UsageError(what + ", but the description has no such parameter");
+    throw UsageError(what + ": the description has no such parameter");
   }
   for (const Run& run : shard.runs) {
     if (run.count < 0 || run.local < 0 || run.whole < 0 || run.whole > param->second - run.count) {
-      throw UsageError(str(what, " has ", run.count, " elements from ", run.whole,
-                           " on, but the parameter has ", param->second));
+      throw UsageError(str(what, " has ", run.count, " elements from index ", run.whole,
+                           ", but the parameter has ", param->second));
     }
   }
   if (shard.data == nullptr && !shard.fetch && count_of(shard.runs) > 0)
@@ -94,10 +94,10 @@ ShardFileTable write_shards(const std::string& folder, int rank, const Descripti
   std::vector<ShardFileTensor> tensors;
   for (const Shard& shard : shards) {
     check_shard(shard, elements);
-    std::vector<Stripe> stripes = to_stripes(shard.runs);
-    if (stripes.empty()) continue;
+    std::vector<StridedRun> strided_runs = to_strided_runs(shard.runs);
+    if (strided_runs.empty()) continue;
     tensors.push_back(
-        {shard.param, shard.state, shard.dtype, std::move(stripes), source_of(shard)});
+        {shard.param, shard.state, shard.dtype, std::move(strided_runs), source_of(shard)});
   }
   return write_shard_file(*options.files, folder, rank, about, std::move(tensors), options.charge);
 }
@@ -110,12 +110,12 @@ Manifest assemble(Description about, const std::vector<std::string>& tables) {
     ShardFileTable table =
         parse_table(std::string_view(tables[rank]).substr(1), str("the table of rank ", rank));
     for (ParamSpec& spec : table.params) {
-      const auto [at, fresh] = known.emplace(spec.name, about.params.size());
-      if (fresh) {
+      const auto [at, inserted] = known.emplace(spec.name, about.params.size());
+      if (inserted) {
         about.params.push_back(std::move(spec));
       } else if (about.params[at->second] != spec) {
-        throw UsageError(str("rank ", rank, " describes parameter ", quote(spec.name),
-                             " in another way than the ranks before it"));
+        throw UsageError(str("the description of parameter ", quote(spec.name), " on rank ", rank,
+                             " differs from that of a lower rank"));
       }
     }
     about.extra.merge(table.extra);
@@ -125,47 +125,47 @@ Manifest assemble(Description about, const std::vector<std::string>& tables) {
   return manifest;
 }
 
-// What all are told when a rank failed: the mark, its number, and why.
-std::string bad_news(int rank, const std::string& said) {
-  const std::string why = said.empty() ? str(kWrong, "it said nothing") : said;
+// Returns the message to all ranks after a failure: status character, rank and reason.
+std::string failure_of(int rank, const std::string& sent) {
+  const std::string why = sent.empty() ? str(kOtherError, "it sent no reason") : sent;
   return str(why[0], rank, " rank ", rank, " cannot save: ", why.substr(1));
 }
-bool is_good(const std::string& text) { return !text.empty() && text[0] == kGood; }
+bool is_ok(const std::string& text) { return !text.empty() && text[0] == kOk; }
 
-std::string reason_in(const std::string& news) {
-  const std::size_t space = news.find(' ');
-  return space == std::string::npos ? "another rank cannot save" : news.substr(space + 1);
+std::string reason_in(const std::string& message) {
+  const std::size_t space = message.find(' ');
+  return space == std::string::npos ? "another rank cannot save" : message.substr(space + 1);
 }
 
-// Throws this rank's own error, or what it was told of another's.
-[[noreturn]] void fail_together(const std::exception_ptr& own, const std::string& news) {
+// Throws the error of this rank, or a PeerError for that of another rank.
+[[noreturn]] void throw_failure(const std::exception_ptr& own, const std::string& message) {
   if (own) std::rethrow_exception(own);
   int rank = PeerError::kUnknownRank;
-  const std::size_t space = news.find(' ');
-  if (space != std::string::npos) std::from_chars(news.data() + 1, news.data() + space, rank);
-  throw PeerError(reason_in(news), rank);
+  const std::size_t space = message.find(' ');
+  if (space != std::string::npos) std::from_chars(message.data() + 1, message.data() + space, rank);
+  throw PeerError(reason_in(message), rank);
 }
 
-// One try of all ranks: the same verdict on each, and its own error where it had one.
-struct Try {
-  std::string verdict;  // the folder that was published, or bad news
+// Result of one attempt of all ranks: the same verdict on each, and the error of this rank if any.
+struct Attempt {
+  std::string verdict;  // published folder, or failure_of()
   std::exception_ptr error;
   std::int64_t bytes = 0;
 };
 
-Try save_once(const std::string& dir, const Description& about, const std::vector<Shard>& shards,
-              const Team& team, const SaveOptions& options) {
+Attempt save_once(const std::string& dir, const Description& about,
+                  const std::vector<Shard>& shards, const Team& team, const SaveOptions& options) {
   FileSystem& files = *options.files;
-  // 1. Rank 0 makes the folder.
-  Outcome begun{std::string(1, kGood), nullptr};
+  // 1. Rank 0 creates the folder.
+  Outcome begun{std::string(1, kOk), nullptr};
   if (team.rank == 0) {
     begun = attempt([&] { return begin_folder(files, dir, about.step, options.warn); });
-    if (begun.error) begun.text = bad_news(0, begun.text);
+    if (begun.error) begun.text = failure_of(0, begun.text);
   }
   const std::string folder = team.broadcast(begun.text);
-  if (!is_good(folder)) return {folder, begun.error};
+  if (!is_ok(folder)) return {folder, begun.error};
 
-  // 2. All write.
+  // 2. All ranks write.
   ShardFileTable table;
   const Outcome wrote = attempt([&] {
     table = write_shards(folder.substr(1), team.rank, about, shards, options);
@@ -173,19 +173,19 @@ Try save_once(const std::string& dir, const Description& about, const std::vecto
   });
   const std::vector<std::string> tables = team.gather(wrote.text);
 
-  // 3. Rank 0 publishes, if all could write.
-  Outcome published{std::string(1, kGood), nullptr};
+  // 3. Rank 0 publishes if all ranks succeeded.
+  Outcome published{std::string(1, kOk), nullptr};
   if (team.rank == 0) {
-    for (std::size_t rank = 0; rank < tables.size() && is_good(published.text); ++rank) {
-      if (!is_good(tables[rank])) published.text = bad_news(static_cast<int>(rank), tables[rank]);
+    for (std::size_t rank = 0; rank < tables.size() && is_ok(published.text); ++rank) {
+      if (!is_ok(tables[rank])) published.text = failure_of(static_cast<int>(rank), tables[rank]);
     }
-    if (is_good(published.text)) {
+    if (is_ok(published.text)) {
       published = attempt(
           [&] { return publish_folder(files, dir, assemble(about, tables), options.warn); });
-      if (published.error) published.text = bad_news(0, published.text);
+      if (published.error) published.text = failure_of(0, published.text);
     }
-    if (!is_good(published.text)) {
-      // The space it takes may be what is missing. Whatever stays, the next save removes.
+    if (!is_ok(published.text)) {
+      // Frees the space, which may be what is missing. The next save removes leftovers.
       attempt([&] {
         remove_tree(files, folder.substr(1));
         return std::string();
@@ -207,16 +207,16 @@ Saved save(const std::string& dir, const Description& about, const std::vector<S
   };
   constexpr double kLongestPause = 60;
   double pause = options.retry_seconds;
-  Try tried = save_once(dir, about, shards, team, options);
-  for (int retry = 1; retry <= options.retries && tried.verdict[0] == kBad; ++retry) {
-    warn(str("step ", about.step, " is not saved yet: ", reason_in(tried.verdict),
+  Attempt result = save_once(dir, about, shards, team, options);
+  for (int retry = 1; retry <= options.retries && result.verdict[0] == kFileError; ++retry) {
+    warn(str("step ", about.step, " is not saved yet: ", reason_in(result.verdict),
              "; trying again in ", format_time(pause), " (", retry, " of ", options.retries, ")"));
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));
-    tried = save_once(dir, about, shards, team, options);
+    result = save_once(dir, about, shards, team, options);
     pause = std::min(2 * pause, kLongestPause);
   }
   Saved saved;
-  if (is_good(tried.verdict)) {
+  if (is_ok(result.verdict)) {
     if (team.rank == 0) {
       const Outcome cleaned = attempt([&] {
         apply_retention(*options.files, dir, about.step, options.retention);
@@ -226,13 +226,13 @@ Saved save(const std::string& dir, const Description& about, const std::vector<S
         warn("saved, but an older checkpoint stays: " + cleaned.text.substr(1));
       }
     }
-    saved.folder = tried.verdict.substr(1);
-    saved.bytes = tried.bytes;
+    saved.folder = result.verdict.substr(1);
+    saved.bytes = result.bytes;
   } else {
-    if (!options.return_failures || tried.verdict[0] != kBad) {
-      fail_together(tried.error, tried.verdict);
+    if (!options.return_failures || result.verdict[0] != kFileError) {
+      throw_failure(result.error, result.verdict);
     }
-    saved.failure = reason_in(tried.verdict);
+    saved.failure = reason_in(result.verdict);
     warn(str("step ", about.step, " is NOT SAVED: ", saved.failure));
   }
   saved.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();

@@ -13,42 +13,43 @@
 
 namespace tessera::checkpoint {
 
-// The ranks that save together, without saying how they talk. By default, one rank alone.
+// The ranks that save together, with their communication. Default: one rank.
 struct Team {
   int rank = 0, size = 1;
-  // Collective. Rank 0 gets the texts of all, in rank order; what others get is not looked at.
+  // Collective. Returns the texts of all ranks, in rank order, on rank 0; ignored on other ranks.
   std::function<std::vector<std::string>(std::string)> gather = [](std::string text) {
     return std::vector<std::string>{std::move(text)};
   };
-  // Collective. All get the text of rank 0.
+  // Collective. Returns the text of rank 0 on all ranks.
   std::function<std::string(std::string)> broadcast = [](std::string text) { return text; };
 };
 
 struct SaveOptions {
   Retention retention;
   std::shared_ptr<FileSystem> files = local_files();
-  Warn warn;  // also told of an old checkpoint that cannot be removed
+  Warn warn;  // also called if an old checkpoint cannot be removed
   Charge charge = {};
-  // What the file system could not do (a full disk, say) is tried again so often, all ranks
-  // together, after pauses of retry_seconds, twice that … up to a minute; warn is told.
+  // Number of retries by all ranks after an error of the file system, such as a full disk. Calls
+  // `warn` before each one.
   int retries = 0;
+  // Seconds before the first retry. Doubles with each retry, up to a minute.
   double retry_seconds = 1;
-  // Then what still fails so is returned as Saved::failure on all ranks, and warn is told, so that
-  // whatever they do can go on. A wrong call and a rank that is gone are thrown all the same.
+  // If the file system still fails, calls `warn` and returns Saved::failure on all ranks, so that
+  // training can continue. Errors of the caller and dead ranks are always thrown.
   bool return_failures = false;
 };
 
 struct Saved {
   std::string folder;
-  std::int64_t bytes = 0;  // that this rank wrote
+  std::int64_t bytes = 0;  // written by this rank
   double seconds = 0;
-  std::string failure;  // why nothing was published; see SaveOptions::return_failures
+  std::string failure;  // reason if nothing was published; see return_failures
 };
 
-// Collective: saves the shards of all ranks as dir/step-…, all ranks writing at once; see
-// [Note: publish]. What fails on one rank fails on all: with its own error there, and with a
-// PeerError that names it on the others. Earlier checkpoints are untouched then. Memory: see
-// [Note: memory], and the manifest on rank 0.
+// Collective. Saves the shards of all ranks to dir/step-…; all ranks write concurrently, see
+// [Note: publish]. A failure on one rank throws on all ranks: its own error there, and a PeerError
+// that names it on the others. Earlier checkpoints are then unchanged. For memory use see
+// [Note: memory]; rank 0 also holds the manifest.
 Saved save(const std::string& dir, const Description& about, const std::vector<Shard>& shards,
            const Team& team = {}, const SaveOptions& options = {});
 

@@ -30,12 +30,12 @@ std::int64_t count_of(const std::vector<Run>& runs) {
   return count;
 }
 
-std::vector<Stripe> to_stripes(const std::vector<Run>& runs) {
-  std::vector<Stripe> stripes;
+std::vector<StridedRun> to_strided_runs(const std::vector<Run>& runs) {
+  std::vector<StridedRun> strided_runs;
   for (const Run& run : runs) {
     if (run.count == 0) continue;
-    if (!stripes.empty()) {
-      Stripe& last = stripes.back();
+    if (!strided_runs.empty()) {
+      StridedRun& last = strided_runs.back();
       const std::int64_t step = run.whole - (last.whole + (last.times - 1) * last.stride);
       if (step == last.count && last.times == 1) {
         last.count += run.count;
@@ -48,18 +48,18 @@ std::vector<Stripe> to_stripes(const std::vector<Run>& runs) {
         continue;
       }
     }
-    stripes.push_back({run.whole, run.count, 1, 0});
+    strided_runs.push_back({run.whole, run.count, 1, 0});
   }
-  return stripes;
+  return strided_runs;
 }
 
-std::vector<Run> to_runs(const std::vector<Stripe>& stripes) {
+std::vector<Run> to_runs(const std::vector<StridedRun>& strided_runs) {
   std::vector<Run> runs;
   std::int64_t local = 0;
-  for (const Stripe& stripe : stripes) {
-    for (std::int64_t i = 0; i < stripe.times; ++i) {
-      runs.push_back({stripe.whole + i * stripe.stride, local, stripe.count});
-      local += stripe.count;
+  for (const StridedRun& run : strided_runs) {
+    for (std::int64_t i = 0; i < run.times; ++i) {
+      runs.push_back({run.whole + i * run.stride, local, run.count});
+      local += run.count;
     }
   }
   return runs;

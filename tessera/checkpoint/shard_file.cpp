@@ -18,7 +18,7 @@ ShardFileTable write_shard_file(FileSystem& files, const std::string& folder, in
   std::vector<Outgoing> outgoing;
   for (ShardFileTensor& tensor : tensors) {
     StoredTensor entry;
-    // Several shards of one state are several tensors; a parameter may have such a name itself.
+    // Several shards of a state are several tensors. Avoids the names of other parameters.
     const std::string name = tensor.state + "/" + tensor.param;
     entry.name = name;
     for (int& times = used[name]; stored.contains(entry.name);) {
@@ -27,14 +27,14 @@ ShardFileTable write_shard_file(FileSystem& files, const std::string& folder, in
     entry.param = tensor.param;
     entry.state = tensor.state;
     entry.dtype = tensor.dtype;
-    entry.stripes = std::move(tensor.stripes);
+    entry.strided_runs = std::move(tensor.strided_runs);
     Outgoing& out = outgoing.emplace_back();
     out.entry.name = entry.name;
     out.entry.dtype = entry.dtype;
-    // What is whole has its shape, so that any reader of safetensors can use it.
+    // A whole parameter keeps its shape, so that any safetensors reader can use it.
     const ParamSpec& spec = *specs.at(entry.param);
     const std::int64_t elements = entry.elements();
-    const bool whole = entry.stripes.size() == 1 && elements == elements_of(spec.shape);
+    const bool whole = entry.strided_runs.size() == 1 && elements == elements_of(spec.shape);
     out.entry.shape = whole ? spec.shape : std::vector<std::int64_t>{elements};
     out.source = std::move(tensor.source);
     stored[entry.name] = std::move(entry);
@@ -50,7 +50,7 @@ ShardFileTable write_shard_file(FileSystem& files, const std::string& folder, in
   table.file.bytes = written.bytes;
   table.file.header_bytes = written.header_bytes;
   table.file.header_checksum = written.header_checksum;
-  // The writer chose the order.
+  // The writer has changed the order.
   for (std::size_t i = 0; i < outgoing.size(); ++i) {
     StoredTensor& tensor = stored[outgoing[i].entry.name];
     tensor.checksums = written.checksums[i];

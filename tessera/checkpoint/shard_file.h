@@ -8,16 +8,16 @@
 
 namespace tessera::checkpoint {
 
-// A tensor for a shard file, wherever its bytes come from.
+// A tensor to write to a shard file.
 struct ShardFileTensor {
   std::string param;
   std::string state;
   DType dtype = DType::f32;
-  std::vector<Stripe> stripes;  // not empty
+  std::vector<StridedRun> strided_runs;  // not empty
   Source source;
 };
 
-// Writes a rank's shard file into the folder of a checkpoint.
+// Writes the shard file of a rank to the folder of a checkpoint.
 ShardFileTable write_shard_file(FileSystem& files, const std::string& folder, int rank,
                                 const Description& about, std::vector<ShardFileTensor> tensors,
                                 const Charge& charge = {});

@@ -9,8 +9,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Builds the value while it is parsed, and sees by the objects themselves what is there twice: a
-// set of the keys beside them would take longer than all of the rest.
+// Builds the value during parsing. Detects duplicate keys when it inserts them into the objects: a
+// separate set of keys would take longer than the rest of the parser.
 class StrictBuilder : public nlohmann::json_sax<nlohmann::json> {
  public:
   using Json = nlohmann::json;
@@ -31,23 +31,23 @@ class StrictBuilder : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return end(); }
   bool end_array() override { return end(); }
   bool key(string_t& name) override {
-    auto& object = around_.back()->get_ref<Json::object_t&>();
-    const auto [place, fresh] = object.try_emplace(std::move(name));
-    if (!fresh) throw DataError(str(where_, " has ", quote(place->first), " twice"));
+    auto& object = open_.back()->get_ref<Json::object_t&>();
+    const auto [place, inserted] = object.try_emplace(std::move(name));
+    if (!inserted) throw DataError(str(where_, " has ", quote(place->first), " twice"));
     member_ = &place->second;
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
-    throw DataError(str(where_, " is no JSON: ", json_error_text(error.what())));
+    throw DataError(str(where_, " is not valid JSON: ", json_error_text(error.what())));
   }
 
  private:
-  // Where the next value goes: behind its key, or at the end of the list.
+  // Stores the next value: after its key, or at the end of the list.
   template <typename Value>
   Json& place(Value&& value) {
-    if (around_.empty()) return root_ = Json(std::forward<Value>(value));
-    if (around_.back()->is_object()) return *member_ = Json(std::forward<Value>(value));
-    auto& list = around_.back()->get_ref<Json::array_t&>();
+    if (open_.empty()) return root_ = Json(std::forward<Value>(value));
+    if (open_.back()->is_object()) return *member_ = Json(std::forward<Value>(value));
+    auto& list = open_.back()->get_ref<Json::array_t&>();
     return list.emplace_back(std::forward<Value>(value));
   }
   template <typename Value>
@@ -56,20 +56,20 @@ class StrictBuilder : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool begin(Json::value_t kind) {
-    if (around_.size() >= most_depth_) throw DataError(where_ + " is nested too deeply");
-    around_.push_back(&place(kind));
+    if (open_.size() >= most_depth_) throw DataError(where_ + " is nested too deeply");
+    open_.push_back(&place(kind));
     return true;
   }
   bool end() {
-    around_.pop_back();
+    open_.pop_back();
     return true;
   }
 
   std::size_t most_depth_;
   const std::string& where_;
   Json root_;
-  std::vector<Json*> around_;  // objects and lists that are begun: they do not move meanwhile
-  Json* member_ = nullptr;     // of the innermost object, whose key was read
+  std::vector<Json*> open_;  // open objects and lists, outermost first; they do not move while open
+  Json* member_ = nullptr;   // value of the last key of the innermost object
 };
 
 }  // namespace

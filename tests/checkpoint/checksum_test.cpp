@@ -10,7 +10,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// The definition, bit by bit.
+// Reference: the definition, bit by bit.
 std::uint32_t slow_crc(const std::string& text) {
   std::uint32_t crc = 0xffffffffu;
   for (const char c : text) {
@@ -27,13 +27,13 @@ std::string noise(std::size_t size, std::uint64_t seed) {
   return text;
 }
 
-TEST(Checksum, KnownValues) {
+TEST(Checksum, MatchesKnownValues) {
   EXPECT_EQ(crc32c("123456789"), 0xe3069283u);
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);
   EXPECT_EQ(crc32c(""), 0u);
 }
 
-TEST(Checksum, AllWaysAgreeAtEverySizeAndPlace) {
+TEST(Checksum, AllVersionsAgreeForEverySizeAndOffset) {
   const std::string text = noise(300, 7);
   for (std::size_t begin = 0; begin < 9; ++begin) {
     for (std::size_t size = 0; begin + size <= text.size(); ++size) {
@@ -49,8 +49,8 @@ TEST(Checksum, AllWaysAgreeAtEverySizeAndPlace) {
   }
 }
 
-// Long ones are taken in strands of 2 KiB, four at a time.
-TEST(Checksum, LongTexts) {
+// Long texts are processed in lanes of 2 KiB, four at a time.
+TEST(Checksum, AllVersionsAgreeForLongTexts) {
   const std::string text = noise(20'000, 9);
   for (std::size_t size = 8'100; size < text.size(); size += 97) {
     const std::size_t begin = size % 11, whole = size - begin;
@@ -60,7 +60,7 @@ TEST(Checksum, LongTexts) {
   EXPECT_EQ(crc32c(text), slow_crc(text));
 }
 
-TEST(Checksum, FindsEveryFlippedBitAndPairs) {
+TEST(Checksum, DetectsEveryFlippedBitAndPair) {
   std::string text = noise(600, 8);
   const std::uint32_t right = crc32c(text);
   for (std::size_t bit = 0; bit < 8 * text.size(); ++bit) {
@@ -75,7 +75,7 @@ TEST(Checksum, FindsEveryFlippedBitAndPairs) {
   ASSERT_EQ(crc32c(text), right);
 }
 
-TEST(Checksum, BlocksAtOnceAreBlocksOneByOne) {
+TEST(Checksum, BlocksAtOnceEqualBlocksOneByOne) {
   const auto block = static_cast<std::size_t>(kBlockBytes);
   const std::string text = noise(9 * block + 5, 9);
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, block, 4 * block, 4 * block + 1,
@@ -90,7 +90,7 @@ TEST(Checksum, BlocksAtOnceAreBlocksOneByOne) {
   }
 }
 
-TEST(Checksum, Hexadecimal) {
+TEST(Checksum, ConvertsToHexadecimalAndBack) {
   const std::vector<std::uint32_t> values = {0, 1, 0xffffffffu, 0x12345678u, 0x9abcdef0u};
   std::vector<std::uint32_t> back;
   EXPECT_EQ(to_hex(values), "0000000000000001ffffffff123456789abcdef0");

@@ -14,7 +14,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// The value of a 16-bit float by its definition.
+// Value of a 16-bit float, from the definition of the format.
 double slow_value(std::uint16_t bits, int exponent_bits, int fraction_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = (bits >> fraction_bits) & ((1 << exponent_bits) - 1);
@@ -35,7 +35,7 @@ To one(DType from, From value, DType to, Rounding rounding, std::int64_t& done) 
   return out;
 }
 
-TEST(DTypes, NamesAndSizes) {
+TEST(DTypes, HaveStoredNamesAndSizes) {
   EXPECT_EQ(bytes_of(DType::bf16), 2);
   EXPECT_EQ(stored_name(DType::f8_e4m3), "F8_E4M3");
   EXPECT_FALSE(convertible(DType::f32, DType::i32));
@@ -43,7 +43,7 @@ TEST(DTypes, NamesAndSizes) {
   EXPECT_TRUE(convertible(DType::i64, DType::i64));
 }
 
-TEST(DTypes, EveryNarrowValueWidensExactlyAndComesBack) {
+TEST(DTypes, RoundTripsEveryNarrowValue) {
   for (const DType narrow : {DType::f16, DType::bf16}) {
     for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
       const auto value = static_cast<std::uint16_t>(bits);
@@ -66,7 +66,7 @@ TEST(DTypes, EveryNarrowValueWidensExactlyAndComesBack) {
   }
 }
 
-// Nearest by search: of all values of the type, the one that lies closest, the even one in a tie.
+// Reference by search: the closest of all values of the type, the even one in a tie.
 std::uint16_t slow_nearest(double value, int exponent_bits, int fraction_bits) {
   const auto infinity = static_cast<std::uint16_t>(((1 << exponent_bits) - 1) << fraction_bits);
   const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
@@ -78,7 +78,7 @@ std::uint16_t slow_nearest(double value, int exponent_bits, int fraction_bits) {
   }
   if (slow_value(low, exponent_bits, fraction_bits) == value) return sign | low;
   if (std::isinf(value)) return sign | infinity;
-  // Infinity stands where the next value would.
+  // Infinity takes the position of the next value.
   const double below = slow_value(low, exponent_bits, fraction_bits);
   const double above = high == infinity ? std::ldexp(1.0, (1 << (exponent_bits - 1)))
                                         : slow_value(high, exponent_bits, fraction_bits);
@@ -87,7 +87,7 @@ std::uint16_t slow_nearest(double value, int exponent_bits, int fraction_bits) {
   return static_cast<std::uint16_t>(sign | (take_low ? low : high));
 }
 
-TEST(DTypes, NarrowingRoundsToNearestAndSaysWhatIsNotExact) {
+TEST(DTypes, NarrowingRoundsToNearestAndReportsInexactValues) {
   const Philox random(3, 4);
   std::vector<std::uint32_t> samples = {0x00000001u, 0x33000000u, 0x33000001u, 0x387fc000u,
                                         0x387fffffu, 0x477fefffu, 0x477ff000u, 0x477fe000u,
@@ -95,8 +95,8 @@ TEST(DTypes, NarrowingRoundsToNearestAndSaysWhatIsNotExact) {
                                         0x3f808000u, 0x3f818000u, 0x3f801000u, 0x3f803000u};
   for (std::uint64_t i = 0; i < 20000; ++i) {
     std::uint32_t bits = random.bits(i);
-    if (i % 2 == 0) bits = (bits & 0x8fffffffu) | 0x30000000u;  // where f16 has its values
-    if (i % 3 == 0) bits &= 0xffffe000u;                        // many that are exact
+    if (i % 2 == 0) bits = (bits & 0x8fffffffu) | 0x30000000u;  // in the range of f16
+    if (i % 3 == 0) bits &= 0xffffe000u;                        // many exact values
     samples.push_back(bits);
   }
   for (const std::uint32_t bits : samples) {
@@ -122,7 +122,7 @@ TEST(DTypes, NarrowingRoundsToNearestAndSaysWhatIsNotExact) {
       slow_value(one<std::uint16_t>(DType::f32, nan, DType::f16, Rounding::nearest, done), 5, 10)));
 }
 
-TEST(DTypes, StopsAtTheFirstThatDoesNotFit) {
+TEST(DTypes, StopsAtTheFirstInexactValue) {
   const std::vector<float> values = {1, 2, 0.1f, 4};
   std::vector<std::uint16_t> out(4, 0);
   const auto run = [&](Rounding rounding) {

@@ -14,7 +14,7 @@ struct FaultyFiles::WatchedFile : File {
       : owner(std::move(o)), path(std::move(p)), file(std::move(f)) {}
   void write(std::int64_t offset, const std::byte* data, std::int64_t bytes) override {
     const std::lock_guard lock(owner->mutex_);
-    // A write that fails has often done a part.
+    // A failed write often writes a part.
     if (bytes > 1 && !owner->dead_ && owner->count_ + 1 == owner->fault_.at) {
       file->write(offset, data, bytes / 2);
     }

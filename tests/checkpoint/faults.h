@@ -14,16 +14,16 @@
 
 namespace tessera::checkpoint {
 
-struct Crash {};  // not a std::exception: nothing may handle it
+struct Crash {};  // not a std::exception, so that no code handles it
 
 struct Fault {
   enum class Kind { none, error, crash };
   Kind kind = Kind::none;
-  int at = 0;  // the operation, from 1
-  // What the machine forgets when it dies, of what was not synced.
-  bool lose_contents = false;  // of files: half of them
-  bool lose_entries = false;   // files of folders, and renames
-  bool exchanges = true;       // two names may change places at once
+  int at = 0;  // number of the operation, from 1
+  // Unsynced state that is lost in a crash.
+  bool lose_contents = false;  // half of the contents of files
+  bool lose_entries = false;   // entries of folders, and renames
+  bool exchanges = true;       // names can be exchanged atomically
 };
 
 class FaultyFiles : public FileSystem, public std::enable_shared_from_this<FaultyFiles> {
@@ -45,7 +45,7 @@ class FaultyFiles : public FileSystem, public std::enable_shared_from_this<Fault
 
  private:
   struct WatchedFile;
-  // Counts an operation, and fails or dies if it is the one.
+  // Counts an operation, and fails or crashes if it is the chosen one.
   void operation(const std::string& what);
   void forget();
 
@@ -57,7 +57,7 @@ class FaultyFiles : public FileSystem, public std::enable_shared_from_this<Fault
   bool dead_ = false;
   std::set<std::string> unsynced_files_, unsynced_entries_;
   std::vector<std::pair<std::string, std::string>> unsynced_renames_;  // the new name first
-  bool exchanged_ = false;                                             // the last of them
+  bool exchanged_ = false;  // whether the last one was an exchange
 };
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// Whatever fails, and whenever the machine dies: the old checkpoint or the new one loads.
+// After any failure or crash, the old or the new checkpoint loads.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -29,7 +29,7 @@ Model model_of_seed(std::uint64_t seed) {
   return model;
 }
 
-// Names in the folder that no finished save leaves.
+// Returns names in the folder that a finished save does not leave.
 std::vector<std::string> leftovers(const std::string& dir) {
   std::vector<std::string> found;
   for (const std::string& name : local_files()->list(dir)) {
@@ -38,7 +38,7 @@ std::vector<std::string> leftovers(const std::string& dir) {
   return found;
 }
 
-// Saves step `step` of `model` on three ranks that shard a faulty file system.
+// Saves step `step` of `model` on three ranks that share a faulty file system.
 std::vector<std::string> try_save(const Model& model, const std::string& dir, std::int64_t step,
                                   const std::shared_ptr<FileSystem>& files,
                                   const Retention& retention = {}) {
@@ -52,7 +52,7 @@ std::vector<std::string> try_save(const Model& model, const std::string& dir, st
 
 struct Scenario {
   const char* name;
-  std::int64_t step;  // that is saved over an existing step 1
+  std::int64_t step;  // saved while step 1 exists
   Retention retention;
 };
 const std::vector<Scenario>& scenarios() {
@@ -61,7 +61,7 @@ const std::vector<Scenario>& scenarios() {
   return all;
 }
 
-TEST(Faults, TheMachineDiesAtEveryOperation) {
+TEST(Faults, SurvivesACrashAtEveryOperation) {
   int crashes = 0;
   for (const Scenario& scenario : scenarios()) {
     for (const int forgets : {0, 1, 2, 3}) {
@@ -76,7 +76,7 @@ TEST(Faults, TheMachineDiesAtEveryOperation) {
         try_save(model_of_seed(2), dir.path, scenario.step, files, scenario.retention);
         struck = files->struck();
         crashes += struck;
-        // A new process looks for the newest.
+        // A new process finds the newest checkpoint.
         const Latest latest = find_latest(dir.path, true);
         ASSERT_NE(latest.folder, "");
         EXPECT_TRUE(latest.skipped.empty()) << latest.skipped[0];
@@ -86,7 +86,7 @@ TEST(Faults, TheMachineDiesAtEveryOperation) {
         ASSERT_TRUE(is_old != is_new);
         EXPECT_TRUE(struck || is_new);
         EXPECT_EQ(checkpoint.about().step, is_new ? scenario.step : 1);
-        // And the next save works, and clears up.
+        // The next save works and removes leftovers.
         save_model(model_of_seed(3), dir.path, 3, "dp=1", true);
         EXPECT_EQ(leftovers(dir.path), std::vector<std::string>{});
         Checkpoint next(dir / "step-00000003");
@@ -98,7 +98,7 @@ TEST(Faults, TheMachineDiesAtEveryOperation) {
   EXPECT_GT(crashes, tessera::testing::kSanitized ? 50 : 200);
 }
 
-TEST(Faults, EveryOperationFails) {
+TEST(Faults, SurvivesAFailureOfEveryOperation) {
   for (const Scenario& scenario : scenarios()) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
@@ -127,8 +127,8 @@ TEST(Faults, EveryOperationFails) {
   }
 }
 
-// As on most network file systems. Only a machine that dies between two renames lacks the step.
-TEST(Faults, AStepIsSavedAgainWhereNamesCannotBeExchanged) {
+// As on most network file systems. The step is lost only by a crash between two renames.
+TEST(Faults, SavesAStepAgainWithoutExchangingNames) {
   for (const Fault::Kind kind : {Fault::Kind::error, Fault::Kind::crash}) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
@@ -158,8 +158,8 @@ TEST(Faults, AStepIsSavedAgainWhereNamesCannotBeExchanged) {
   }
 }
 
-// On a network file system a file that somebody has open cannot be removed.
-TEST(Faults, WhatCannotBeRemovedKeepsNobodyFromSaving) {
+// On a network file system a file that is open elsewhere cannot be removed.
+TEST(Faults, LeftoversThatCannotBeRemovedDoNotPreventSaving) {
   class Busy : public FaultyFiles {
    public:
     explicit Busy(std::string folder) : FaultyFiles(Fault{}), folder_(std::move(folder)) {}
@@ -182,12 +182,12 @@ TEST(Faults, WhatCannotBeRemovedKeepsNobodyFromSaving) {
     Checkpoint checkpoint(dir / "step-00000002");
     EXPECT_EQ(load_and_compare(model_of_seed(seed), checkpoint, "dp=2", true), "");
   };
-  // What retention has renamed, and could not remove.
+  // A checkpoint that retention renamed but could not remove.
   save_model(model_of_seed(1), dir.path, 1, "dp=2", true);
   std::filesystem::rename(dir / "step-00000001", dir / ".old-step-00000001");
   options.files = std::make_shared<Busy>(".old-step-00000001/");
   EXPECT_NO_THROW(save_seed(2));
-  // The same step again: it is saved, whatever becomes of the one before.
+  // The same step again: it is saved even if the old one cannot be removed.
   options.files = std::make_shared<Busy>(".tmp-step-00000002/");
   EXPECT_NO_THROW(save_seed(3));
   ASSERT_EQ(warnings.size(), 2u);
@@ -200,7 +200,7 @@ TEST(Faults, WhatCannotBeRemovedKeepsNobodyFromSaving) {
   EXPECT_EQ(warnings.size(), 2u);
 }
 
-TEST(Faults, OneRankCannotWrite) {
+TEST(Faults, AFailureOfOneRankFailsAllRanks) {
   const TemporaryFolder dir;
   save_model(model_of_seed(1), dir.path, 1, "dp=3", true);
   Ranks ranks(3);
@@ -223,7 +223,7 @@ TEST(Faults, OneRankCannotWrite) {
   EXPECT_EQ(leftovers(dir.path), std::vector<std::string>{});
 }
 
-TEST(Faults, OneRankDiesAtEveryOperation) {
+TEST(Faults, SurvivesTheDeathOfOneRankAtEveryOperation) {
   for (int victim = 0; victim < 3; ++victim) {
     bool struck = true;
     for (int at = 1; struck; ++at) {
@@ -250,7 +250,7 @@ TEST(Faults, OneRankDiesAtEveryOperation) {
   }
 }
 
-TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
+TEST(Faults, ReportsFileSizeLimitsAndReadOnlyFolders) {
   const TemporaryFolder dir;
   Model large = model_of_seed(2);
   large.params.push_back({"c", {1 << 20}});
@@ -258,7 +258,7 @@ TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
   std::filesystem::create_directory(dir / "closed");
   std::filesystem::permissions(
       dir / "closed", std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
-  // In a process of its own: the limits are the process's.
+  // In a child process, because the limits apply to the process.
   const pid_t child = ::fork();
   if (child == 0) {
     ::signal(SIGXFSZ, SIG_IGN);
@@ -291,7 +291,7 @@ TEST(Faults, AFileThatMayNotGrowAndAReadOnlyFolder) {
   std::filesystem::permissions(dir / "closed", std::filesystem::perms::owner_all);
 }
 
-TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
+TEST(Faults, FindLatestSkipsDamagedCheckpointsWithReasons) {
   const TemporaryFolder dir;
   EXPECT_EQ(find_latest(dir / "not-there").folder, "");
   std::ofstream(dir / "file") << "x";
@@ -310,14 +310,14 @@ TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
     file.seekp(4100);
     file.put('x');
   }
-  std::filesystem::create_directory(dir / "step-6");  // not how we write it
+  std::filesystem::create_directory(dir / "step-6");  // not our format
   std::filesystem::create_directory(dir / "step-00000x9");
   const Latest quick = find_latest(dir.path);
   EXPECT_EQ(quick.folder, dir / "step-00000002");
   ASSERT_EQ(quick.skipped.size(), 3u);
-  EXPECT_TRUE(contains(quick.skipped[0], "step-00000005 is passed over")) << quick.skipped[0];
+  EXPECT_TRUE(contains(quick.skipped[0], "step-00000005 is skipped")) << quick.skipped[0];
   EXPECT_TRUE(contains(quick.skipped[1], "rank-00001.safetensors: No such file"));
-  EXPECT_TRUE(contains(quick.skipped[2], "has 4200 bytes, wanted"));
+  EXPECT_TRUE(contains(quick.skipped[2], "has 4200 bytes, expected"));
   const Latest whole = find_latest(dir.path, true);
   EXPECT_EQ(whole.folder, dir / "step-00000001");
   ASSERT_EQ(whole.skipped.size(), 4u);
@@ -325,7 +325,7 @@ TEST(Faults, DamagedOnesArePassedOverAndTheReasonIsSaid) {
   EXPECT_TRUE(contains(whole.skipped[3], "damaged within bytes 4096 to"));
 }
 
-TEST(Faults, RetentionKeepsWhatItSays) {
+TEST(Faults, RetentionKeepsTheNewestAndMultiples) {
   const TemporaryFolder dir;
   SaveOptions options;
   options.retention = {2, 4};
@@ -333,13 +333,13 @@ TEST(Faults, RetentionKeepsWhatItSays) {
     save_model(model_of_seed(1), dir.path, step, "dp=1", true, Copies::counted, options);
   }
   EXPECT_EQ(steps_in(*local_files(), dir.path), (std::vector<std::int64_t>{4, 8, 9, 10}));
-  // After a roll-back, later steps do not count, and what was just saved stays.
+  // After a rollback later steps do not count, and the new checkpoint is kept.
   options.retention = {1, 0};
   save_model(model_of_seed(1), dir.path, 6, "dp=1", true, Copies::counted, options);
   EXPECT_EQ(steps_in(*local_files(), dir.path), (std::vector<std::int64_t>{6, 8, 9, 10}));
 }
 
-TEST(Faults, WhatIsMissingOrWrongIsNamed) {
+TEST(Faults, ErrorsNameWhatIsMissingOrWrong) {
   const TemporaryFolder dir;
   std::vector<float> values(10);
   auto* data = reinterpret_cast<std::byte*>(values.data());
@@ -355,7 +355,7 @@ TEST(Faults, WhatIsMissingOrWrongIsNamed) {
   };
   EXPECT_TRUE(contains(error_of({{"w", "param", DType::f32, {{0, 0, 4}, {7, 4, 3}}, data}}),
                        "elements 4 to 6 of the 10 of parameter \"w\", state \"param\""));
-  EXPECT_TRUE(contains(error_of({}), "no rank has anything of parameter \"w\""));
+  EXPECT_TRUE(contains(error_of({}), "no rank has any element of parameter \"w\""));
   EXPECT_TRUE(contains(error_of({{"v", "param", DType::f32, {{0, 0, 4}}, data}}), "no such"));
   EXPECT_TRUE(contains(error_of({{"w", "param", DType::f32, {{8, 0, 4}}, data}}), "has 10"));
   EXPECT_TRUE(contains(error_of({{"w", "param", DType::f32, {{0, 0, 4}}, nullptr}}), "no data"));
@@ -374,13 +374,13 @@ TEST(Faults, WhatIsMissingOrWrongIsNamed) {
     return "";
   };
   EXPECT_TRUE(contains(load_error({"w", "moment1", DType::f32, {{0, 0, 1}}, data}),
-                       "state \"moment1\" is not there; it has: param"));
+                       "state \"moment1\" does not exist; it has: param"));
   EXPECT_TRUE(contains(load_error({"w", "param", DType::f32, {{5, 0, 6}}, data}), "has 10"));
   EXPECT_TRUE(contains(load_error({"wv", "param", DType::f32, {}, data}), "did you mean w?"));
   EXPECT_EQ(load_error({"w", "param", DType::f32, {{5, 0, 5}}, data}), "");
 }
 
-TEST(Faults, TheBackgroundSaveTellsItsErrorOnce) {
+TEST(Faults, AsyncSaverReportsItsErrorOnce) {
   const TemporaryFolder dir;
   std::vector<float> values(10, 1.0f);
   const std::vector<Shard> shards = {
@@ -397,7 +397,7 @@ TEST(Faults, TheBackgroundSaveTellsItsErrorOnce) {
     EXPECT_THROW(saver.wait(), DataError);
     EXPECT_EQ(saver.wait().folder, "");
     saver.start(about, shards);
-    values.assign(10, 2.0f);  // the copy is what is saved
+    values.assign(10, 2.0f);  // the copy is saved
     about.step = 1;
     saver.start(about, shards);
     EXPECT_EQ(saver.wait().folder, dir / "step-00000001");

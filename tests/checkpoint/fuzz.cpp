@@ -17,7 +17,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// A mutational fuzzer: bytes, numbers and words of the format are changed, moved and repeated.
+// Mutational fuzzer: changes, moves and repeats bytes, numbers and words of the format.
 class Mutator {
  public:
   explicit Mutator(std::uint64_t seed) : random_(seed, 5) {}
@@ -84,14 +84,14 @@ class Mutator {
         case 2: text.erase(at, size); break;
         case 3: text.insert(at, words[below(words.size())]); break;
         case 4: text.insert(at, text.substr(below(text.size() + 1), below(80))); break;
-        case 5: {  // another number in the place of one
+        case 5: {  // replaces a number
           const std::size_t digit = text.find_first_of("0123456789", at);
           if (digit == std::string::npos) break;
           const std::size_t end = text.find_first_not_of("0123456789", digit);
           text.replace(digit, end == std::string::npos ? end : end - digit, words[below(13)]);
           break;
         }
-        default: {  // another word in the place of one
+        default: {  // replaces a word
           const std::size_t begin = text.find('"', at);
           if (begin == std::string::npos) break;
           const std::size_t end = text.find('"', begin + 1);
@@ -109,7 +109,7 @@ class Mutator {
   std::uint64_t counter_ = 0;
 };
 
-// What is accepted must hold together.
+// Checks the consistency of an accepted header.
 void expect_sound(const Header& header, std::int64_t data_bytes) {
   std::int64_t at = 0;
   for (const TensorEntry& tensor : header.tensors) {
@@ -133,7 +133,7 @@ void fuzz_headers(int count, std::uint64_t seed) {
   int accepted = 0;
   for (int i = 0; i < count; ++i) {
     const std::size_t which = mutator.below(seeds.size());
-    // Without most of the padding, where nothing happens; with the length as it should be, or not.
+    // Without most of the padding, which is not interesting; with a right or wrong length.
     std::string json = seeds[which].substr(8);
     json.resize(json.find_last_not_of(' ') + 1);
     json = mutator.mutate(json);
@@ -157,7 +157,7 @@ void fuzz_headers(int count, std::uint64_t seed) {
   EXPECT_LT(accepted, count / 2);
 }
 
-// Manifests with a right checksum, so that what follows it is reached.
+// Manifests with a correct checksum, so that the rest is parsed.
 void fuzz_manifests(int count, std::uint64_t seed) {
   const Model model = tiny_model();
   const TemporaryFolder dir;
@@ -165,7 +165,7 @@ void fuzz_manifests(int count, std::uint64_t seed) {
   const std::string path = folder + "/manifest.json";
   const std::string good = read_text(*local_files(), path, 1 << 20);
   const std::size_t begin = kChecksumBefore.size() + kChecksumDigits + kChecksumAfter.size();
-  // The same as version 1 had it.
+  // The same in the format of version 1.
   std::string old = good.substr(begin);
   for (const auto& [now, before] :
        {std::pair<std::string, std::string>{"\"version\": 2", "\"version\": 1"},
@@ -189,7 +189,7 @@ void fuzz_manifests(int count, std::uint64_t seed) {
       }
       check_complete(manifest, "m");
       if (accepted % 5 != 0) continue;
-      // Whatever the manifest says: loading fails, or reads bytes that have their checksums.
+      // Whatever the manifest contains, loading fails or reads bytes with correct checksums.
       write_text(*local_files(), path + ".new", text);
       local_files()->rename(path + ".new", path);
       Checkpoint checkpoint(folder);

@@ -4,9 +4,10 @@
 
 namespace tessera::checkpoint {
 
-// Made-up files: an error or something sound, never a crash. They print how many were accepted.
+// Fuzz tests: forged files cause an error or valid results, never a crash. Print the number
+// accepted.
 void fuzz_headers(int count, std::uint64_t seed);
-// Manifests with a right checksum, so that what follows it is reached; some are loaded by.
+// Manifests with a correct checksum, so that the rest is parsed. Also loads accepted ones.
 void fuzz_manifests(int count, std::uint64_t seed);
 
 }  // namespace tessera::checkpoint

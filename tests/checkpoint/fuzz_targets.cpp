@@ -34,7 +34,7 @@ void fuzz_header(std::string_view input) {
       at = tensor.end;
     }
     must(header.data_begin + at == memory.size(), "the end", input);
-    // What is read is what a writer would write, so that it is read again.
+    // A writer can write what was read, and it can be read again.
     const std::string again = header_bytes(header.tensors, header.metadata);
     MemoryFile written(again + std::string(static_cast<std::size_t>(at), 'd'));
     const Header second = read_header(written, "g");
@@ -46,8 +46,8 @@ void fuzz_header(std::string_view input) {
 
 namespace {
 
-// Cuts of a spec that was read hold together, and where the axes divide it, its ranks together
-// count every element once.
+// Checks that the cuts of a parsed spec are consistent and that, if the axes divide it, its ranks
+// together count every element once.
 void check_cuts(const ParamSpec& spec, std::string_view input) {
   for (const ParamSpec::Cut& cut : spec.cuts) {
     must(cut.dim >= 0 && cut.dim < static_cast<int>(spec.shape.size()), "the dim of a cut", input);
@@ -86,7 +86,7 @@ void fuzz_manifest(std::string_view input) {
              about.samples <= kMostCount,
          "counts", input);
     must(about.mesh.world() > 0 && about.mesh.world() <= kMostRanks, "a mesh", input);
-    std::int64_t bytes = 0, elements = 0, stretches = 0;  // none of which overflows
+    std::int64_t bytes = 0, elements = 0, run_total = 0;  // none of them overflows
     for (const ParamSpec& spec : about.params) {
       elements += elements_of(spec.shape);
       check_cuts(spec, input);
@@ -97,7 +97,7 @@ void fuzz_manifest(std::string_view input) {
       must(bytes <= kMostCount, "bytes", input);
       must(file.name.find('/') == std::string::npos && file.name.find('\n') == std::string::npos,
            "a file's name", input);
-      for (const StoredTensor& tensor : file.tensors) stretches += stretches_of(tensor);
+      for (const StoredTensor& tensor : file.tensors) run_total += run_count(tensor);
       for (const StoredTensor& tensor : file.tensors) {
         must(tensor.elements() >= 0 && tensor.elements() * bytes_of(tensor.dtype) <= file.bytes,
              "a tensor larger than its file", input);
@@ -109,8 +109,8 @@ void fuzz_manifest(std::string_view input) {
     const Manifest again = parse_manifest(to_text(manifest), "m");
     must(again.about.params == about.params, "the parameters", input);
     must(to_text(again) == to_text(manifest), "the way back", input);
-    // As where a checkpoint is read: not for files that cannot be so long.
-    if (bytes < (1 << 20) && stretches < (1 << 20)) check_complete(manifest, "m");
+    // As when a checkpoint is read: not for sizes that the files cannot have.
+    if (bytes < (1 << 20) && run_total < (1 << 20)) check_complete(manifest, "m");
   } catch (const DataError&) {
   }
 }

@@ -2,16 +2,16 @@
 
 #include <string_view>
 
-// What must hold for any input to the parsers of checkpoints: they throw DataError, or what they
-// accept is sound. Each aborts the program otherwise. For libFuzzer; fuzz.h has the mutating tests.
+// libFuzzer targets for the parsers of checkpoints: any input throws DataError or is accepted and
+// consistent. Otherwise they abort the program. The mutating tests are in fuzz.h.
 namespace tessera::checkpoint {
 
-// A safetensors file. The first byte says how: below 128, so many bytes of data follow a header,
-// which is the rest; otherwise the rest is the file as it is.
+// A safetensors file. If the first byte is below 128, the rest is a header, followed by that many
+// bytes of data. Otherwise the rest is the whole file.
 void fuzz_header(std::string_view input);
 // A manifest without its first line, which has the checksum.
 void fuzz_manifest(std::string_view input);
-// A list of hashes, as of sha256sum.
+// A list of hashes in the format of sha256sum.
 void fuzz_hashes(std::string_view input);
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// Damaged and made-up files: an error or the right data, never a crash, never silence.
+// Damaged and forged files cause an error or load the right data, never a crash or wrong data.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-TEST(Damage, EveryByteInTurn) {
+TEST(Damage, VerifyFindsEveryChangedByte) {
   const Model model = tiny_model();
   const TemporaryFolder dir;
   const std::string folder = save_model(model, dir.path, 1, "dp=2", true);
@@ -35,7 +35,7 @@ TEST(Damage, EveryByteInTurn) {
       try {
         Checkpoint checkpoint(folder);
         const bool found = !checkpoint.verify().empty();
-        ASSERT_TRUE(found) << name << " byte " << at << ": verify saw nothing";
+        ASSERT_TRUE(found) << name << " byte " << at << ": verify found nothing";
         ASSERT_EQ(load_and_compare(model, checkpoint, "dp=1", true), "") << name << " " << at;
       } catch (const DataError& error) {
         ++refused;
@@ -48,15 +48,15 @@ TEST(Damage, EveryByteInTurn) {
   EXPECT_EQ(load_and_compare(model, *std::make_unique<Checkpoint>(folder), "dp=1", true), "");
 }
 
-// A sanitizer makes each input many times as dear: there fewer do.
+// Sanitizers make each input much slower, so they run fewer.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kShare = 10;
 #else
 constexpr int kShare = 1;
 #endif
 
-TEST(Fuzz, Headers) { fuzz_headers(100'000 / kShare, 1); }
-TEST(Fuzz, Manifests) { fuzz_manifests(10'000 / kShare, 2); }
+TEST(Fuzz, HeadersNeverCrash) { fuzz_headers(100'000 / kShare, 1); }
+TEST(Fuzz, ManifestsNeverCrash) { fuzz_manifests(10'000 / kShare, 2); }
 
 }  // namespace
 }  // namespace tessera::checkpoint

@@ -24,8 +24,8 @@ class Hashes : public ::testing::Test {
   std::string folder_;
 };
 
-TEST_F(Hashes, Sha256sumAcceptsTheListAndWeAcceptIts) {
-  if (::system("sha256sum --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "no sha256sum here";
+TEST_F(Hashes, ListsAreCompatibleWithSha256sum) {
+  if (::system("sha256sum --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "needs sha256sum";
   const std::string list = dir_ / "list";
   std::ofstream(list) << to_text(hashes());
   const std::string check = "cd " + folder_ + " && sha256sum --strict -c " + list + " > /dev/null";
@@ -35,10 +35,10 @@ TEST_F(Hashes, Sha256sumAcceptsTheListAndWeAcceptIts) {
   EXPECT_EQ(differences(read_text(*local_files(), list, 1 << 20)), std::vector<std::string>{});
 }
 
-TEST_F(Hashes, AForgeryThatTheChecksumsDoNotSeeIsFound) {
+TEST_F(Hashes, DetectForgeryThatChecksumsMiss) {
   const std::string before = to_text(hashes());
   EXPECT_EQ(differences(before), std::vector<std::string>{});
-  // Another layout, with the right checksum: verify cannot know.
+  // Another layout with the right checksum: verify cannot detect it.
   std::string body = manifest_body(folder_);
   body.replace(body.find("\"bf16\""), 6, "\"fp32\"");
   write_manifest(folder_, sealed(body));
@@ -48,7 +48,7 @@ TEST_F(Hashes, AForgeryThatTheChecksumsDoNotSeeIsFound) {
   EXPECT_NE(found[0].find("manifest.json was changed"), std::string::npos) << found[0];
 }
 
-TEST_F(Hashes, WhatIsMissingOnEitherSideIsNamed) {
+TEST_F(Hashes, NameFilesMissingOnEitherSide) {
   const std::string list = to_text(hashes());
   const std::size_t second = list.find('\n') + 1;
   const auto without_first = differences(list.substr(second));
@@ -57,13 +57,13 @@ TEST_F(Hashes, WhatIsMissingOnEitherSideIsNamed) {
   const auto one_more = differences(list + std::string(64, '0') + "  rank-00009.safetensors\n");
   ASSERT_EQ(one_more.size(), 1u);
   EXPECT_NE(one_more[0].find("rank-00009.safetensors is in list"), std::string::npos);
-  // Lines of other checkpoints are not ours.
+  // Lines of other checkpoints are ignored.
   const std::string other = std::string(64, '0') + "  step-00000009/manifest.json\n";
   EXPECT_EQ(differences(list + other), std::vector<std::string>{});
   EXPECT_NE(differences(other)[0].find("another checkpoint"), std::string::npos);
 }
 
-TEST_F(Hashes, WhatIsNoListIsRefusedWithItsLine) {
+TEST_F(Hashes, RejectInvalidListsWithTheLine) {
   const std::string hash(64, 'a');
   for (const std::string& text :
        {std::string("x"), hash, hash + " x", hash + "  ", std::string(64, 'A') + "  x",

@@ -34,7 +34,7 @@ void write_json(const std::string& folder, const Json& json) {
   write_manifest(folder, sealed(json.dump().substr(1) + "\n"));
 }
 
-// Changes the manifest's JSON.
+// Changes the JSON of the manifest.
 Hostile edited(const std::string& name, bool refused, std::function<void(Json&)> change) {
   return {name, refused, [change = std::move(change)](const std::string& folder) {
             Json json = read_json(folder);
@@ -47,7 +47,7 @@ std::string first_shard(const std::string& folder) {
   return folder + "/" + read_json(folder).at("files").at(0).at("name").get<std::string>();
 }
 
-// Changes the header of the first shard, padded to its old length, and the checksum of it.
+// Changes the header of the first shard, padded to its old length, and its checksum.
 Hostile other_header(const std::string& name, std::function<std::string(std::string)> change) {
   return {name, true, [change = std::move(change)](const std::string& folder) {
             const std::string path = first_shard(folder);
@@ -154,7 +154,7 @@ void add_cuts(std::vector<Hostile>& all) {
   add("a cut of a dim that is not there",
       [=](Json& json) { json["params"][0]["cuts"] = {cut("tp", 2)}; });
   add("a cut behind the last dim", [=](Json& json) {
-    Json& param = json["params"][8];  // of the small model a number, which has no dim at all
+    Json& param = json["params"][8];  // in the small model a scalar without dims
     param["cuts"] = {cut("tp", static_cast<int>(param["shape"].size()))};
   });
   add("segments that are too short", [](Json& json) {
@@ -178,7 +178,7 @@ void add_cuts(std::vector<Hostile>& all) {
     json["params"][0]["tp_dim"] = 0;
     json["params"][0]["segments"] = {{48, 1}, {1, 1}};
   });
-  // The program can have cuts along an axis of the mesh that no model is cut along today.
+  // The format allows cuts along axes of the mesh that no model is cut along today.
   all.push_back(edited("a cut along pp", false,
                        [=](Json& json) { json["params"][0]["cuts"].push_back(cut("pp", 1)); }));
 }
@@ -232,8 +232,8 @@ void add_manifests(std::vector<Hostile>& all) {
     Json& tensors = json["files"][0]["tensors"];
     tensors.push_back(tensors[0]);
   }));
-  // What memory would be taken for each stretch of.
-  all.push_back(edited("2^40 stretches of a file that is not so long", true, [](Json& json) {
+  // Memory would be allocated for each run.
+  all.push_back(edited("2^40 runs of a file that is too short", true, [](Json& json) {
     json["params"][0]["shape"] = Json::array({std::int64_t{1} << 41});
     Json& file = json["files"][0];
     file["bytes"] = std::int64_t{1} << 46;
@@ -242,7 +242,7 @@ void add_manifests(std::vector<Hostile>& all) {
     tensor["elements"] = Json::array({Json::array({0, 1, std::int64_t{1} << 40, 2})});
   }));
   all.push_back(edited("another key", false, [](Json& json) { json["more"] = {1, 2, 3}; }));
-  // An axis that a manifest does not name has one rank: older programs had fewer axes.
+  // An axis that is missing in a manifest has one rank: older programs had fewer axes.
   all.push_back(edited("a mesh with one axis", false, [](Json& json) {
     json["mesh"] = {{"dp", 2}};
   }));
@@ -304,7 +304,7 @@ void add_files(std::vector<Hostile>& all) {
       spit(first_shard(folder), bytes);
     });
   }
-  all.push_back(other_header("a header that is no JSON", [](std::string) { return "{\"a\""; }));
+  all.push_back(other_header("a header that is not JSON", [](std::string) { return "{\"a\""; }));
   all.push_back(other_header("a header with a key twice", [](std::string header) {
     return "{\"__metadata__\":{}," + header.substr(1);
   }));

@@ -1,8 +1,7 @@
 #pragma once
 
-// Checkpoints that somebody made to do harm: every number too large, every part of the wrong kind,
-// links, pipes, files that are not as long as they say. All have right checksums, so that what is
-// behind those is reached.
+// Malicious checkpoints: numbers that are too large, values of the wrong kind, links, pipes, files
+// with wrong sizes. All have correct checksums, so that the checks after those are tested.
 
 #include <functional>
 #include <string>
@@ -12,16 +11,16 @@ namespace tessera::checkpoint {
 
 struct Hostile {
   std::string name;
-  // Whether a reader must refuse it. Otherwise it may be harmless (another layout's name, say):
-  // then it may be read or refused.
+  // True if a reader must reject it. Otherwise it may be harmless (such as the name of another
+  // layout) and may be accepted or rejected.
   bool refused = true;
-  std::function<void(const std::string& folder)> spoil;  // a good checkpoint, given its folder
-  bool large = false;  // only for processes with a limit on their memory
+  std::function<void(const std::string& folder)> spoil;  // changes a good checkpoint in this folder
+  bool large = false;                                    // only for processes with a memory limit
 };
 
 std::vector<Hostile> hostile_checkpoints();
 
-// Of a manifest without its first line: with that line, and the right checksum in it.
+// Adds the first line, with the correct checksum, to the rest of a manifest.
 std::string sealed(const std::string& body);
 std::string manifest_body(const std::string& folder);
 void write_manifest(const std::string& folder, const std::string& text);

@@ -1,4 +1,4 @@
-// What a manifest says is believed only as far as its files bear it out.
+// Numbers in a manifest are accepted only if the files can hold them.
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 class Limits : public ::testing::Test {
  protected:
   void SetUp() override { folder_ = save_model(model_, dir_.path, 1, "dp=2", true); }
-  // Another text in the manifest, with the right checksum.
+  // Replaces a text in the manifest and corrects the checksum.
   void change(const std::string& from, const std::string& to) const {
     std::string body = manifest_body(folder_);
     const std::size_t at = body.find(from);
@@ -30,7 +30,7 @@ class Limits : public ::testing::Test {
     write_manifest(folder_, sealed(body.replace(at, from.size(), to)));
   }
   std::string shard() const { return folder_ + "/" + shard_file_name(0); }
-  // All ways to read it, in one text: what they threw and what verify found.
+  // Errors of all ways to read it, and the problems found by verify, in one text.
   std::string problems() const {
     std::string all;
     all += error_of([&] {
@@ -59,15 +59,15 @@ class Limits : public ::testing::Test {
   std::string folder_;
 };
 
-TEST_F(Limits, AGoodOneHasNoProblems) { EXPECT_EQ(problems(), "\n\n"); }
+TEST_F(Limits, AGoodCheckpointHasNoProblems) { EXPECT_EQ(problems(), "\n\n"); }
 
-TEST_F(Limits, ASizeThatTheFileDoesNotHave) {
+TEST_F(Limits, RejectsASizeThatTheFileDoesNotHave) {
   const std::string bytes = "\"bytes\":" + std::to_string(fs::file_size(shard()));
   change(bytes, "\"bytes\":4503599627370496");  // 2^52
-  expect_refused_everywhere("wanted 4503599627370496");
+  expect_refused_everywhere("expected 4503599627370496");
 }
 
-TEST_F(Limits, CountsThatWouldOverflow) {
+TEST_F(Limits, RejectsCountsThatWouldOverflow) {
   for (const char* const count : {"\"step\": ", "\"samples\": "}) {
     const std::string good = manifest_body(folder_);
     const std::size_t at = good.find(count) + std::string(count).size();
@@ -79,7 +79,7 @@ TEST_F(Limits, CountsThatWouldOverflow) {
     }
     write_manifest(folder_, sealed(good));
   }
-  // The largest that is read is written too, and the next is not.
+  // The largest count that can be read can be written too, and the next cannot.
   Manifest manifest = Checkpoint(folder_).manifest();
   manifest.about.step = manifest.about.samples = kMostCount;
   EXPECT_EQ(parse_manifest(to_text(manifest), "m").about.step, kMostCount);
@@ -94,7 +94,7 @@ TEST_F(Limits, CountsThatWouldOverflow) {
   EXPECT_FALSE(fs::exists(dir_ / "next"));
 }
 
-TEST_F(Limits, AnUnknownAxisIsNamed) {
+TEST_F(Limits, NamesAnUnknownAxis) {
   const std::string good = manifest_body(folder_);
   change("\"axis\":\"tp\"", "\"axis\":\"ep\"");
   expect_refused_everywhere("this program has no axis \"ep\"");
@@ -105,14 +105,14 @@ TEST_F(Limits, AnUnknownAxisIsNamed) {
   expect_refused_everywhere("this program has no axis \"ep\"");
 }
 
-TEST_F(Limits, ANewerVersionIsNamed) {
+TEST_F(Limits, NamesANewerVersion) {
   change("\"version\": 2", "\"version\": 3");
   expect_refused_everywhere("has version 3 of the format");
   EXPECT_TRUE(contains(problems(), "reads versions 1 to 2; use a newer Tessera")) << problems();
 }
 
-// A cut along an axis that no model is cut along today comes back, and can be resharded.
-TEST_F(Limits, CutsOfSeveralAxesComeBack) {
+// A cut along an axis that no model is cut along today is kept and can be resharded.
+TEST_F(Limits, KeepsCutsOfSeveralAxes) {
   Manifest manifest = Checkpoint(folder_).manifest();
   manifest.about.params[0].cuts.push_back({Axis::pp, 1, {{2, 1}, {4, 0}}});
   EXPECT_EQ(parse_manifest(to_text(manifest), "m").about.params, manifest.about.params);
@@ -126,46 +126,46 @@ TEST_F(Limits, CutsOfSeveralAxesComeBack) {
   }
 }
 
-TEST_F(Limits, TheSameKeyTwice) {
+TEST_F(Limits, RejectsDuplicateKeys) {
   change("\"step\":", "\"step\": 5,\n\"step\":");
   EXPECT_TRUE(contains(problems(), "has \"step\" twice")) << problems();
 }
 
-TEST_F(Limits, LinksPipesAndFolders) {
+TEST_F(Limits, RejectsLinksPipesAndFolders) {
   const std::string away = dir_ / "away";
   fs::rename(shard(), away);
   fs::create_symlink(away, shard());
   expect_refused_everywhere("is a symbolic link");
   fs::remove(shard());
-  fs::create_symlink(shard_file_name(1), shard());  // inside the folder it is refused as well
+  fs::create_symlink(shard_file_name(1), shard());  // also rejected inside the folder
   expect_refused_everywhere("is a symbolic link");
   fs::remove(shard());
   ASSERT_EQ(::mkfifo(shard().c_str(), 0600), 0);
-  expect_refused_everywhere("is a pipe, wanted a regular file");
+  expect_refused_everywhere("is a pipe; must be a regular file");
   fs::remove(shard());
   fs::create_directory(shard());
-  expect_refused_everywhere("is a folder, wanted a regular file");
+  expect_refused_everywhere("is a folder; must be a regular file");
   fs::remove(shard());
   fs::rename(away, shard());
   EXPECT_EQ(problems(), "\n\n");
-  // The folder itself may be reached through one.
+  // The path of the folder may contain a link.
   fs::create_symlink(folder_, dir_ / "link");
   Checkpoint checkpoint(dir_ / "link");
   EXPECT_EQ(load_and_compare(model_, checkpoint, "dp=1", true), "");
   const std::string manifest = folder_ + "/manifest.json";
   fs::remove(manifest);
   ASSERT_EQ(::mkfifo(manifest.c_str(), 0600), 0);
-  expect_refused_everywhere("is a pipe, wanted a regular file");
+  expect_refused_everywhere("is a pipe; must be a regular file");
 }
 
-// The whole table, by the library. The commands have it in tests/cli, a resumption in tests/train.
-// A sanitizer makes each many times as dear: there every sixth does.
+// The whole table with the library. tests/cli has it for the commands, tests/train for resuming.
+// Sanitizers make each one much slower, so they run every sixth.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kEvery = 6;
 #else
 constexpr int kEvery = 1;
 #endif
-TEST_F(Limits, NothingHostileIsFoundGood) {
+TEST_F(Limits, RejectsEveryHostileCheckpoint) {
   int count = 0, number = 0;
   for (const Hostile& hostile : hostile_checkpoints()) {
     if (hostile.large || number++ % kEvery != 0) continue;

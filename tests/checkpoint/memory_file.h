@@ -9,7 +9,7 @@
 
 namespace tessera::checkpoint {
 
-// A file to read, out of memory.
+// A readable in-memory file.
 class MemoryFile : public File {
  public:
   explicit MemoryFile(std::string text) : text_(std::move(text)) {}

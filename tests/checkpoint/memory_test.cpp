@@ -1,5 +1,5 @@
-// What saving and loading take besides the state: every allocation of a rank is counted, whoever
-// makes it, by replacing operator new. A unit is what a block has of parameters and their states.
+// Memory of saving and loading besides the state. A replaced operator new counts every allocation
+// of a rank. A unit is the parameters of a block with their states.
 
 #include <gtest/gtest.h>
 
@@ -26,10 +26,10 @@ struct Count {
     }
   }
 };
-// Whom this thread's allocations are counted for; null: for nobody.
+// Counter of the allocations of this thread; null: not counted.
 thread_local Count* counted = nullptr;
 
-// Lies before every allocation, so that it is taken off the count it was added to.
+// Stored before every allocation, so that it is subtracted from the right counter.
 struct Label {
   Count* owner;
   void* begin;
@@ -113,7 +113,7 @@ std::int64_t shard_bytes(const std::vector<Shard>& shards) {
   return bytes;
 }
 
-// The same shards as if they lay on a device: nobody may touch the memory but by these.
+// The same shards as if in device memory: accessed only through fetch and store.
 void move_away(std::vector<Shard>& shards) {
   for (Shard& shard : shards) {
     const std::int64_t size = bytes_of(shard.dtype);
@@ -137,7 +137,7 @@ void move_away(std::vector<WantedShard>& wanted) {
 
 enum class Way { at_once, from_elsewhere, background };
 
-// The most that a rank took, less what it may take besides two units.
+// Returns the peak of a rank, without the memory that it may use besides two units.
 std::int64_t save_counted(const Model& model, const Layout& layout, const std::string& dir,
                           std::int64_t step, Way way) {
   const auto size = static_cast<std::size_t>(layout.mesh.world());
@@ -156,7 +156,7 @@ std::int64_t save_counted(const Model& model, const Layout& layout, const std::s
       return std::shared_ptr<void>(nullptr, [&, bytes](void*) { charges[rank].add(-bytes); });
     };
     Team team = plain;
-    // Also the first that a thread in the background calls.
+    // Also the first callback of a background thread.
     team.broadcast = [&](std::string text) {
       counted = &counts[rank];
       return plain.broadcast(std::move(text));
@@ -175,7 +175,7 @@ std::int64_t save_counted(const Model& model, const Layout& layout, const std::s
       }
     }
     counted = nullptr;
-    // What is charged is what is taken, but for texts and tables.
+    // All memory is charged except texts and tables.
     EXPECT_LE(charges[rank].peak, counts[rank].peak);
     EXPECT_GE(charges[rank].peak, snapshot);
     EXPECT_EQ(charges[rank].now, 0);
@@ -209,7 +209,7 @@ std::int64_t load_counted(const Model& model, const std::string& folder, const L
   return most;
 }
 
-TEST(Memory, SavingAndLoadingTakeLessThanTwoUnits) {
+TEST(Memory, SavingAndLoadingUseLessThanTwoUnits) {
   const Model model = many_units();
   std::int64_t saving = 0, loading = 0;
   for (const Layout& from : kLayouts) {
@@ -221,7 +221,7 @@ TEST(Memory, SavingAndLoadingTakeLessThanTwoUnits) {
       saving = std::max(saving, extra);
     }
     for (const Layout& to : kLayouts) {
-      // Each way for half of them, so that all layouts have both.
+      // Each variant for half of them, so that all layouts have both.
       const bool elsewhere = (&from - kLayouts.data() + (&to - kLayouts.data())) % 2 == 1;
       const std::int64_t extra = load_counted(model, find_latest(dir.path).folder, to, elsewhere);
       EXPECT_LE(extra, 2 * kUnit) << from.name << " to " << to.name;
@@ -233,7 +233,7 @@ TEST(Memory, SavingAndLoadingTakeLessThanTwoUnits) {
   EXPECT_GT(saving, 0);
 }
 
-TEST(Memory, ReshardTakesLessThanTwoUnits) {
+TEST(Memory, ReshardUsesLessThanTwoUnits) {
   const Model model = many_units();
   const TemporaryFolder dir;
   save_counted(model, kLayouts[3], dir / "from", 1, Way::at_once);

@@ -1,4 +1,4 @@
-// Whatever mesh saved, any other loads the same bits.
+// Any mesh loads the same bits, whatever mesh saved them.
 
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ std::string text(const Layout& layout) {
   return str(layout.mesh.words(" "), layout.sharded ? " in chunks" : " whole");
 }
 
-TEST(Meshes, AnyToAny) {
+TEST(Meshes, AnyMeshLoadsWhatAnyOtherSaved) {
   const Model model = small_model();
   for (const Copies copies : {Copies::counted, Copies::all}) {
     for (const Layout& source : layouts()) {
@@ -50,7 +50,7 @@ TEST(Meshes, AnyToAny) {
   }
 }
 
-TEST(Meshes, TheDescriptionComesBack) {
+TEST(Meshes, KeepTheDescription) {
   const Model model = small_model();
   const TemporaryFolder dir;
   const Checkpoint checkpoint(save_model(model, dir.path, 7, "dp=2,tp=2,pp=2", true));
@@ -71,7 +71,7 @@ TEST(Meshes, TheDescriptionComesBack) {
   EXPECT_THROW(checkpoint.expect({{"embed.wieght", {48, 6}, {{Axis::tp, 0}}}}), DataError);
 }
 
-TEST(Meshes, RanksThatKnowOnlyTheirOwnParameters) {
+TEST(Meshes, RanksMayDescribeOnlyTheirOwnParameters) {
   const Model model = small_model();
   const TemporaryFolder dir;
   const Axes mesh("pp=3");
@@ -91,8 +91,8 @@ TEST(Meshes, RanksThatKnowOnlyTheirOwnParameters) {
   EXPECT_EQ(load_and_compare(model, checkpoint, "dp=2,tp=2", true), "");
 }
 
-// Larger than a block and than a write, so that blocks, buffers and direct reads all take part.
-TEST(Meshes, LargeTensors) {
+// Larger than a block and a write, so that blocks, buffers and direct reads are all used.
+TEST(Meshes, LoadLargeTensors) {
   Model model;
   model.params = {{"rows", {1203, 1000}, {{Axis::tp, 0, {{3, 1}, {1200, 0}}}}},
                   {"columns", {700, 1200}, {{Axis::tp, 1}}},
@@ -108,7 +108,7 @@ TEST(Meshes, LargeTensors) {
   }
 }
 
-TEST(Meshes, ReshardIsWhatTheOtherMeshWouldHaveSaved) {
+TEST(Meshes, ReshardEqualsASaveOfTheOtherMesh) {
   const Model model = small_model();
   const TemporaryFolder dir;
   Checkpoint first(save_model(model, dir / "a", 5, "dp=2,tp=2", true));
@@ -125,13 +125,13 @@ TEST(Meshes, ReshardIsWhatTheOtherMeshWouldHaveSaved) {
     EXPECT_EQ(difference.about.size(), 1u);  // the mesh
     EXPECT_TRUE(difference.states.empty());
     EXPECT_EQ(difference.equal, 8 * 3);
-    EXPECT_THROW(reshard(first, to, mesh), UsageError);  // is there already
+    EXPECT_THROW(reshard(first, to, mesh), UsageError);  // already exists
   }
   EXPECT_THROW(reshard(first, dir / "c", "tp=5"), UsageError);
   EXPECT_FALSE(std::filesystem::exists(dir / "c"));
 }
 
-TEST(Meshes, OnlyTheNeededBytesAreRead) {
+TEST(Meshes, LoadReadsOnlyTheNeededBytes) {
   struct Counting : FileSystem {
     struct Counted : File {
       Counted(std::unique_ptr<File> f, std::int64_t& n) : file(std::move(f)), total(n) {}
@@ -178,15 +178,15 @@ TEST(Meshes, OnlyTheNeededBytesAreRead) {
   EXPECT_GE(files->read, 4000);
 }
 
-TEST(Meshes, ManyShardsOfOneStateAndScatteredMemory) {
-  // Every third element lies apart in memory, and the state is saved as two shards.
+TEST(Meshes, SupportManyShardsOfAStateInScatteredMemory) {
+  // Every third element is separate in memory, and the state is saved as two shards.
   const std::int64_t n = 30000;
   std::vector<float> memory(3 * n);
   for (std::int64_t i = 0; i < n; ++i) memory[static_cast<std::size_t>(3 * i)] = float(i);
   Shard even{"w", "param", DType::f32, {}, reinterpret_cast<const std::byte*>(memory.data())};
   Shard odd = even;
   for (std::int64_t i = 0; i < n; ++i) (i % 2 ? odd : even).runs.push_back({i, 3 * i, 1});
-  odd.runs.push_back({0, 0, 0});  // an empty run harms nobody
+  odd.runs.push_back({0, 0, 0});  // an empty run is harmless
   Description about;
   about.params = {{"w", {n}}};
   const TemporaryFolder dir;
@@ -201,8 +201,8 @@ TEST(Meshes, ManyShardsOfOneStateAndScatteredMemory) {
       save(dir.path, about, {even, odd});
     }
     Checkpoint checkpoint(dir / folder_name(about.step));
-    // Stripes keep the manifest small.
-    EXPECT_LE(checkpoint.manifest().files[0].tensors[0].stripes.size(), 2u);
+    // Strided runs keep the manifest small.
+    EXPECT_LE(checkpoint.manifest().files[0].tensors[0].strided_runs.size(), 2u);
     std::vector<float> back(static_cast<std::size_t>(n));
     checkpoint.load(
         {{"w", "param", DType::f32, {{0, 0, n}}, reinterpret_cast<std::byte*>(back.data())}});
@@ -240,7 +240,7 @@ TEST(Meshes, AParameterMayBeNamedLikeASecondShard) {
   }
 }
 
-TEST(Diff, ANanShowsWhateverElseDiffers) {
+TEST(Diff, ReportsANanEvenIfOtherValuesDiffer) {
   const TemporaryFolder dir;
   Description about;
   about.params = {{"w", {3}}};
@@ -261,7 +261,7 @@ TEST(Diff, ANanShowsWhateverElseDiffers) {
   EXPECT_TRUE(std::isnan(difference.states[0].largest));
 }
 
-TEST(Meshes, TypesAreConvertedWhereThatIsExact) {
+TEST(Meshes, ConvertTypesIfExact) {
   std::vector<float> exact(100), rough(100);
   for (int i = 0; i < 100; ++i) {
     exact[static_cast<std::size_t>(i)] = static_cast<float>(i - 50);
@@ -290,7 +290,7 @@ TEST(Meshes, TypesAreConvertedWhereThatIsExact) {
   for (int i = 0; i < 100; ++i) ASSERT_EQ(value_at(DType::bf16, bytes(half), i), i - 50);
   try {
     checkpoint.load({{"w", "rough", DType::bf16, all, bytes(half)}});
-    FAIL() << "0.1 is no bf16";
+    FAIL() << "0.1 is not a bf16 value";
   } catch (const DataError& error) {
     EXPECT_NE(std::string(error.what()).find("value 0.1 at element 1"), std::string::npos)
         << error.what();

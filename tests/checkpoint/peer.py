@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads a safetensors file with the package safetensors and writes it anew: peer.py FROM TO.
+"""Reads a safetensors file with the package safetensors and writes it again: peer.py FROM TO.
 
 Needs no numpy: the package's core works on bytes."""
 

@@ -1,4 +1,4 @@
-// Our files read by the package safetensors, and its files read by us.
+// The Python package safetensors reads our files, and we read its files.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kPython = TESSERA_VENV_PYTHON;
 
-// What a shell command prints, and whether it succeeded.
+// Returns the output of a shell command and its success.
 bool shell(const std::string& command, const std::string& log, std::string& text) {
   const int status = ::system((command + " >" + log + " 2>&1").c_str());
   std::ifstream in(log);
@@ -47,7 +47,8 @@ class Peer : public ::testing::Test {
   void SetUp() override {
     std::string text;
     if (!shell(std::string(kPython) + " -c 'import safetensors'", dir_ / "log", text)) {
-      GTEST_SKIP() << "no package safetensors in .venv (scripts/setup.sh installs it): " << text;
+      GTEST_SKIP() << "needs the package safetensors in .venv (scripts/setup.sh installs it): "
+                   << text;
     }
   }
   // Through the package and back.
@@ -65,7 +66,7 @@ class Peer : public ::testing::Test {
   TemporaryFolder dir_;
 };
 
-TEST_F(Peer, EveryTypeAndManyShapes) {
+TEST_F(Peer, ReadsEveryTypeAndManyShapes) {
   std::vector<Outgoing> tensors;
   const std::string noise(100'000, 'n');
   for (const char* type : {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "I16",
@@ -84,7 +85,7 @@ TEST_F(Peer, EveryTypeAndManyShapes) {
   expect_same(dir_ / "all");
 }
 
-TEST_F(Peer, ShardsAndExports) {
+TEST_F(Peer, ReadsShardsAndExports) {
   const Model model = small_model();
   Checkpoint checkpoint(save_model(model, dir_.path, 1, "dp=2,tp=2", true));
   for (const StoredFile& file : checkpoint.manifest().files) {
@@ -92,7 +93,7 @@ TEST_F(Peer, ShardsAndExports) {
   }
   export_model(checkpoint, dir_ / "model.safetensors");
   expect_same(dir_ / "model.safetensors");
-  // And the export is the model.
+  // The export equals the model.
   const Contents exported = contents_of(dir_ / "model.safetensors");
   EXPECT_EQ(exported.size(), model.params.size());
   for (const ParamSpec& spec : model.params) {

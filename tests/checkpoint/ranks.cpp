@@ -124,7 +124,7 @@ RankState make_rank(const Model& model, const Axes& mesh, int rank, bool sharded
     const std::vector<Run> mine = cut(local_runs(spec, mesh, at), begin, chunk);
     std::vector<Run> saved =
         copies == Copies::all ? mine : cut(counted_runs(spec, mesh, at), begin, chunk);
-    // Whole parts: one rank of each data-parallel group is enough.
+    // Not sharded: one rank of each data-parallel group is enough.
     if ((at[Axis::dp_replicate] > 0 || (!sharded && at[Axis::dp_shard] > 0)) &&
         copies == Copies::counted)
       saved.clear();

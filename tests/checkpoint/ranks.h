@@ -1,7 +1,7 @@
 #pragma once
 
-// What the tests of checkpoints share: ranks as threads, and a model whose every element is known
-// without any mesh.
+// Helpers of the checkpoint tests: ranks as threads, and a model whose elements are known without a
+// mesh.
 
 #include <condition_variable>
 #include <cstdint>
@@ -18,12 +18,12 @@
 
 namespace tessera::checkpoint {
 
-// Ranks that talk through memory. A rank that has ended makes the others fail, as comm's do.
+// Ranks that communicate through memory. If a rank ends, the others fail, as with comm.
 class Ranks {
  public:
   explicit Ranks(int size) : size_(size), texts_(static_cast<std::size_t>(size)) {}
   Team team(int rank);
-  // Runs body(team) on a thread for each rank. What they threw, by rank: empty if nothing.
+  // Runs body(team) on a thread for each rank. Returns the errors by rank; empty: none.
   std::vector<std::string> run(const std::function<void(const Team&)>& body);
 
  private:
@@ -38,7 +38,7 @@ class Ranks {
   int gone_ = 0;
 };
 
-// The whole model: params and their states, with the bits of element i of a state.
+// The whole model: parameters and states, with the bits of element i of a state.
 struct Model {
   std::vector<ParamSpec> params;
   std::map<std::string, DType> states;  // the same for every parameter
@@ -46,27 +46,27 @@ struct Model {
 
   std::vector<std::byte> whole(const ParamSpec& spec, const std::string& state) const;
 };
-// Some of everything: cut by rows, by columns, segments with fewer kv heads, not cut, tiny, empty.
+// One of each kind: cut by rows, by columns, segments with fewer KV heads, not cut, tiny, empty.
 Model small_model();
 Description describe_model(const Model& model, std::int64_t step, const Axes& mesh, int stage);
 
-// What one rank of a mesh has: its memory, and shards that point into it.
+// State of one rank of a mesh: its memory, and shards that point to it.
 struct RankState {
   std::vector<std::vector<std::byte>> memory;
   std::vector<Shard> shards;
   std::vector<WantedShard> wanted;  // the same memory
 };
 enum class Copies { counted, all };
-// sharded: its chunk of each part, as the engine cuts; otherwise the whole part. Filled with the
-// model's values, or with 0xee.
+// Creates the state of a rank, filled with the values of the model or with 0xee. `sharded`: only
+// its data-parallel shard of each parameter, as the engine cuts them.
 RankState make_rank(const Model& model, const Axes& mesh, int rank, bool sharded, Copies copies,
                     bool filled);
 
-// Saves the model as a mesh would, all ranks as threads. Throws what rank 0 threw.
+// Saves the model like a mesh, with all ranks as threads. Throws the error of rank 0.
 std::string save_model(const Model& model, const std::string& dir, std::int64_t step,
                        const Axes& mesh, bool sharded, Copies copies = Copies::counted,
                        const SaveOptions& options = {});
-// Loads as a mesh would, rank by rank; returns the first difference from the model, or "".
+// Loads like a mesh, rank by rank. Returns the first difference from the model, or "".
 std::string load_and_compare(const Model& model, Checkpoint& from, const Axes& mesh, bool sharded);
 
 // Two parameters, one of them cut by tp, with two states.

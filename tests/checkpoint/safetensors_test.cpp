@@ -24,7 +24,7 @@ std::string refusal(const std::string& json, std::int64_t data) {
   return "";
 }
 
-TEST(Safetensors, ReadsWhatTheFormatAllows) {
+TEST(Safetensors, ReadsEverythingTheFormatAllows) {
   const Header header = parsed(
       R"({"__metadata__":{"a":"b"},"y":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},)"
       R"("x":{"data_offsets":[0,4],"shape":[],"dtype":"F32"},)"
@@ -40,15 +40,15 @@ TEST(Safetensors, ReadsWhatTheFormatAllows) {
   EXPECT_TRUE(parsed("{}", 0).tensors.empty());
 }
 
-TEST(Safetensors, RefusesEverythingElse) {
+TEST(Safetensors, RejectsInvalidHeaders) {
   const std::vector<std::tuple<std::string, std::int64_t, std::string>> cases = {
       {"", 0, "begin with {"},
       {" {}", 0, "begin with {"},
       {"[]", 0, "begin with {"},
-      {"{", 0, "no JSON"},
-      {"{}{}", 0, "no JSON"},
+      {"{", 0, "not valid JSON"},
+      {"{}{}", 0, "not valid JSON"},
       {"{}", 1, "the tensors take 0 bytes"},
-      {R"({"x":1})", 0, "something else than an object"},
+      {R"({"x":1})", 0, "must be described by an object"},
       {R"({"x":{}})", 0, "no dtype"},
       {R"({"x":{"dtype":"F32","shape":[1]}})", 4, "no data_offsets"},
       {R"({"x":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})", 4, "dtype"},
@@ -74,10 +74,10 @@ TEST(Safetensors, RefusesEverythingElse) {
        1, "twice"},
       {R"({"x":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "twice"},
       {"{\"x\xff\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "UTF-8"},
-      {R"({"__metadata__":3})", 0, "no object"},
-      {R"({"__metadata__":{"a":3}})", 0, "no text"},
+      {R"({"__metadata__":3})", 0, "not an object"},
+      {R"({"__metadata__":{"a":3}})", 0, "not a string"},
       {R"({"x":{"dtype":"U8","shape":[[1]],"data_offsets":[0,1]}})", 1, "deeply"},
-      {std::string(100000, '{'), 0, "no JSON"}};
+      {std::string(100000, '{'), 0, "not valid JSON"}};
   for (const auto& [json, data, wanted] : cases) {
     const std::string got = refusal(json, data);
     EXPECT_NE(got.find(wanted), std::string::npos) << json.substr(0, 200) << "\n gave: " << got;
@@ -87,7 +87,7 @@ TEST(Safetensors, RefusesEverythingElse) {
   EXPECT_NE(refusal(deep, 0).find("deeply"), std::string::npos);
 }
 
-TEST(Safetensors, LengthsThatDoNotFitTheFile) {
+TEST(Safetensors, RejectsLengthsThatDoNotFitTheFile) {
   const std::string good = header_bytes({{"x", DType::u8, {3}, 0, 3}}, {}) + "abc";
   MemoryFile file(good);
   EXPECT_EQ(read_header(file, "f").file_bytes(), static_cast<std::int64_t>(good.size()));
@@ -105,7 +105,7 @@ TEST(Safetensors, LengthsThatDoNotFitTheFile) {
   }
 }
 
-TEST(Safetensors, WriteAndReadManyShapes) {
+TEST(Safetensors, WritesAndReadsManyShapes) {
   const TemporaryFolder dir;
   const auto files = local_files();
   std::vector<Outgoing> tensors;
@@ -113,7 +113,7 @@ TEST(Safetensors, WriteAndReadManyShapes) {
   const std::vector<DType> types = {DType::u8, DType::f32, DType::bf16, DType::f64};
   for (std::size_t n = 0; n < 40; ++n) {
     const DType dtype = types[n % types.size()];
-    // Around the borders of blocks and writes too.
+    // Also around the sizes of blocks and writes.
     const std::int64_t elements = n < 30 ? static_cast<std::int64_t>(n * n)
                                          : (std::int64_t{1} << (n - 12) % 24) + (n % 3) - 1;
     std::string bytes(static_cast<std::size_t>(elements * bytes_of(dtype)), '\0');

@@ -1,4 +1,4 @@
-// Checkpoints of format version 1: data/v1, which a program wrote before there was version 2.
+// Checkpoints of format version 1: data/v1, written by a program that had no version 2.
 
 #include <gtest/gtest.h>
 

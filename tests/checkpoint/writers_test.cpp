@@ -1,4 +1,4 @@
-// Who writes to a folder: one at a time, after having tried it, and again after a failure.
+// Writers of a folder: locking, the trial before a run, and retries after a failure.
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -31,7 +31,7 @@ Model one_tensor() {
   return model;
 }
 
-TEST(FolderLock, OneWriterAtATimeAndTheOtherIsTold) {
+TEST(FolderLock, AllowsOneWriterAndNamesItToOthers) {
   const TemporaryFolder dir;
   int started[2];
   ASSERT_EQ(::pipe(started), 0);
@@ -47,7 +47,7 @@ TEST(FolderLock, OneWriterAtATimeAndTheOtherIsTold) {
   const std::string error = error_of([&] { FolderLock(dir / "run", "the second"); });
   EXPECT_TRUE(contains(error, str("the first (pid ", child, " on "))) << error;
   EXPECT_NO_THROW(FolderLock(dir / "another", "the second"));
-  // The kernel releases it, however it ended, and nothing is in the way.
+  // The kernel releases the lock however the process ended.
   ::kill(child, SIGKILL);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   {
@@ -60,16 +60,16 @@ TEST(FolderLock, OneWriterAtATimeAndTheOtherIsTold) {
   ::close(started[1]);
 }
 
-TEST(FolderLock, AnythingElseOfThatNameIsRefused) {
+TEST(FolderLock, RejectsLockFilesThatAreNotRegularFiles) {
   const TemporaryFolder dir;
   ASSERT_EQ(::mkfifo((dir / ".lock").c_str(), 0600), 0);
-  EXPECT_TRUE(contains(error_of([&] { FolderLock(dir.path, "x"); }), "no regular file"));
+  EXPECT_TRUE(contains(error_of([&] { FolderLock(dir.path, "x"); }), "is not a regular file"));
   fs::remove(dir / ".lock");
   fs::create_symlink("/dev/null", dir / ".lock");
   EXPECT_NE(error_of([&] { FolderLock(dir.path, "x"); }), "");
 }
 
-TEST(TryFolder, FailsAtWhateverASaveWouldAndLeavesNothing) {
+TEST(TryFolder, FailsWhereASaveWouldAndLeavesNothing) {
   bool struck = true;
   int failures = 0;
   for (int at = 1; struck; ++at) {
@@ -90,7 +90,7 @@ TEST(TryFolder, FailsAtWhateverASaveWouldAndLeavesNothing) {
   EXPECT_TRUE(fs::is_empty(dir / "new/folder"));
 }
 
-// Three ranks save, and the second one fails the first so many times.
+// Three ranks save, and the second one fails the given number of times.
 struct Attempts {
   std::vector<std::string> errors, warnings;
   std::vector<Saved> saved;
@@ -122,14 +122,14 @@ Attempts save_on_three(const TemporaryFolder& dir, int failing, SaveOptions opti
   return out;
 }
 
-TEST(Retries, ADiskThatWasFullForAMoment) {
+TEST(Retries, SucceedAfterATemporarilyFullDisk) {
   const TemporaryFolder dir;
   SaveOptions options;
   options.retries = 2;
   options.retry_seconds = 0.001;
   const Attempts twice = save_on_three(dir, 2, options);
   for (const std::string& error : twice.errors) EXPECT_EQ(error, "");
-  ASSERT_EQ(twice.warnings.size(), 2u);  // of rank 0 alone
+  ASSERT_EQ(twice.warnings.size(), 2u);  // only from rank 0
   EXPECT_TRUE(contains(twice.warnings[0], "step 5 is not saved yet: rank 1 cannot save"))
       << twice.warnings[0];
   EXPECT_TRUE(contains(twice.warnings[1], "(2 of 2)")) << twice.warnings[1];
@@ -141,7 +141,7 @@ TEST(Retries, ADiskThatWasFullForAMoment) {
   EXPECT_TRUE(contains(thrice.errors[2], "PeerError 1")) << thrice.errors[2];
 }
 
-TEST(Retries, AFailureThatIsReturnedIsTheSameOnAllRanks) {
+TEST(Retries, ReturnedFailuresAreEqualOnAllRanks) {
   const TemporaryFolder dir;
   SaveOptions options;
   options.return_failures = true;
@@ -153,36 +153,36 @@ TEST(Retries, AFailureThatIsReturnedIsTheSameOnAllRanks) {
   }
   ASSERT_EQ(once.warnings.size(), 1u);
   EXPECT_TRUE(contains(once.warnings[0], "step 5 is NOT SAVED")) << once.warnings[0];
-  // What is wrong with the call is no matter of the disk.
+  // An error of the caller is not retried.
   std::vector<float> values(30);
   Description about;
   about.params = {{"v", {30}}};
   const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
   options.retries = 3;
-  options.retry_seconds = 1000;  // would be noticed
+  options.retry_seconds = 1000;  // a retry would exceed the time limit
   EXPECT_THROW(save(dir.path, about, shards, {}, options), UsageError);
 }
 
-TEST(AsyncSaver, AWarningThatThrowsEndsWithTheSaver) {
+TEST(AsyncSaver, IgnoresExceptionsOfWarnInTheDestructor) {
   const TemporaryFolder dir;
   std::vector<float> values(30);
   const std::vector<Shard> shards = {
       {"w", "param", DType::f32, {{0, 0, 30}}, reinterpret_cast<std::byte*>(values.data())}};
-  int told = 0;
+  int warnings = 0;
   {
     SaveOptions options;
     options.warn = [&](const std::string&) {
-      ++told;
-      throw std::runtime_error("nobody listens");
+      ++warnings;
+      throw std::runtime_error("from warn");
     };
     AsyncSaver saver(dir.path, {}, options);
-    saver.start({}, shards);  // a description without the parameter: it fails
+    saver.start({}, shards);  // fails: the description lacks the parameter
   }
-  EXPECT_EQ(told, 1);  // and the program goes on
+  EXPECT_EQ(warnings, 1);  // and the program continues
 }
 
-// As where a user has as many threads as are allowed: here, none could have its stack.
+// As if the limit on threads was reached: here no thread can get a stack.
 class NoMoreThreads {
  public:
   NoMoreThreads() {
@@ -204,7 +204,7 @@ class NoMoreThreads {
   pthread_attr_t before_;
 };
 
-TEST(AsyncSaver, AThreadThatCannotStartIsToldAndLeavesItReady) {
+TEST(AsyncSaver, ReportsAThreadThatCannotStartAndStaysUsable) {
   const TemporaryFolder dir;
   std::vector<float> values(30);
   const std::vector<Shard> shards = {
@@ -221,12 +221,12 @@ TEST(AsyncSaver, AThreadThatCannotStartIsToldAndLeavesItReady) {
   EXPECT_EQ(saver.wait().folder, dir / "step-00000000");
 }
 
-TEST(Export, PipesAreRefusedAndLinksStay) {
+TEST(Export, RejectsPipesAndKeepsLinks) {
   const TemporaryFolder dir;
   Checkpoint from(save_model(one_tensor(), dir / "run", 1, "dp=1", true));
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
   EXPECT_THROW(export_model(from, dir / "pipe"), UsageError);
-  EXPECT_TRUE(fs::is_fifo(dir / "pipe")) << "a file has taken its place";
+  EXPECT_TRUE(fs::is_fifo(dir / "pipe")) << "a file has replaced it";
   fs::create_symlink("real", dir / "link");
   export_model(from, dir / "link");
   EXPECT_TRUE(fs::is_symlink(dir / "link"));

@@ -69,7 +69,7 @@ TEST_F(CheckpointCommand, Inspect) {
   std::filesystem::remove(second_ + "/rank-00000.safetensors");
   const Outcome older = command({"inspect", dir_ / "run", "--json"});
   EXPECT_EQ(Json::parse(older.out).at("step"), 10);
-  EXPECT_TRUE(contains(older.err, "step-00000020 is passed over")) << older.err;
+  EXPECT_TRUE(contains(older.err, "step-00000020 is skipped")) << older.err;
 }
 
 TEST_F(CheckpointCommand, ExportReplacesModelsAlone) {
@@ -244,7 +244,7 @@ TEST_F(CheckpointCommand, MistakesAreExplained) {
       {{"export", first_, dir_ / "m", "--state", "moment7"}, 1, "it has: moment1, moment2, param"},
       {{"export", first_, dir_ / "no/m"}, 1, "No such file or directory"},
       {{"reshard", first_, dir_ / "x", "--dp", "0"}, 2, "wanted 1 to"},
-      {{"reshard", first_, dir_ / "run"}, 2, "is there already"}};
+      {{"reshard", first_, dir_ / "run"}, 2, "already exists"}};
   for (const auto& [words, status, wanted] : cases) {
     const Outcome outcome = command(words);
     EXPECT_EQ(outcome.status, status) << wanted << "\n" << outcome.err;

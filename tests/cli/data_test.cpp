@@ -109,7 +109,7 @@ TEST_F(DataCommand, MistakesAreExplained) {
       {{"prepare", text, "--out", out, "--shard-size", "1"}, 2, "tessera data prepare: --shard"},
       {{"prepare", text, "--out", out, "--tokenizer", text},
        1,
-       "is no JSON: parse error at line 1"},
+       "is not valid JSON: parse error at line 1"},
       {{"prepare", text, "--out", out, "--thread", "1"}, 2, "did you mean --threads?"},
       {{"prepare", text, "--out", text}, 2, "wanted a folder"},
       {{"inspect", dir_ / "nowhere"}, 2, "must be a folder of tokens, or a .bin"},

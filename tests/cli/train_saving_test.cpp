@@ -51,7 +51,7 @@ TEST_F(TrainSaving, AFolderThatCannotBeWrittenIsToldBeforeTraining) {
   for (const std::string& save : {at("file"), at("file/below"), std::string("/proc/nothing")}) {
     const Outcome outcome = train({"--save", save, "--metrics", at("metrics")});
     EXPECT_EQ(outcome.status, 2) << outcome.err;
-    EXPECT_TRUE(contains(outcome.err, "--save: cannot make the folder")) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "--save: cannot create the folder")) << outcome.err;
     EXPECT_FALSE(fs::exists(at("metrics"))) << "it has begun to train";
   }
 }

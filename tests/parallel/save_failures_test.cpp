@@ -108,7 +108,7 @@ TEST(LoadFailures, ASaveThatWasBrokenOffLeavesTheOlderOne) {
     save(training, dir, {{"note", group.rank() == 1 ? "\xff\xfe" : "fine"}});
   });
   EXPECT_TRUE(contains(errors[0], "peer: rank 1 cannot save: extra \"note\"")) << errors[0];
-  EXPECT_TRUE(contains(errors[1], "usage: extra \"note\" is no UTF-8 text")) << errors[1];
+  EXPECT_TRUE(contains(errors[1], "usage: extra \"note\" is not UTF-8 text")) << errors[1];
   EXPECT_FALSE(fs::exists(dir + "/step-00000003"));
   EXPECT_FALSE(fs::exists(dir + "/.tmp-step-00000003"));
   // And what a machine that died leaves.
