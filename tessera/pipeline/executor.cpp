@@ -19,8 +19,8 @@ using schedule::Kind;
 
 namespace {
 
-// The number from which the backward of a stage starts that has no loss; see [Note: roots]. It
-// keeps the graph of the stage's output, but not the output itself.
+// Scalar from which the backward of a stage without loss starts; see [Note: roots]. It keeps the
+// graph of the output of the stage, but not the output itself.
 template <typename Gradient>
 struct Root : torch::autograd::Function<Root<Gradient>> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, at::TensorList /*outputs*/,
@@ -33,7 +33,7 @@ struct Root : torch::autograd::Function<Root<Gradient>> {
     const auto capsule = context->saved_data["gradient"].toCapsule();
     torch::autograd::variable_list result =
         std::exchange(static_cast<Gradient*>(capsule.get())->values, {});
-    result.resize(result.size() + 2);  // for the gradient itself and the device
+    result.resize(result.size() + 2);  // for the arguments `gradient` and `device`
     return result;
   }
 };
@@ -59,28 +59,29 @@ void check_output(const Value& output, int stage, int stages) {
   const auto floating = [](const at::Tensor& tensor) {
     return at::isFloatingType(tensor.scalar_type());
   };
-  bool fine = !output.tensors.empty() && (output.list || output.tensors.size() == 1);
-  for (const at::Tensor& tensor : output.tensors) fine = fine && tensor.defined();
-  if (!output.list || last) fine = fine && !output.list && floating(output.tensors[0]);
-  if (last) fine = fine && output.tensors[0].numel() == 1;
-  if (fine) return;
-  throw UsageError(str("stage ", stage, " of ", stages, " gave ", text_of(output), ", wanted ",
+  bool valid = !output.tensors.empty() && (output.list || output.tensors.size() == 1);
+  for (const at::Tensor& tensor : output.tensors) valid = valid && tensor.defined();
+  if (!output.list || last) valid = valid && !output.list && floating(output.tensors[0]);
+  if (last) valid = valid && output.tensors[0].numel() == 1;
+  if (valid) return;
+  throw UsageError(str("stage ", stage, " of ", stages, " returned ", text_of(output),
+                       "; must return ",
                        last ? "the loss, one floating-point number"
-                            : "the floating-point tensor that the next stage takes, or a list of "
-                              "defined tensors"));
+                            : "a floating-point tensor for the next stage, or a list of defined "
+                              "tensors"));
 }
 
 const schedule::Schedule& checked(const schedule::Schedule& s, const comm::Group& group,
                                   std::size_t chunks, const Options& options) {
   if (group.size() != s.ranks) {
     throw UsageError(str("schedule ", s.name, " is for ", s.ranks, " ranks, but the group ",
-                         group.name(), " has ", group.size(), "; make it for that many"));
+                         group.name(), " has ", group.size(), "; make a schedule for that many"));
   }
   if (chunks != static_cast<std::size_t>(s.chunks)) {
     throw UsageError(str("schedule ", s.name, " has ", s.chunks, " chunks on each rank, but rank ",
-                         group.rank(), " gave ", chunks, "; give one for each stage it holds"));
+                         group.rank(), " gave ", chunks, "; give one for each stage of the rank"));
   }
-  if (options.ahead < 0) throw UsageError(str("ahead: got ", options.ahead, ", wanted 0 or more"));
+  if (options.ahead < 0) throw UsageError(str("ahead: got ", options.ahead, "; must be 0 or more"));
   return s;
 }
 
@@ -123,8 +124,8 @@ Executor::Executor(schedule::Schedule schedule, comm::Group group, std::vector<C
 void Executor::run() {
   if (broken_) {
     throw UsageError(
-        "the step before this one failed, and what was on its way then may still "
-        "come; make a new executor, over a new group");
+        "the previous step failed, and its messages may still arrive; create a new executor "
+        "with a new group");
   }
   broken_ = true;
   losses_.assign(static_cast<std::size_t>(schedule_.micros), {});
@@ -146,8 +147,8 @@ void Executor::run() {
   broken_ = false;
 }
 
-// The message that an action moves (`up`: an activation; `in`: over the boundary through which it
-// comes to the stage, rather than the one through which it leaves).
+// Returns the message of an action. `up`: an activation, otherwise a gradient. `in`: received by
+// the stage, otherwise sent.
 Message Executor::message(const Action& action, bool up, bool in) const {
   const int stage = this->stage(action.chunk);
   return {up, action.micro, up == in ? stage - 1 : stage};
@@ -188,7 +189,7 @@ void Executor::forward(const Action& action) {
     live.root = std::move(output.tensors[0]);
   } else {
     Value sent{{}, output.list, {}};
-    std::vector<at::Tensor> roots;  // those that get a gradient
+    std::vector<at::Tensor> roots;  // outputs that get a gradient
     for (const at::Tensor& tensor : output.tensors) {
       sent.tensors.push_back(tensor.detach().contiguous());
       sent.differentiable.push_back(!output.list || tensor.requires_grad());
@@ -213,14 +214,14 @@ void Executor::backward(const Action& action) {
   const auto found = live_.find({action.micro, action.chunk});
   Live& live = found->second;
   if (live.gradient) {
-    Value came = transfers_.take(message(action, false, true));
-    for (at::Tensor& gradient : came.tensors) {
+    Value received = transfers_.take(message(action, false, true));
+    for (at::Tensor& gradient : received.tensors) {
       if (gradient.defined()) live.gradient->values.push_back(std::move(gradient));
     }
   }
   options_.backward(std::exchange(live.root, {}), pass(action));
   if (stage > 0) {
-    // A stage that does not use an input gives no gradient; the one before waits for it.
+    // The previous stage waits for a gradient even if this stage does not use the input.
     Value gradients{{}, live.input.list, live.input.differentiable};
     for (std::size_t i = 0; i < live.input.tensors.size(); ++i) {
       at::Tensor& gradient = gradients.tensors.emplace_back();
@@ -246,11 +247,10 @@ void Executor::backward_weight(const Action& action) {
   deferred_ += deferred.pushed();
 }
 
-// The last stage knows them; every rank hears of them.
+// The last stage has them and broadcasts them.
 Losses Executor::losses() const {
   if (losses_.empty() || broken_) {
-    throw UsageError(
-        "losses() is of the last step, and there is none that ended well; run() first");
+    throw UsageError("losses(): there is no successful step; call run() first");
   }
   const int owner = schedule_.home(schedule_.stage_count() - 1).rank;
   at::Tensor values = at::zeros({schedule_.micros}, at::kDouble);
@@ -267,8 +267,8 @@ Losses Executor::losses() const {
   return {std::vector<double>(first, first + values.numel())};
 }
 
-// Micro-batch m is at stage s in turn m + s: a rank that works in the order of turns waits only for
-// what was made in an earlier one.
+// Micro-batch m is at stage s in turn m + s. A rank that works in the order of turns waits only for
+// results of earlier turns.
 std::vector<Value> run_forward(const schedule::Schedule& layout, const comm::Group& group,
                                const std::vector<Chunk>& chunks, int micros, c10::Device device) {
   checked(layout, group, chunks.size(), {});
@@ -323,10 +323,10 @@ std::string Executor::describe() const {
           schedule_.micros, " micro-batches; rank ", group_.rank(), " holds ", held, " at most");
   if (!defers_) return text;
   text +=
-      "; the weight gradients of nn's linears are deferred, all others (biases, norms, "
+      "; the weight gradients of linears of tessera::nn are deferred, all others (biases, norms, "
       "embeddings, torch::nn::Linear) are computed with the gradients of the inputs";
-  if (deferred_ == 0) text += "; no layer here deferred any, so the schedule gains nothing";
-  if (deferred_ > 0) text += str("; ", deferred_, " were in the last step");
+  if (deferred_ == 0) text += "; no layer here deferred any, so the schedule has no benefit";
+  if (deferred_ > 0) text += str("; the last step deferred ", deferred_);
   return text;
 }
 

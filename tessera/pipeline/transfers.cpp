@@ -14,11 +14,11 @@ namespace {
 
 using schedule::Kind;
 
-constexpr std::int64_t kMostDims = 8, kMostTensors = 8;
-// Type, whether it is differentiable, number of dims, sizes.
-constexpr std::int64_t kShapeWords = 3 + kMostDims;
+constexpr std::int64_t kMaxDims = 8, kMaxTensors = 8;
+// Words of a shape: type, differentiable or not, number of dims, sizes.
+constexpr std::int64_t kShapeWords = 3 + kMaxDims;
 // Words of a header: list or not, number of tensors, shape of each.
-constexpr std::int64_t kHeader = 2 + kMostTensors * kShapeWords;
+constexpr std::int64_t kHeader = 2 + kMaxTensors * kShapeWords;
 
 comm::Call call_of(const Message& message) {
   comm::Call call;
@@ -73,9 +73,9 @@ Route make_route(const schedule::Schedule& schedule, int rank) {
       const int to = rank_of[static_cast<std::size_t>(up ? stage + 1 : stage - 1)];
       if (r == rank) route.outgoing[message] = to;
       if (to != rank) continue;
-      auto& line = route.from[static_cast<std::size_t>(r)];
-      route.incoming[message] = {r, line.size()};
-      line.push_back(message);
+      auto& channel = route.from[static_cast<std::size_t>(r)];
+      route.incoming[message] = {r, channel.size()};
+      channel.push_back(message);
     }
   }
   return route;
@@ -89,7 +89,7 @@ Transfers::Transfers(comm::Group group, int boundaries, c10::Device device, int 
       ahead_(static_cast<std::size_t>(ahead)),
       kind_(shapes),
       shapes_(static_cast<std::size_t>(boundaries)),
-      announced_(static_cast<std::size_t>(boundaries), false) {}
+      shape_sent_(static_cast<std::size_t>(boundaries), false) {}
 
 std::string Transfers::text(const ValueShape& shape) {
   std::vector<std::string> tensors;
@@ -102,9 +102,9 @@ std::string Transfers::text(const ValueShape& shape) {
 
 void Transfers::begin(const Route& route) {
   route_ = &route;
-  lines_.assign(route.from.size(), {});
+  channels_.assign(route.from.size(), {});
   shapes_.assign(shapes_.size(), std::nullopt);
-  announced_.assign(announced_.size(), false);
+  shape_sent_.assign(shape_sent_.size(), false);
 }
 
 void Transfers::put(const Message& message, Value value) {
@@ -123,28 +123,29 @@ void Transfers::put(const Message& message, Value value) {
       throw UsageError(str(describe(message), " has shape ", text(now),
                            ", but an earlier micro-batch of this step had ", text(*known),
                            ". In a pipeline all micro-batches of one step must have the same ",
-                           "shape: pad them, or run micro-batches of another shape in a step of ",
-                           "their own."));
+                           "shape: pad them, or run micro-batches of another shape in a separate ",
+                           "step."));
     }
   }
-  here_[message] = std::move(value);
+  values_[message] = std::move(value);
 }
 
-void Transfers::announce(const Message& message, int to) {
+void Transfers::send_shape(const Message& message, int to) {
   const ValueShape& own = *shape(message.boundary);
   at::Tensor header = at::empty({kHeader}, at::kLong);
   auto* words = header.mutable_data_ptr<std::int64_t>();
   std::fill_n(words, kHeader, 0);
-  if (static_cast<std::int64_t>(own.tensors.size()) > kMostTensors) {
+  if (static_cast<std::int64_t>(own.tensors.size()) > kMaxTensors) {
     throw UsageError(str(describe(message), " has ", own.tensors.size(),
-                         " tensors. A layer may give the next stage at most ", kMostTensors, "."));
+                         " tensors. A layer may return at most ", kMaxTensors,
+                         " to the next stage."));
   }
   *words++ = own.list ? 1 : 0;
   *words++ = static_cast<std::int64_t>(own.tensors.size());
   for (const Shape& each : own.tensors) {
-    if (static_cast<std::int64_t>(each.sizes.size()) > kMostDims) {
-      throw UsageError(str(describe(message), ": got ", each.sizes.size(),
-                           " dimensions, wanted at most ", kMostDims));
+    if (static_cast<std::int64_t>(each.sizes.size()) > kMaxDims) {
+      throw UsageError(
+          str(describe(message), ": got ", each.sizes.size(), " dims; must be at most ", kMaxDims));
     }
     words[0] = static_cast<std::int64_t>(each.dtype);
     words[1] = each.differentiable ? 1 : 0;
@@ -155,14 +156,14 @@ void Transfers::announce(const Message& message, int to) {
   keep(group_.send(header, to, header_call(message.boundary)));
 }
 
-Transfers::ValueShape Transfers::hear(int boundary, int from) const {
+Transfers::ValueShape Transfers::receive_shape(int boundary, int from) const {
   if (group_.simulated()) {
     if (simulated_.defined()) {
       return {false, {{simulated_.scalar_type(), true, simulated_.sizes().vec()}}};
     }
     throw UsageError(str("stage ", boundary,
-                         " is not there in a dry run, and cannot tell the shape "
-                         "of its output. Set ParallelOptions::dry_boundary"));
+                         " does not run in a dry run, so the shape of its output is unknown. Set "
+                         "ParallelOptions::dry_boundary"));
   }
   at::Tensor header = at::empty({kHeader}, at::kLong);
   group_.recv(header, from, header_call(boundary)).wait();
@@ -180,9 +181,9 @@ Transfers::ValueShape Transfers::hear(int boundary, int from) const {
 void Transfers::send(const Message& message) {
   const int to = route_->outgoing.at(message);
   const auto boundary = static_cast<std::size_t>(message.boundary);
-  if (message.up && (!announced_[boundary] || kind_ == Shapes::of_each)) {
-    announce(message, to);
-    announced_[boundary] = true;
+  if (message.up && (!shape_sent_[boundary] || kind_ == Shapes::of_each)) {
+    send_shape(message, to);
+    shape_sent_[boundary] = true;
   }
   const Value value = take(message);
   for (const at::Tensor& tensor : value.tensors) {
@@ -192,22 +193,22 @@ void Transfers::send(const Message& message) {
 
 void Transfers::keep(comm::Work work) {
   while (!sending_.empty() && sending_.front().done()) {
-    sending_.front().wait();  // throws if it failed
+    sending_.front().wait();  // throws its error
     sending_.pop_front();
   }
   sending_.push_back(std::move(work));
 }
 
-// Posts the next receive from a rank; without `may_wait`, only if its shape is known already.
+// Posts the next receive from a rank. Without `may_wait`, only if its shape is already known.
 void Transfers::post(int rank, bool may_wait) {
-  Line& line = lines_[static_cast<std::size_t>(rank)];
-  const Message& message = route_->from[static_cast<std::size_t>(rank)][line.posted];
+  Channel& channel = channels_[static_cast<std::size_t>(rank)];
+  const Message& message = route_->from[static_cast<std::size_t>(rank)][channel.posted];
   std::optional<ValueShape>& known = shape(message.boundary);
   if (!known || (kind_ == Shapes::of_each && message.up)) {
     if (!may_wait) return;
-    known = hear(message.boundary, rank);
+    known = receive_shape(message.boundary, rank);
   }
-  // An activation is kept for backward; a gradient is used up at once.
+  // An activation is kept for backward; a gradient is used immediately.
   const memory::CategoryScope scope(message.up ? MemoryCategory::activations
                                                : MemoryCategory::buffers);
   Posted posted;
@@ -215,36 +216,36 @@ void Transfers::post(int rank, bool may_wait) {
   for (const Shape& each : known->tensors) {
     posted.value.differentiable.push_back(each.differentiable);
     at::Tensor& tensor = posted.value.tensors.emplace_back();
-    if (!message.up && !each.differentiable) continue;  // no gradient comes
+    if (!message.up && !each.differentiable) continue;  // it has no gradient
     tensor = at::empty(each.sizes, at::TensorOptions(device_).dtype(each.dtype));
     posted.works.push_back(group_.recv(movable(tensor), rank, call_of(message)));
   }
-  line.under_way.emplace(line.posted++, std::move(posted));
+  channel.pending.emplace(channel.posted++, std::move(posted));
 }
 
 void Transfers::receive(const Message& message) {
   const auto [rank, position] = route_->incoming.at(message);
-  Line& line = lines_[static_cast<std::size_t>(rank)];
-  while (line.posted <= position) post(rank, /*may_wait=*/true);
-  auto node = line.under_way.extract(position);
+  Channel& channel = channels_[static_cast<std::size_t>(rank)];
+  while (channel.posted <= position) post(rank, /*may_wait=*/true);
+  auto node = channel.pending.extract(position);
   for (const comm::Work& work : node.mapped().works) work.wait();
-  ++line.taken;
-  here_[message] = std::move(node.mapped().value);
+  ++channel.taken;
+  values_[message] = std::move(node.mapped().value);
 }
 
 Value Transfers::take(const Message& message) {
-  auto node = here_.extract(message);
-  if (node.empty()) throw Error(str(describe(message), " is not there"));
+  auto node = values_.extract(message);
+  if (node.empty()) throw Error(str(describe(message), " was not received"));
   return std::move(node.mapped());
 }
 
 void Transfers::look_ahead() {
-  for (std::size_t r = 0; r < lines_.size(); ++r) {
-    Line& line = lines_[r];
-    while (line.posted < route_->from[r].size() && line.posted - line.taken < ahead_) {
-      const std::size_t before = line.posted;
+  for (std::size_t r = 0; r < channels_.size(); ++r) {
+    Channel& channel = channels_[r];
+    while (channel.posted < route_->from[r].size() && channel.posted - channel.taken < ahead_) {
+      const std::size_t before = channel.posted;
       post(static_cast<int>(r), /*may_wait=*/false);
-      if (line.posted == before) break;
+      if (channel.posted == before) break;
     }
   }
 }

@@ -1,4 +1,4 @@
-// The executor under a ZeRO engine, which knows nothing of pipelines: it sees only the roots.
+// The executor with a ZeRO engine, which is independent of pipelines and sees only the roots.
 
 #include "tessera/zero/engine.h"
 
@@ -23,7 +23,7 @@ struct Stages : torch::nn::Module {
   int count = 0;
 };
 
-// The parameters after so many steps over all micro-batches of all data-parallel ranks.
+// Returns the parameters after `steps` steps over all micro-batches of all data-parallel ranks.
 std::vector<at::Tensor> train_alone(int dp, int chunks, int steps) {
   const Layers layers = test::make_net({});
   const double scale = 1.0 / (dp * kMicros * chunks);
@@ -53,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(Stages, WithEngine,
                          ::testing::Combine(::testing::Values("gpipe", "1f1b", "interleaved"),
                                             ::testing::Values(0, 1, 2, 3)));
 
-TEST_P(WithEngine, TwoByTwoTrainsAsOne) {
+TEST_P(WithEngine, TwoByTwoRanksTrainLikeOneProcess) {
   const auto& [name, zero_stage] = GetParam();
   const Axes axes("dp=2,pp=2");
   const schedule::Schedule schedule = schedule::make(name, axes.pp(), kMicros, 2);
@@ -69,7 +69,7 @@ TEST_P(WithEngine, TwoByTwoTrainsAsOne) {
     const int rank = mesh.pp().rank();
     auto module = std::make_shared<Stages>();
     const std::vector<int> bounds = test::bounds_of(layers, schedule.stage_count());
-    std::vector<std::size_t> own;  // which of the parameters these are
+    std::vector<std::size_t> own;  // indices of the parameters of this rank
     std::size_t next = 0;
     for (int i = 0; i < static_cast<int>(layers.size()); ++i) {
       const auto& layer = layers[static_cast<std::size_t>(i)];

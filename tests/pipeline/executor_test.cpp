@@ -1,4 +1,4 @@
-// The oracle: a pipeline computes what one process computes.
+// A pipeline computes the same as one process.
 
 #include "tessera/pipeline/executor.h"
 
@@ -30,7 +30,7 @@ struct Case {
   }
 };
 
-// Every rank makes all layers, runs its own, and gives their gradients.
+// Every rank creates all layers, runs its own and returns their gradients.
 Result run_pipeline(const Case& run) {
   const schedule::Schedule schedule =
       schedule::make(run.schedule, run.ranks, run.micros, run.chunks);
@@ -65,7 +65,7 @@ Result run_pipeline(const Case& run) {
 void expect_same(const Case& run) {
   const Result want = test::run_alone(run.net, run.micros, run.steps);
   const Result got = run_pipeline(run);
-  // Deferred products are ours; others may be ATen's, whose last bit can differ.
+  // Deferred products use our kernels; others may use ATen's, whose last bit can differ.
   const bool exact = run.schedule.find("zb") != 0 || nn::beats_aten(at::empty({1}, run.net.dtype));
   const double tolerance = run.net.dtype == at::kFloat ? 1e-5 : 3e-2;
   ASSERT_EQ(got.grads.size(), want.grads.size());
@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Oracle, ::testing::ValuesIn(schedule::names(
                            return name;
                          });
 
-TEST_P(Oracle, SameLossAndGradientsAsOneProcess) {
+TEST_P(Oracle, MatchesLossAndGradientsOfOneProcess) {
   const std::vector<std::string> kinds = {"linears", "blocks", "torch"};
   std::size_t turn = 0;
   for (int ranks = 1; ranks <= 4; ++ranks) {
@@ -112,7 +112,7 @@ TEST_P(Oracle, SameLossAndGradientsAsOneProcess) {
   }
 }
 
-TEST_P(Oracle, WithRecomputationInsideTheChunks) {
+TEST_P(Oracle, MatchesWithRecomputation) {
   for (const auto mode : {nn::Recompute::selective, nn::Recompute::full}) {
     for (const char* kind : {"linears", "blocks", "torch"}) {
       Case run{GetParam(), 2, 4, GetParam() == "interleaved" ? 2 : 1, {}, {}, 2};
@@ -123,7 +123,7 @@ TEST_P(Oracle, WithRecomputationInsideTheChunks) {
   }
 }
 
-TEST_P(Oracle, InBFloat16) {
+TEST_P(Oracle, MatchesInBFloat16) {
   Case run{GetParam(), 2, 3, GetParam() == "interleaved" ? 2 : 1, {}, {}, 1};
   run.net.dtype = at::kBFloat16;
   expect_same(run);

@@ -1,4 +1,4 @@
-// A rank that dies in the middle of a step. Ranks are processes here.
+// A rank dies in the middle of a step. Ranks are processes here.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Death,
                          ::testing::Combine(::testing::Values("1f1b", "interleaved", "zb-h1"),
                                             ::testing::Values(0, 1, 2)));
 
-TEST_P(Death, IsNoticedByAllWithinTwoSeconds) {
+TEST_P(Death, IsDetectedByAllRanksWithinTwoSeconds) {
   const auto [name, dead] = GetParam();
   const schedule::Schedule schedule = schedule::make(name, 3, 4, 2);
   Processes ranks(3, [&, victim = dead](std::shared_ptr<comm::Backend> backend) {
@@ -32,7 +32,7 @@ TEST_P(Death, IsNoticedByAllWithinTwoSeconds) {
     Executor executor(schedule, group, chunks);
     for (;; ++step) executor.run();
   });
-  ASSERT_NE(ranks.await_end(dead, 60s), -1) << "the victim lives";
+  ASSERT_NE(ranks.await_end(dead, 60s), -1) << "the victim is still running";
   for (int r = 0; r < 3; ++r) {
     if (r == dead) continue;
     EXPECT_NE(ranks.await_end(r, 2s), -1) << "rank " << r << " hangs";

@@ -1,4 +1,4 @@
-// What a pipeline promises besides the right gradients: memory, traffic, hooks and errors.
+// Memory, traffic, hooks and errors of a pipeline.
 
 #include <gtest/gtest.h>
 
@@ -21,8 +21,8 @@ using test::NetOptions;
 
 constexpr std::int64_t kRows = 4, kCols = 16;  // 256 bytes: no rounding by the allocator
 
-// A chunk of `depth` products in place: it keeps its input and one tensor for each, and nothing
-// besides. The last gives the sum.
+// A chunk of `depth` products that keeps only its input and one tensor for each product. The last
+// chunk returns the sum.
 struct Products {
   std::vector<at::Tensor> weights;
 
@@ -41,8 +41,7 @@ struct Products {
   }
 };
 
-// What each rank holds at most, at the ends of its actions, in units of one micro-batch in one
-// chunk.
+// Returns the peak of each rank after its actions, in units of one micro-batch in one chunk.
 std::vector<double> held_at_most(const schedule::Schedule& schedule) {
   memory::install();
   std::vector<double> held(static_cast<std::size_t>(schedule.ranks));
@@ -56,7 +55,7 @@ std::vector<double> held_at_most(const schedule::Schedule& schedule) {
       chunks.push_back({[net = Products(2, static_cast<std::uint64_t>(10 * stage)), last](
                             const at::Tensor& x, int micro) { return net(x, micro, last); }});
     }
-    // Held by a micro-batch in a chunk: input, two results, and the root (or the loss).
+    // Held for a micro-batch in a chunk: input, two results, and the root (or the loss).
     const double unit = 3 * kRows * kCols * 4 + 64;
     double most = 0;
     Options options;
@@ -74,7 +73,7 @@ std::vector<double> held_at_most(const schedule::Schedule& schedule) {
   return held;
 }
 
-TEST(Memory, ActivationsInFlightAreWhatTheValidatorSays) {
+TEST(Memory, ActivationsInFlightMatchTheValidator) {
   for (const char* name : {"gpipe", "1f1b", "interleaved"}) {
     for (int ranks = 1; ranks <= 4; ++ranks) {
       const schedule::Schedule schedule = schedule::make(name, ranks, 6, 2);
@@ -93,8 +92,8 @@ TEST(Memory, ActivationsInFlightAreWhatTheValidatorSays) {
   }
 }
 
-// Layers that defer keep what their weights need until backward_weight, and no longer.
-TEST(Memory, DeferredGradientsKeepTheirInputsUntilTheirTurn) {
+// Layers that defer keep the inputs of their weight gradients until backward_weight.
+TEST(Memory, DeferredGradientsKeepInputsUntilBackwardWeight) {
   memory::install();
   for (const char* name : {"zb-h1", "zb-v"}) {
     const schedule::Schedule schedule = schedule::make(name, 3, 6);
@@ -127,7 +126,7 @@ TEST(Memory, DeferredGradientsKeepTheirInputsUntilTheirTurn) {
   }
 }
 
-TEST(Traffic, CountedBytesAreTheFormula) {
+TEST(Traffic, CountedBytesMatchTheFormula) {
   for (const std::string& name : schedule::names()) {
     for (int ranks = 1; ranks <= 4; ++ranks) {
       const int micros = 5, chunks = 2, steps = 2;
@@ -153,8 +152,8 @@ TEST(Traffic, CountedBytesAreTheFormula) {
   }
 }
 
-// The backward hook sees every pass once, and which one is the last.
-TEST(Hooks, SeeEveryPassAndItsEnd) {
+// The backward hook receives every pass once, and the last one is marked.
+TEST(Hooks, ReceiveEveryPassOnce) {
   for (const std::string& name : schedule::names()) {
     const int ranks = 2, micros = 4, chunks = 2;
     const schedule::Schedule schedule = schedule::make(name, ranks, micros, chunks);
@@ -202,7 +201,7 @@ TEST(Hooks, SeeEveryPassAndItsEnd) {
   }
 }
 
-// As an engine has it: `.grad` is a view of a buffer and stays one.
+// As with an engine: `.grad` is a view of a buffer and stays one.
 TEST(Hooks, DeferredGradientsRespectViews) {
   const schedule::Schedule schedule = schedule::zero_bubble_h1(2, 3);
   test::over(2, [&](const comm::Group& group) {
@@ -245,7 +244,7 @@ void expect_says(const std::string& text, const std::vector<std::string>& parts)
   for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
-TEST(Errors, SizesThatDoNotFit) {
+TEST(Errors, NameSizesThatDoNotMatch) {
   test::over(2, [](const comm::Group& group) {
     const Chunk chunk{[](const at::Tensor& x, int) { return x; }};
     expect_says(usage_error([&] { Executor(schedule::gpipe(3, 2), group, {chunk}); }),
@@ -262,7 +261,7 @@ TEST(Errors, SizesThatDoNotFit) {
   });
 }
 
-// Runs two ranks whose stages are `first` and `last`, and gives the UsageError.
+// Runs two ranks whose stages are `first` and `last`. Returns the message of the UsageError.
 std::string failure_of(const std::function<at::Tensor(int micro)>& first,
                        const std::function<at::Tensor(const at::Tensor&)>& last) {
   return usage_error([&] {
@@ -277,7 +276,7 @@ std::string failure_of(const std::function<at::Tensor(int micro)>& first,
   });
 }
 
-TEST(Errors, AShapeThatChangesNamesBoth) {
+TEST(Errors, NameBothShapesIfAShapeChanges) {
   expect_says(failure_of(
                   [](int micro) {
                     return at::ones({2, micro == 2 ? 5 : 4});
@@ -286,7 +285,7 @@ TEST(Errors, AShapeThatChangesNamesBoth) {
               {"[2, 5]", "[2, 4]", "micro-batch 2", "stage 0 to 1"});
 }
 
-TEST(Errors, ALossThatIsNoNumber) {
+TEST(Errors, RejectALossThatIsNotAScalar) {
   expect_says(failure_of(
                   [](int) {
                     return at::ones({2, 4});
@@ -295,15 +294,15 @@ TEST(Errors, ALossThatIsNoNumber) {
               {"stage 1 of 2", "[2, 4]", "the loss"});
 }
 
-TEST(Errors, AnExecutorThatFailedSaysSo) {
+TEST(Errors, RejectAStepAfterAFailure) {
   Executor executor(schedule::gpipe(1, 1), comm::Group(),
                     {{[](const at::Tensor&, int) -> at::Tensor { throw DataError("no data"); }}});
   EXPECT_THROW(executor.run(), DataError);
   expect_says(usage_error([&] { executor.run(); }), {"failed"});
 }
 
-// A stage that ignores its input, and one that has nothing to learn.
-TEST(Odd, StagesWithoutGradients) {
+// A stage that ignores its input, and one without parameters.
+TEST(Stages, WorkWithoutGradients) {
   test::over(3, [](const comm::Group& group) {
     const at::Tensor w = at::full({2, 2}, 3.0f).set_requires_grad(true);
     Chunk chunk;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Small networks as lists of layers, data for them, and the slow way to run them: one process, one
+// Small networks as lists of layers, their data, and a reference that runs them in one process, one
 // micro-batch after the other.
 
 #include <torch/types.h>
@@ -19,7 +19,8 @@
 
 namespace tessera::pipeline::test {
 
-// Numbers that depend on the seed alone: ranks are threads here, and share torch's generator.
+// Returns numbers that depend only on the seed: ranks are threads here and share the torch
+// generator.
 inline at::Tensor numbers(at::IntArrayRef sizes, std::uint64_t seed) {
   at::Tensor values = at::empty(sizes, at::kFloat);
   std::uint64_t state = seed * 0x9e3779b97f4a7c15ull + 1;
@@ -33,7 +34,7 @@ inline at::Tensor numbers(at::IntArrayRef sizes, std::uint64_t seed) {
 
 struct Layer {
   std::vector<at::Tensor> params;
-  // The first layer takes the micro-batch instead of `x`, the last gives the loss.
+  // The first layer reads the micro-batch instead of `x`, the last returns the loss.
   std::function<at::Tensor(const at::Tensor& x, int micro)> forward;
 };
 using Layers = std::vector<Layer>;
@@ -54,8 +55,8 @@ struct NetOptions {
   nn::Recompute recompute = nn::Recompute::none;
 };
 
-// linears: of nn/, each of another width. blocks: transformer blocks of nn/. torch: layers that
-// know nothing of nn/.
+// linears: linears of nn/, each with a different width. blocks: transformer blocks of nn/. torch:
+// layers that do not use nn/.
 inline Layers make_net(const NetOptions& net) {
   std::uint64_t seed = 1;
   const auto param = [&](at::IntArrayRef sizes) {
@@ -138,7 +139,7 @@ inline Result run_alone(const NetOptions& net, int micros, int steps) {
   return result;
 }
 
-// The layers first to last - 1 as a chunk.
+// Returns the layers first to last - 1 as a chunk.
 inline Chunk chunk_of(const Layers& layers, int first, int last) {
   return {[layers, first, last](const at::Tensor& input, int micro) {
     at::Tensor x = input;
@@ -147,7 +148,7 @@ inline Chunk chunk_of(const Layers& layers, int first, int last) {
   }};
 }
 
-// By parameter count.
+// Splits by parameter count.
 inline std::vector<int> bounds_of(const Layers& layers, int stages) {
   std::vector<double> costs;
   for (const Layer& layer : layers) {
