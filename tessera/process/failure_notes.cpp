@@ -27,14 +27,14 @@ namespace {
 using PlainJson = nlohmann::json;
 constexpr const char* kVariable = "TESSERA_FAILURE_NOTES";
 
-// The last line of several is advice; of one line all is the error.
+// Splits a multi-line message into body and advice (its last line). A single line has no advice.
 std::pair<std::string_view, std::string_view> split_advice(std::string_view error) {
   const std::size_t end = error.rfind('\n');
   if (end == std::string_view::npos) return {error, {}};
   return {error.substr(0, end), error.substr(end + 1)};
 }
 
-// Lines after the first stand under it.
+// Indents every line after the first.
 std::string indented(std::string_view text) {
   std::string result;
   for (const char c : text) {
@@ -47,7 +47,7 @@ std::string indented(std::string_view text) {
 }  // namespace
 
 FailureNotes::FailureNotes() : file_(::memfd_create("tessera-failures", 0)) {
-  if (!file_.open()) throw Error(str("cannot make a file in memory: ", std::strerror(errno)));
+  if (!file_.open()) throw Error(str("cannot create an in-memory file: ", std::strerror(errno)));
 }
 
 std::string FailureNotes::environment() const { return str(kVariable, "=", file_.get()); }
@@ -57,55 +57,55 @@ FailureNotes::Report FailureNotes::read() const {
   const ssize_t count = ::pread(file_.get(), text.data(), text.size(), 0);
   text.resize(as_size(std::max<ssize_t>(0, count)));
   Report report;
-  struct Words {
+  struct Failure {
     std::vector<int> ranks;
     bool own = false;
   };
-  std::map<std::string, Words> all;  // by what was said
+  std::map<std::string, Failure> all;  // by message
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const PlainJson note = PlainJson::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (note.is_discarded()) continue;  // a rank was killed while it wrote
+    if (note.is_discarded()) continue;  // the rank was killed while writing
     report.last_step = std::max(report.last_step, note.at("last_step").get<std::int64_t>());
     const int rank = note.at("rank").get<int>();
     const bool own = note.at("own").get<bool>();
     (own ? report.own : report.others).push_back(rank);
-    Words& words = all[note.at("error").get<std::string>()];
-    words.ranks.push_back(rank);
-    words.own = words.own || own;
+    Failure& failure = all[note.at("error").get<std::string>()];
+    failure.ranks.push_back(rank);
+    failure.own = failure.own || own;
   }
-  std::vector<std::tuple<bool, std::vector<int>, std::string>> said;
-  for (auto& [error, words] : all) {
-    std::sort(words.ranks.begin(), words.ranks.end());
-    said.emplace_back(!words.own, words.ranks, error);
+  std::vector<std::tuple<bool, std::vector<int>, std::string>> failures;
+  for (auto& [error, failure] : all) {
+    std::sort(failure.ranks.begin(), failure.ranks.end());
+    failures.emplace_back(!failure.own, failure.ranks, error);
   }
-  std::sort(said.begin(), said.end());
-  for (std::size_t i = 0; i < said.size(); ++i) {
-    const auto& [later, by, error] = said[i];
+  std::sort(failures.begin(), failures.end());
+  for (std::size_t i = 0; i < failures.size(); ++i) {
+    const auto& [later, by, error] = failures[i];
     std::vector<std::string> numbers;
     for (const int rank : by) numbers.push_back(str(rank));
     const auto [body, advice] = split_advice(error);
     report.text += str("  ", by.size() == 1 ? "rank " : "ranks ", join(numbers, ", "), ": ",
                        indented(body), "\n");
-    // What helps all of them is said once, after the last.
+    // Advice shared by consecutive messages is printed once, after the last of them.
     const bool again =
-        i + 1 < said.size() && split_advice(std::get<2>(said[i + 1])).second == advice;
+        i + 1 < failures.size() && split_advice(std::get<2>(failures[i + 1])).second == advice;
     if (!advice.empty() && !again) report.text += str("    ", advice, "\n");
   }
   return report;
 }
 
-bool note_failure(int rank, std::int64_t last_step, const std::string& error, bool by_itself) {
+bool note_failure(int rank, std::int64_t last_step, const std::string& error, bool own_failure) {
   const char* const variable = std::getenv(kVariable);
   const int file = variable == nullptr ? -1 : std::atoi(variable);
-  // Whatever else may have this number: only files in memory have seals.
+  // The descriptor number may refer to another file by now; only memory files have seals.
   if (file <= 2 || ::fcntl(file, F_GET_SEALS) < 0) return false;
-  const std::string own = str("rank ", rank, ": ");  // the report says whose words these are
+  const std::string prefix = str("rank ", rank, ": ");  // the report adds the rank
   const PlainJson note = {
       {"rank", rank},
       {"last_step", last_step},
-      {"own", by_itself},
-      {"error", visible_lines(error.starts_with(own) ? error.substr(own.size()) : error)}};
+      {"own", own_failure},
+      {"error", visible_lines(error.starts_with(prefix) ? error.substr(prefix.size()) : error)}};
   return write_all(file, note.dump(-1, ' ', false, PlainJson::error_handler_t::replace) + "\n");
 }
 

@@ -8,20 +8,20 @@
 
 namespace tessera::process {
 
-// What the ranks of a job failed with, for the one report that their launcher makes of it: when a
-// rank dies, every other one fails too, and says where it waited for it.
+// Failures reported by the ranks of a job, collected for the launcher's single report. When one
+// rank dies, every other rank fails too and reports where it was waiting.
 class FailureNotes {
  public:
-  FailureNotes();  // a file in memory that the ranks inherit
+  FailureNotes();  // Creates an in-memory file that the ranks inherit.
 
-  std::string environment() const;  // what a rank needs to find it, NAME=value
-  // What the ranks said, in indented lines, the same words once, first those that failed by
-  // themselves; and the last step that one of them had done, -1 if none knew of any.
+  std::string environment() const;  // NAME=value that tells a rank where the file is
+  // Failures in indented lines, equal messages merged, ranks that failed on their own first.
   struct Report {
     std::string text;
+    // Last step completed by any rank; -1 if no rank reported one.
     std::int64_t last_step = -1;
-    std::vector<int> own;     // that failed by themselves, in the order in which they said so
-    std::vector<int> others;  // that failed since another one did, likewise
+    std::vector<int> own;     // ranks that failed on their own, in reporting order
+    std::vector<int> others;  // ranks that failed because another did, in reporting order
   };
   Report read() const;
 
@@ -29,8 +29,9 @@ class FailureNotes {
   Fd file_;
 };
 
-// For a rank that fails, after a last step (-1: there was none yet); `own`: by itself, and not
-// since another rank did. False where nobody collects notes: then it has to speak for itself.
+// Records the failure of `rank`. last_step: -1 if no step was completed. `own`: the rank failed on
+// its own, not because another rank did. Returns false if no launcher collects notes; the caller
+// must then report the error itself.
 bool note_failure(int rank, std::int64_t last_step, const std::string& error, bool own = true);
 
 }  // namespace tessera::process

@@ -9,7 +9,8 @@
 namespace tessera::process {
 namespace {
 
-// The number after a word that begins a line, as "MemAvailable:  123 kB" and "inactive_file 123".
+// Returns the number after `word` at the start of a line: "MemAvailable:  123 kB", "inactive_file
+// 123".
 std::optional<std::int64_t> number_after(const std::string& text, const std::string& word) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -21,7 +22,8 @@ std::optional<std::int64_t> number_after(const std::string& text, const std::str
   return std::nullopt;
 }
 
-// A number alone in its file. "max" is none, and so is what version 1 writes for no limit.
+// Reads a file that holds one number. Returns nullopt for no limit: "max" in cgroup v2, a huge
+// number in v1.
 std::optional<std::int64_t> limit_in(const ReadFile& read, const std::string& path) {
   const auto text = read(path);
   if (!text) return std::nullopt;
@@ -31,8 +33,8 @@ std::optional<std::int64_t> limit_in(const ReadFile& read, const std::string& pa
   return value;
 }
 
-// Bytes that a group may still take. Pages of files count as free: the kernel drops them first.
-// `prefix`: of their names in memory.stat.
+// Returns the bytes that a cgroup may still allocate. File pages count as free because the kernel
+// drops them first. `prefix` is that of the memory.stat entries.
 std::optional<std::int64_t> left_in(const ReadFile& read, const std::string& folder,
                                     const char* limit, const char* used,
                                     const std::string& prefix) {
@@ -45,7 +47,7 @@ std::optional<std::int64_t> left_in(const ReadFile& read, const std::string& fol
   return std::max<std::int64_t>(0, *most - *now + files);
 }
 
-// The path of this process in the hierarchy whose controllers are named so ("" in version 2).
+// Returns the path of this process in the hierarchy with these controllers ("" in cgroup v2).
 std::optional<std::string> group_path(const std::string& cgroup, const std::string& controllers) {
   std::istringstream lines(cgroup);
   for (std::string line; std::getline(lines, line);) {
@@ -56,8 +58,8 @@ std::optional<std::string> group_path(const std::string& cgroup, const std::stri
   return std::nullopt;
 }
 
-// A folder and those above it: each bounds what is below. A container sees its own group as the
-// root, whatever its path says.
+// Returns a cgroup folder and its ancestors, all of which impose their limits. A container sees its
+// own cgroup as the root, whatever its path in /proc/self/cgroup.
 std::vector<std::string> with_parents(const std::string& root, std::string path) {
   std::vector<std::string> all;
   while (path.size() > 1) {
@@ -83,7 +85,7 @@ std::optional<FreeMemory> free_host_memory(const ReadFile& read) {
   const std::int64_t swap = number_after(meminfo, "SwapFree:").value_or(0);
   FreeMemory free{(*available + swap) * 1024, swap > 0 ? "MemAvailable and swap" : "MemAvailable"};
   const auto bound = [&](std::optional<std::int64_t> left) {
-    if (left && *left < free.bytes) free = {*left, "the limit of the control group"};
+    if (left && *left < free.bytes) free = {*left, "the cgroup memory limit"};
   };
   const std::string cgroup = read("/proc/self/cgroup").value_or("");
   for (const std::string& folder :

@@ -28,8 +28,8 @@ namespace tessera::process {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kDrain = 1;        // seconds to read what ended ranks have left in their pipes
-constexpr double kUnkillable = 10;  // seconds after SIGKILL until we leave a process behind, aloud
+constexpr double kDrain = 1;        // seconds to read what exited ranks left in their pipes
+constexpr double kUnkillable = 10;  // seconds after SIGKILL until a process is abandoned
 constexpr int kTimeoutStatus = 124;
 
 double now() {
@@ -37,8 +37,8 @@ double now() {
   return std::chrono::duration<double>(time).count();
 }
 
-// How far the end of a run has come that failed, or that was asked to end.
-enum class Phase { kRunning, kAsked, kGrace, kTerminated, kKilled };
+// Shutdown phase of a run that failed or was asked to stop.
+enum class Phase { kRunning, kStopping, kGrace, kTerminated, kKilled };
 
 class Launch {
  public:
@@ -48,24 +48,24 @@ class Launch {
         ranks_(options.ranks),
         output_(options.out, options.err, options.color),
         signal_fd_(::signalfd(-1, &signals.handled(), SFD_CLOEXEC | SFD_NONBLOCK)) {
-    if (!signal_fd_.open()) throw Error(str("cannot watch signals: ", std::strerror(errno)));
+    if (!signal_fd_.open()) throw Error(str("cannot create a signalfd: ", std::strerror(errno)));
   }
 
   LaunchResult run();
 
  private:
   std::optional<LaunchResult> start_all(const std::string& path);
-  void work();
-  void wait_for_something();
+  void run_loop();
+  void poll_once();
   void handle_signals();
-  void react(const std::vector<const Rank*>& ended);
+  void handle_exits(const std::vector<const Rank*>& ended);
   void advance_phase();
   void terminate();
   void kill_all();
-  void kill_deaf();
+  void kill_unresponsive();
   bool finished() const;
   LaunchResult result();
-  std::string end_of(const Rank& rank) const;
+  std::string describe_exit(const Rank& rank) const;
   std::string summary_of(const Rank& rank) const;
   void say(const std::string& text);
 
@@ -77,11 +77,11 @@ class Launch {
   StdinPump stdin_pump_;
   Phase phase_ = Phase::kRunning;
   double started_ = now();
-  double deadline_ = kNever;  // of the present phase
-  double drained_ = kNever;   // when we stop waiting for output of ended ranks
-  int end_signals_ = 0;       // how often we were asked to end
-  int asked_with_ = 0;        // the first signal of these
-  int had_to_end_ = 0;        // ranks that were still running when we sent SIGTERM
+  double deadline_ = kNever;        // of the current phase
+  double drain_deadline_ = kNever;  // when to stop waiting for output of exited ranks
+  int stop_signals_ = 0;            // number of stop signals received
+  int stop_signal_ = 0;             // the first of them
+  int terminated_ = 0;              // ranks still running when SIGTERM was sent
   bool abandoned_ = false;
   bool timed_out_ = false;
   OutOfMemoryKills out_of_memory_;
@@ -125,7 +125,7 @@ std::optional<LaunchResult> Launch::start_all(const std::string& path) {
 }
 
 void Launch::terminate() {
-  had_to_end_ = ranks_.running();
+  terminated_ = ranks_.running();
   ranks_.terminate();
   phase_ = Phase::kTerminated;
   deadline_ = now() + options_.term_grace;
@@ -137,14 +137,14 @@ void Launch::kill_all() {
   deadline_ = now() + kUnkillable;
 }
 
-// Those that were asked to end, and have not.
-void Launch::kill_deaf() {
+// Kills the ranks that ignored the stop signal.
+void Launch::kill_unresponsive() {
   std::vector<std::string> numbers;
   for (const Rank& rank : ranks_.all()) {
     if (rank.running) numbers.push_back(str(rank.number));
   }
-  say(str(numbers.size() == 1 ? "rank " : "ranks ", join(numbers, ", "), " did not end within ",
-          format_time(options_.stop_grace), " of ", signal_name(asked_with_), ": killed"));
+  say(str(numbers.size() == 1 ? "rank " : "ranks ", join(numbers, ", "), " did not exit within ",
+          format_time(options_.stop_grace), " of ", signal_name(stop_signal_), ": killed"));
   kill_all();
 }
 
@@ -157,22 +157,23 @@ void Launch::advance_phase() {
   if (now() < deadline_) return;
   switch (phase_) {
     case Phase::kRunning: break;
-    case Phase::kAsked: kill_deaf(); break;
+    case Phase::kStopping: kill_unresponsive(); break;
     case Phase::kGrace: terminate(); break;
     case Phase::kTerminated: kill_all(); break;
     case Phase::kKilled:
       for (const Rank& rank : ranks_.all()) {
-        if (rank.running) say(str("process ", rank.pid, " cannot be killed and stays behind"));
+        if (rank.running) say(str("process ", rank.pid, " survived SIGKILL and is left running"));
       }
       abandoned_ = true;
       deadline_ = kNever;
   }
 }
 
-void Launch::react(const std::vector<const Rank*>& ended) {
+void Launch::handle_exits(const std::vector<const Rank*>& ended) {
   if (ended.empty()) return;
   if (first_failed_ == nullptr) {
-    // Of several that ended together, the one that was killed is the cause and the others saw it.
+    // If several exited together, the one killed by a signal is the cause; the others reacted to
+    // it.
     for (const Rank* rank : ended) {
       if (!rank->failed()) continue;
       if (first_failed_ == nullptr ||
@@ -182,7 +183,9 @@ void Launch::react(const std::vector<const Rank*>& ended) {
     }
     if (first_failed_ != nullptr) {
       failed_at_ = now();
-      if (options_.on_failure) options_.on_failure(first_failed_->number, end_of(*first_failed_));
+      if (options_.on_failure) {
+        options_.on_failure(first_failed_->number, describe_exit(*first_failed_));
+      }
     }
     if (first_failed_ != nullptr && phase_ == Phase::kRunning) {
       phase_ = Phase::kGrace;
@@ -191,7 +194,7 @@ void Launch::react(const std::vector<const Rank*>& ended) {
   }
   if (ranks_.running() == 0) {
     deadline_ = kNever;
-    drained_ = now() + kDrain;
+    drain_deadline_ = now() + kDrain;
   }
 }
 
@@ -200,7 +203,7 @@ void Launch::handle_signals() {
   while (::read(signal_fd_.get(), &info, sizeof info) == sizeof info) {
     const int signal = static_cast<int>(info.ssi_signo);
     switch (signal) {
-      case SIGCHLD: break;  // work() looks at all
+      case SIGCHLD: break;  // run_loop() checks all ranks
       case SIGUSR1:
       case SIGUSR2: ranks_.send(signal); break;
       case SIGTSTP:
@@ -209,11 +212,11 @@ void Launch::handle_signals() {
         ranks_.send_groups(SIGCONT);
         break;
       default:
-        if (++end_signals_ == 1) {
-          asked_with_ = signal;
+        if (++stop_signals_ == 1) {
+          stop_signal_ = signal;
           ranks_.send_groups(signal);
           if (phase_ == Phase::kRunning) {
-            phase_ = Phase::kAsked;
+            phase_ = Phase::kStopping;
             deadline_ = now() + options_.stop_grace;
           }
         } else {
@@ -223,11 +226,11 @@ void Launch::handle_signals() {
   }
 }
 
-void Launch::wait_for_something() {
+void Launch::poll_once() {
   std::vector<pollfd> polls = {{signal_fd_.get(), POLLIN, 0}};
   output_.add_to(polls);
   stdin_pump_.add_to(polls);
-  double until = std::min(deadline_, drained_);
+  double until = std::min(deadline_, drain_deadline_);
   if (options_.timeout > 0 && phase_ == Phase::kRunning) {
     until = std::min(until, started_ + options_.timeout);
   }
@@ -243,18 +246,18 @@ void Launch::wait_for_something() {
 
 bool Launch::finished() const {
   if (ranks_.running() > 0) return abandoned_;
-  if (end_signals_ > 1) return true;  // do not insist on an output that nobody reads
-  return (!output_.relaying() || now() >= drained_) && output_.written();
+  if (stop_signals_ > 1) return true;  // do not wait for an output that is not read
+  return (!output_.relaying() || now() >= drain_deadline_) && output_.written();
 }
 
 LaunchResult Launch::result() {
   LaunchResult result;
-  result.asked = end_signals_ > 0;
+  result.asked = stop_signals_ > 0;
   const Rank* rank = first_failed_;
   if (timed_out_) {
     result.status = kTimeoutStatus;
-    result.summary = str("ran into the timeout of ", format_time(options_.timeout), "; ",
-                         had_to_end_, " of ", ranks_.all().size(), " ranks had to be ended");
+    result.summary = str("reached the timeout of ", format_time(options_.timeout), "; ",
+                         terminated_, " of ", ranks_.all().size(), " ranks had to be terminated");
     return result;
   }
   if (rank == nullptr) {
@@ -265,7 +268,7 @@ LaunchResult Launch::result() {
   result.failed_rank = rank->number;
   result.summary = summary_of(*rank);
   for (const Rank& each : ranks_.all()) {
-    if (!each.failed() || each.had_to_end) continue;
+    if (!each.failed() || each.terminated) continue;
     result.failures.push_back(
         {each.number, each.status(), each.exited_by_signal, summary_of(each)});
   }
@@ -277,32 +280,32 @@ LaunchResult Launch::result() {
   return result;
 }
 
-std::string Launch::end_of(const Rank& rank) const {
+std::string Launch::describe_exit(const Rank& rank) const {
   return str("rank ", rank.number, " (pid ", rank.pid, ") ",
-             rank.exited_by_signal ? "was ended by " + signal_name(rank.code)
+             rank.exited_by_signal ? "was killed by " + signal_name(rank.code)
                                    : str("exited with status ", rank.code),
              " after ", format_time(rank.ended_at - started_));
 }
 
 std::string Launch::summary_of(const Rank& rank) const {
-  std::string text = end_of(rank);
-  // By a SIGKILL that is not ours.
-  if (rank.exited_by_signal && rank.code == SIGKILL && !rank.had_to_end) {
+  std::string text = describe_exit(rank);
+  // Killed by a SIGKILL that the launcher did not send.
+  if (rank.exited_by_signal && rank.code == SIGKILL && !rank.terminated) {
     text += ", " + out_of_memory_.verdict();
   }
-  if (had_to_end_ > 0) {
-    text += str("; ", had_to_end_, had_to_end_ == 1 ? " other" : " others", " did not end within ",
-                format_time(options_.grace), " and had to be ended");
+  if (terminated_ > 0) {
+    text += str("; ", terminated_, terminated_ == 1 ? " other" : " others", " did not exit within ",
+                format_time(options_.grace), " and had to be terminated");
   }
   return text;
 }
 
-void Launch::work() {
+void Launch::run_loop() {
   while (true) {
-    react(ranks_.reap(now()));
+    handle_exits(ranks_.reap(now()));
     advance_phase();
     if (finished()) return;
-    wait_for_something();
+    poll_once();
   }
 }
 
@@ -325,7 +328,7 @@ LaunchResult Launch::run() {
   } else {
     failure = start_all(path);
   }
-  work();
+  run_loop();
   // The summary comes after the last output of the ranks.
   output_.finish();
   LaunchResult answer = failure ? *failure : result();
@@ -335,14 +338,14 @@ LaunchResult Launch::run() {
             error == EFBIG ? " (see ulimit -f)" : ""));
   }
   if (options_.report && !answer.summary.empty()) say(answer.summary);
-  work();
+  run_loop();
   return answer;
 }
 
 }  // namespace
 
 LaunchResult launch(const LaunchOptions& options, const BlockedSignals& signals) {
-  if (options.command.empty()) throw UsageError("there is no program to run");
+  if (options.command.empty()) throw UsageError("no program to run was given");
   return Launch(options, signals).run();
 }
 

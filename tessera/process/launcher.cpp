@@ -58,20 +58,20 @@ std::vector<std::string> rank_environment(const LaunchOptions& options, int loca
 void check_open_files(int ranks) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  // What is open now, the ranks inherit (some builds of torch leave files open that they read at
-  // their start). Then, of the launcher: the store, signals, the guard and what a start takes, and
-  // for every rank its connection to the store and two pipes. Of a rank: the store, files, and for
-  // every other rank a connection and a handle of the process.
+  // The ranks inherit what is open now (some builds of torch leave files open that they read at
+  // startup). The launcher also needs the store, signals, the guard and the pipes of a starting
+  // process, and for every rank a store connection and two pipes. A rank needs the store, files,
+  // and for every other rank a connection and a process handle.
   constexpr rlim_t kBase = 16, kEach = 3;
-  std::error_code full;  // not even this can be opened
+  std::error_code full;  // set if no descriptor is left to read the folder
   const std::filesystem::directory_iterator own("/proc/self/fd", full);
   const auto open =
       full ? limit.rlim_cur : static_cast<rlim_t>(std::distance(begin(own), end(own)));
   const rlim_t needed = open + kBase + kEach * static_cast<rlim_t>(ranks);
   if (limit.rlim_cur >= needed) return;
   throw Error(str(ranks, ranks == 1 ? " rank needs" : " ranks need", " about ", needed,
-                  " open files in a process, but the limit is ", limit.rlim_cur,
-                  "; raise it (ulimit -n ", needed, ") or start fewer ranks"));
+                  " open files per process, but the limit is ", limit.rlim_cur,
+                  ". Raise it (ulimit -n ", needed, ") or start fewer ranks."));
 }
 
 std::string signal_name(int signal) {
@@ -81,9 +81,10 @@ std::string signal_name(int signal) {
 
 namespace {
 
-std::atomic<pid_t> launching{0};  // the thread that reads signals; a handler has nothing else
+// Thread that reads the signals. Global because signal handlers take no argument.
+std::atomic<pid_t> launching{0};
 
-extern "C" void tessera_pass_on(int signal) {
+extern "C" void tessera_forward_signal(int signal) {
   const int error = errno;
   ::syscall(SYS_tgkill, ::getpid(), launching.load(), signal);
   errno = error;
@@ -94,40 +95,41 @@ extern "C" void tessera_pass_on(int signal) {
 BlockedSignals::BlockedSignals() {
   sigemptyset(&handled_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP}) {
-    // What we were started to ignore (nohup, a job of a script) stays ignored, by the ranks too.
+    // Signals ignored at startup (nohup, background job of a script) stay ignored, by the ranks
+    // too.
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
     if (action.sa_handler != SIG_IGN) sigaddset(&handled_, signal);
   }
   sigaddset(&handled_, SIGCHLD);
-  // Also because with SIGCHLD ignored, as some parents leave it, exit statuses would be thrown
-  // away.
-  // A closed output, or a file that may grow no more, is seen as a failed write, not as a signal.
+  // Handling SIGCHLD also matters when the parent left it ignored: exit statuses would be
+  // discarded. A write to a closed output or past the file size limit must fail, not raise a
+  // signal.
   sigset_t blocked = handled_;
   sigaddset(&blocked, SIGPIPE);
   sigaddset(&blocked, SIGXFSZ);
-  // Before the handlers are there: one that ran on this thread would send itself its signal for
-  // ever.
+  // Blocked before the handlers are installed: a handler on this thread would resend its signal to
+  // itself forever.
   ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
   launching = static_cast<pid_t>(::syscall(SYS_gettid));
   for (int signal = 1; signal < NSIG; ++signal) {
     if (sigismember(&handled_, signal) != 1) continue;
     struct sigaction ours {
     }, before{};
-    ours.sa_handler = &tessera_pass_on;
+    ours.sa_handler = &tessera_forward_signal;
     ours.sa_flags = SA_RESTART;
     if (::sigaction(signal, &ours, &before) == 0) actions_before_.emplace_back(signal, before);
   }
 }
 
 BlockedSignals::~BlockedSignals() {
-  // A write that failed has been seen as such; its signal must not end us now.
+  // Discards pending SIGPIPE and SIGXFSZ: the failed writes were already handled as errors.
   sigset_t writes;
   sigemptyset(&writes);
   sigaddset(&writes, SIGPIPE);
   sigaddset(&writes, SIGXFSZ);
-  const timespec at_once{};
-  while (::sigtimedwait(&writes, nullptr, &at_once) > 0) {
+  const timespec no_wait{};
+  while (::sigtimedwait(&writes, nullptr, &no_wait) > 0) {
   }
   for (const auto& [signal, action] : actions_before_) ::sigaction(signal, &action, nullptr);
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);

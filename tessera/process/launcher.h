@@ -9,65 +9,67 @@
 
 namespace tessera::process {
 
+// Options of one launch() on this node.
 struct LaunchOptions {
   std::vector<std::string> command;  // the program and its arguments
   int ranks = 1;                     // on this node
   int nodes = 1;
   int node_rank = 0;
-  std::string master_addr = "127.0.0.1";  // of node 0
-  int master_port = 0;                    // there, for torch.distributed
-  std::string run_id = "tessera";         // the same on every node
-  std::string store;                      // address:port of the job's store, "" without one
-  int secret_fd = -1;                     // holds the job's secret, for the ranks to inherit
-  std::string interface;                  // at which ranks listen for other nodes; "" leaves it
-  std::string run() const { return run_id + "/0"; }  // as the ranks call it: nothing restarts here
-  std::string name = "tessera run";                  // before what the launcher itself says
+  std::string master_addr = "127.0.0.1";  // address of node 0
+  int master_port = 0;                    // on node 0, for torch.distributed; 0 picks a free port
+  std::string run_id = "tessera";         // must be equal on all nodes
+  std::string store;                      // address:port of the job's store; "" if there is none
+  int secret_fd = -1;     // inherited by the ranks, contains the job's secret; -1: none
+  std::string interface;  // on which ranks listen for other nodes; "" keeps the default
+  std::string run() const { return run_id + "/0"; }  // run name used by the ranks; 0 restarts
+  std::string name = "tessera run";                  // prefix of the launcher's own messages
 
-  int threads = 1;                     // OMP_NUM_THREADS of each rank; 0 leaves the variable alone
-  std::vector<std::vector<int>> cpus;  // processors of each rank; empty leaves it unbound
+  int threads = 1;                     // OMP_NUM_THREADS of each rank; 0 keeps the inherited value
+  std::vector<std::vector<int>> cpus;  // CPUs that each rank is bound to; empty: not bound
 
-  bool report = true;     // print the summary
-  bool prefix = true;     // put "[rank] " before each line; false hands our own output to the ranks
-  bool color = true;      // colour the prefixes where the output is a terminal
-  double grace = 5;       // seconds that the others get to end by themselves after a failure
-  double term_grace = 5;  // seconds between the SIGTERM of that and SIGKILL
-  double stop_grace = 30;  // seconds between a signal to us to end and SIGKILL
-  double timeout = 0;      // seconds for the whole run; 0 is no limit
+  bool report = true;      // print the summary
+  bool prefix = true;      // put "[rank] " before each line; false: ranks inherit our output
+  bool color = true;       // color the prefixes if the output is a terminal
+  double grace = 5;        // seconds after a failure until SIGTERM to the other ranks
+  double term_grace = 5;   // seconds between that SIGTERM and SIGKILL
+  double stop_grace = 30;  // seconds between a stop signal to the launcher and SIGKILL
+  double timeout = 0;      // seconds for the whole run; 0: no limit
 
-  // Called once, when the first rank has failed; `how` is a line that names it. Rendezvous tells
-  // those who wait for it to join.
+  // Called once, when the first rank fails; `how` is one line that names it. Rendezvous uses it to
+  // notify ranks that wait for it to join.
   std::function<void(int rank, const std::string& how)> on_failure{};
 
-  std::vector<std::string> environment;  // what the ranks inherit, NAME=value
-  int in = 0, out = 1, err = 2;          // our own standard descriptors, to be replaced in tests
+  std::vector<std::string> environment;  // inherited by the ranks, NAME=value
+  int in = 0, out = 1, err = 2;          // standard descriptors; replaced in tests
 };
 
-// How a rank failed that nobody had ended.
+// Failure of a rank that the launcher had not terminated.
 struct RankFailure {
-  int rank = -1;   // in the numbering of the whole job
-  int status = 0;  // 128 + signal
+  int rank = -1;   // global rank
+  int status = 0;  // exit status, or 128 + signal
   bool by_signal = false;
   std::string summary;  // one line
 };
 
 struct LaunchResult {
-  int status = 0;        // of the rank that failed first (128 + signal), 124 after the timeout
-  int failed_rank = -1;  // in the numbering of the whole job
-  std::string summary;   // one line, "" after a success; LaunchOptions::report prints it
-  bool asked = false;    // somebody sent the launcher a signal to end
-  std::vector<RankFailure> failures = {};  // of all ranks, in the order in which they ended
+  int status = 0;        // of the first rank that failed (128 + signal); 124 after a timeout
+  int failed_rank = -1;  // global rank; -1: none
+  std::string summary;   // one line; "" after success. Printed if LaunchOptions::report
+  bool asked = false;    // the launcher received a stop signal
+  std::vector<RankFailure> failures = {};  // of all ranks, in the order in which they exited
 };
 
-// The environment of one rank: what it inherits, and the variables that torchrun sets, so that a
-// program that joins through torch.distributed's env:// works as well.
+// Returns the environment of one rank: the inherited variables plus those that torchrun sets, so
+// that programs that use torch.distributed's env:// work too.
 std::vector<std::string> rank_environment(const LaunchOptions& options, int local_rank);
 
-// "SIGKILL" for 9, "signal 64" for one without a name.
+// Returns "SIGKILL" for 9, "signal 64" for a signal without a name.
 std::string signal_name(int signal);
 
-// Blocks the signals that launch() handles, in this thread and those it starts from now on. Threads
-// that are there already, or that unblock them (a GPU's driver has one), may get such a signal
-// instead: they pass it on to this one. One at a time in a process.
+// Blocks the signals that launch() handles, in this thread and in threads it starts later. Other
+// threads (already running, or unblocking signals as a GPU driver's thread does) may receive such a
+// signal instead; the installed handlers forward it to this thread. At most one instance per
+// process.
 class BlockedSignals {
  public:
   BlockedSignals();
@@ -84,17 +86,18 @@ class BlockedSignals {
   std::vector<std::pair<int, struct sigaction>> actions_before_;
 };
 
-// Throws an Error unless so many ranks can be started with the open files that this process may
-// have. Made before anything else of the job: what lacks a descriptor later may end without a word.
+// Throws Error if the limit on open files is too low for `ranks` ranks. Call it before anything
+// else of the job is created: code that runs out of descriptors later may die without a message.
 void check_open_files(int ranks);
 
-// Starts the ranks, relays their output, forwards signals, and returns when all have ended:
-// - SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks' process groups. Those that are there after
-//   `stop_grace` are killed and named; a second signal kills at once. SIGUSR1 and SIGUSR2 to the
-//   ranks themselves; Ctrl-Z stops and continues all.
-// - When a rank fails, the others get `grace` to report it themselves, then SIGTERM, then SIGKILL.
-// - Nothing stays behind, even when the launcher is killed: see [Note: guard].
-// A program that cannot be found gives status 127, one that cannot be executed 126.
+// Starts the ranks, relays their output, forwards signals, and returns when all ranks have exited:
+// - SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to the ranks' process groups. Ranks still
+//   running after `stop_grace` are killed and reported; a second signal kills at once. SIGUSR1 and
+//   SIGUSR2 are sent to the ranks alone. Ctrl-Z stops and continues all processes.
+// - When a rank fails, the others get `grace` seconds to report it themselves, then SIGTERM, then
+//   SIGKILL.
+// - No process is left behind, even if the launcher is killed: see [Note: guard].
+// Returns status 127 if the program cannot be found and 126 if it cannot be executed.
 LaunchResult launch(const LaunchOptions& options, const BlockedSignals& signals);
 
 }  // namespace tessera::process

@@ -6,11 +6,11 @@ namespace tessera::process {
 namespace {
 
 constexpr auto kRereadAfter = std::chrono::milliseconds(500);
-constexpr int kSmClock = 1, kOfTheChip = 0;  // numbers of NVML's
+constexpr int kSmClock = 1, kGpuSensor = 0;  // NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
 
-// NVML counts all GPUs of the machine, CUDA those that it was left with, in an order of its own:
-// what both know is where a GPU is plugged in.
-std::string bus_of(int cuda_device) {
+// Returns the PCI bus id of a CUDA device, which identifies it to NVML: NVML numbers all GPUs of
+// the machine, CUDA only the visible ones and in its own order.
+std::string pci_bus_id(int cuda_device) {
   const SharedLibrary library({"libcuda.so.1"});
   int (*init)(unsigned) = nullptr;
   int (*get)(int*, int) = nullptr;
@@ -57,7 +57,7 @@ GpuMonitor::GpuMonitor(int cuda_device) {
   if (cuda_device < 0) return;
   const NvmlApi* const api = nvml();
   if (api == nullptr || api->device_by_bus == nullptr) return;
-  const std::string bus = bus_of(cuda_device);
+  const std::string bus = pci_bus_id(cuda_device);
   if (!bus.empty() && api->device_by_bus(bus.c_str(), &device_) == 0) api_ = api;
 }
 
@@ -81,7 +81,7 @@ std::optional<GpuReading> GpuMonitor::read(Clock::time_point now) {
   if (api_->power != nullptr && api_->power(device_, &number) == 0) {
     last_.power_w = static_cast<double>(number) * 1e-3;
   }
-  if (api_->temperature != nullptr && api_->temperature(device_, kOfTheChip, &number) == 0) {
+  if (api_->temperature != nullptr && api_->temperature(device_, kGpuSensor, &number) == 0) {
     last_.temperature_c = static_cast<int>(number);
   }
   return last_;

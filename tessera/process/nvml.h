@@ -8,9 +8,9 @@
 
 namespace tessera::process {
 
-// What NVML says of a GPU at one moment. What it cannot say is 0.
+// GPU state read from NVML. Values that NVML does not provide are 0.
 struct GpuReading {
-  int utilisation = 0;           // percent of the last fraction of a second that a kernel ran
+  int utilisation = 0;           // percent of the last sample period in which a kernel ran
   std::int64_t memory_used = 0;  // bytes, by all processes
   int sm_mhz = 0;
   double power_w = 0;
@@ -19,8 +19,8 @@ struct GpuReading {
   friend bool operator==(const GpuReading&, const GpuReading&) = default;
 };
 
-// The part of NVML's C interface that we use, in our own words. The library belongs to the driver;
-// we need no header and link nothing. A function that is not there is null.
+// Subset of NVML's C interface, redeclared here. The library is part of the driver and loaded at
+// run time, so no header is needed and nothing is linked. Missing functions are null.
 struct NvmlApi {
   using Device = void*;
   struct Utilisation {
@@ -39,21 +39,22 @@ struct NvmlApi {
   int (*temperature)(Device, int sensor, unsigned* celsius) = nullptr;
 };
 
-// That of this process, started; null where there is no driver.
+// Returns the initialized NVML of this process; null without a driver.
 const NvmlApi* nvml();
-// "580.65.06", or "".
+// Returns the driver version ("580.65.06"), or "".
 std::string driver_version();
 
-// Watches over one GPU.
+// Reads the state of one GPU.
 class GpuMonitor {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // By CUDA's number; none for a negative one, and where NVML is not there.
+  // Takes a CUDA device number. read() returns nullopt if it is negative or NVML is missing.
   explicit GpuMonitor(int cuda_device);
   GpuMonitor(const NvmlApi& api, NvmlApi::Device device) : api_(&api), device_(device) {}
 
-  // Asks at most every half second, and says the same in between: some of it takes a millisecond.
+  // Queries NVML at most twice a second and returns the last reading in between: some queries take
+  // a millisecond.
   std::optional<GpuReading> read(Clock::time_point now = Clock::now());
 
  private:

@@ -44,15 +44,15 @@ std::string OutOfMemoryKills::verdict() const {
     if (!now || !before_[i]) continue;
     known = true;
     if (*now == *before_[i]) continue;
-    return str("probably by the kernel, out of memory: oom_kill in ", files_[i], " went from ",
+    return str("probably by the kernel, out of memory: oom_kill in ", files_[i], " rose from ",
                *before_[i], " to ", *now,
-               ". Use less memory (see tessera plan) or raise the limit of the control group");
+               ". Use less memory (see tessera plan) or raise the cgroup memory limit");
   }
-  if (known) return "by somebody else: the kernel has ended no process for want of memory";
+  if (known) return "by another process: the kernel killed no process for lack of memory";
   const auto free = free_host_memory();
   return str(
-      "perhaps by the kernel, out of memory: ", free ? format_bytes(free->bytes) : "unknown bytes",
-      " are available now, and nothing here says whether it has");
+      "possibly by the kernel, out of memory: ", free ? format_bytes(free->bytes) : "unknown bytes",
+      " are available now, and the kernel's count of such kills is not readable here");
 }
 
 }  // namespace tessera::process

@@ -7,15 +7,16 @@
 
 namespace tessera::process {
 
-// The kernel ends a process for want of memory with the same SIGKILL that anybody can send. It
-// counts those that it has ended: in the control group's memory.events (version 2) and, for the
-// whole machine, in /proc/vmstat.
+// Detects kills by the kernel's OOM killer. They use the same SIGKILL that any process can send,
+// but the kernel counts them: in the cgroup's memory.events (cgroup v2) and, for the whole machine,
+// in /proc/vmstat.
 class OutOfMemoryKills {
  public:
-  // Remembers the counts; files of lines "name number", by default those of this process.
+  // Stores the current counts. Files contain lines "name number"; the default is those of this
+  // process.
   explicit OutOfMemoryKills(std::vector<std::string> files = own_files());
 
-  // For the report of a SIGKILL that we did not send: what the counts say of it since then.
+  // Describes who sent a SIGKILL that the launcher did not send, by comparing the counts.
   std::string verdict() const;
 
   static std::vector<std::string> own_files();

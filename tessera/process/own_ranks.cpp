@@ -33,7 +33,7 @@ std::string own_program() {
 void check_given_ranks(std::int64_t given, const std::string& launcher, int started) {
   if (given == started) return;
   throw UsageError(str("--ranks: got ", given, ", but ", launcher, " started ", started,
-                       " ranks; leave --ranks out"));
+                       " ranks. Omit --ranks."));
 }
 
 std::vector<std::string> own_command(int argc, char** argv) {
@@ -54,7 +54,7 @@ LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& co
       own.threads > 0 ? own.threads : threads_per_rank(machine, cpu_quota(), own.ranks);
   options.cpus = divide_cores(machine, own.ranks);
   options.name = "tessera " + own.name;
-  options.report = false;  // ours says more
+  options.report = false;  // this file prints a more detailed report
   options.prefix = false;
   options.grace = own.grace;
   options.stop_grace = own.stop_grace;
@@ -67,42 +67,43 @@ LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& co
   return launch(options, signals);
 }
 
-// Of ranks that failed, the one that did so by itself: one that died without a word, or else the
-// first that said so. Which of them ended first is chance.
-LaunchResult blamed(LaunchResult result, const FailureNotes::Report& said) {
-  const auto among = [](const std::vector<int>& ranks, int rank) {
+// Selects the failure to report as the cause: a rank killed by a signal without reporting an error,
+// otherwise the first that reported its own failure. The order in which ranks exit is arbitrary.
+LaunchResult with_root_cause(LaunchResult result, const FailureNotes::Report& noted) {
+  const auto contains = [](const std::vector<int>& ranks, int rank) {
     return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
   };
-  const auto blame = [&](const RankFailure& failure) {
+  const auto caused_by = [&](const RankFailure& failure) {
     result.status = failure.status;
     result.failed_rank = failure.rank;
     result.summary = failure.summary;
     return result;
   };
   for (const RankFailure& failure : result.failures) {
-    const bool spoke = among(said.own, failure.rank) || among(said.others, failure.rank);
-    if (failure.by_signal && !spoke) return blame(failure);
+    const bool reported = contains(noted.own, failure.rank) || contains(noted.others, failure.rank);
+    if (failure.by_signal && !reported) return caused_by(failure);
   }
-  for (const int rank : said.own) {
+  for (const int rank : noted.own) {
     for (const RankFailure& failure : result.failures) {
-      if (failure.rank == rank) return blame(failure);
+      if (failure.rank == rank) return caused_by(failure);
     }
   }
   return result;
 }
 
-void report(const OwnRanks& own, const LaunchResult& result, const FailureNotes::Report& said,
+void report(const OwnRanks& own, const LaunchResult& result, const FailureNotes::Report& noted,
             const std::optional<std::string>& checkpoint) {
-  if (result.asked && said.text.empty()) {
-    write_all(2, str("tessera ", own.name, ": ended as asked, with status ", result.status, "\n"));
+  if (result.asked && noted.text.empty()) {
+    write_all(
+        2, str("tessera ", own.name, ": stopped by a signal, with status ", result.status, "\n"));
     return;
   }
-  std::string text = str("tessera ", own.name, ": ", result.summary, "\n", said.text);
+  std::string text = str("tessera ", own.name, ": ", result.summary, "\n", noted.text);
   if (checkpoint) {
     text += str("  last step: ",
-                said.last_step >= 0 ? str(said.last_step)
-                : said.text.empty() ? "not known, no rank was left to tell"
-                                    : "none, the training had not begun",
+                noted.last_step >= 0 ? str(noted.last_step)
+                : noted.text.empty() ? "unknown, no rank reported it"
+                                     : "none, training had not started",
                 "\n  last good checkpoint: ", checkpoint->empty() ? "none" : *checkpoint, "\n");
   }
   write_all(2, text);
@@ -115,24 +116,23 @@ int start_ranks(const OwnRanks& own, std::vector<std::string> command) {
 }
 
 int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string> command) {
-  const std::vector<std::string> first = command;
+  const std::vector<std::string> original_command = command;
   check_open_files(own.ranks);
   const BlockedSignals signals;  // before the store starts its thread
   for (int attempt = 0;; ++attempt) {
     const FailureNotes notes;
-    const LaunchResult first_ended = launch_once(own, command, notes, signals);
-    if (first_ended.status == 0) return 0;
-    if (first_ended.status == restarts.told_status) return 1;
-    const FailureNotes::Report said = notes.read();
-    if (first_ended.status == restarts.final_status && said.text.empty()) {
-      return first_ended.status;
+    const LaunchResult launched = launch_once(own, command, notes, signals);
+    if (launched.status == 0) return 0;
+    if (launched.status == restarts.told_status) return 1;
+    const FailureNotes::Report noted = notes.read();
+    if (launched.status == restarts.final_status && noted.text.empty()) {
+      return launched.status;
     }
-    const LaunchResult result = blamed(first_ended, said);
+    const LaunchResult result = with_root_cause(launched, noted);
     std::optional<std::string> checkpoint;
     if (restarts.checkpoint) checkpoint = restarts.checkpoint();
-    report(own, result, said, checkpoint);
-    // Not what somebody ended on purpose, nor what would fail in the same way again: status 2 is a
-    // wrong call.
+    report(own, result, noted, checkpoint);
+    // No restart after a stop signal, nor after status 2 (usage error), which would recur.
     if (result.status == 2 || result.asked) return result.status;
     if (attempt == restarts.most) {
       if (restarts.most > 0) {
@@ -142,11 +142,11 @@ int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string>
     }
     if (restarts.fit) own.ranks = restarts.fit(own.ranks - 1);
     if (own.ranks == 0) {
-      write_all(2, str("tessera ", own.name, ": too few ranks are left to go on\n"));
+      write_all(2, str("tessera ", own.name, ": too few ranks are left to continue\n"));
       return result.status;
     }
     const bool resumes = checkpoint && !checkpoint->empty();
-    command = first;
+    command = original_command;
     command.insert(command.end(), restarts.words.begin(), restarts.words.end());
     if (resumes) command.insert(command.end(), restarts.resume.begin(), restarts.resume.end());
     write_all(2, str("tessera ", own.name, ": restart ", attempt + 1, " of ", restarts.most, " on ",
@@ -167,7 +167,7 @@ int become_mpirun(int ranks, const std::vector<std::string>& command) {
   pointers.push_back(nullptr);
   ::execvp("mpirun", pointers.data());
   throw UsageError(str("cannot start mpirun: ", std::strerror(errno),
-                       ". Install it (Debian: openmpi-bin), or choose --backend shm"));
+                       ". Install it (Debian: openmpi-bin) or use --backend shm."));
 }
 
 }  // namespace tessera::process

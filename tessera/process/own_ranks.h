@@ -7,43 +7,45 @@
 
 namespace tessera::process {
 
-// For commands that are ranks of a job, and start the job themselves where no launcher did.
+// Functions for commands that run as ranks of a job, and start the job themselves if no launcher
+// did.
 
-// Throws UsageError if a --ranks that was given is not what a launcher has started.
+// Throws UsageError if --ranks differs from the number of ranks that the launcher started.
 void check_given_ranks(std::int64_t given, const std::string& launcher, int started);
 
-// This very command once more, for the ranks to run.
+// Returns the command line of this process, for the ranks to run.
 std::vector<std::string> own_command(int argc, char** argv);
 
+// Ranks that a command starts itself.
 struct OwnRanks {
   int ranks = 2;
-  int threads = 0;         // of each; 0 is its share of the cores
-  std::string name;        // of the command, in the run's identity
-  double grace = 5;        // seconds that the others get to end by themselves after a failure
-  double stop_grace = 30;  // seconds that all get after a signal to end
+  int threads = 0;         // threads per rank; 0 divides the cores
+  std::string name;        // of the command, part of the run id
+  double grace = 5;        // seconds after a failure until SIGTERM to the other ranks
+  double stop_grace = 30;  // seconds between a stop signal and SIGKILL
 };
-// Starts them on this machine, divided as `tessera run` does, and returns the job's exit status.
-// After a failure one report says which rank failed and how, and what the others saw of it. It
-// names a rank that failed by itself, whichever of them ended first.
+// Starts the ranks on this machine with the cores divided as `tessera run` does, and returns the
+// job's exit status. After a failure prints one report: the rank that failed on its own, even if
+// another exited first, its error, and the errors of the other ranks.
 int start_ranks(const OwnRanks& options, std::vector<std::string> command);
 
-// How often, and as what, a job that failed is started again.
+// Restart policy of a failed job.
 struct Restarts {
-  int most = 0;
-  std::vector<std::string> words;       // that the command gets then
-  std::vector<std::string> resume;      // and these, if there is a checkpoint
-  std::string otherwise = "the start";  // where it begins if there is none
-  // How many ranks to start when so many are left; 0: not again.
+  int most = 0;                         // maximum number of restarts
+  std::vector<std::string> words;       // arguments appended on a restart
+  std::vector<std::string> resume;      // also appended if there is a checkpoint
+  std::string otherwise = "the start";  // printed as the starting point if there is no checkpoint
+  // Returns the number of ranks to start when `left` are left; 0: do not restart.
   std::function<int(int left)> fit;
-  std::function<std::string()> checkpoint;  // the last good one, "" for none
-  // Of ranks that ended in order and said what is wrong, which a new start would not mend: no
-  // report. 0: there is none.
+  std::function<std::string()> checkpoint;  // returns the last good checkpoint; "" if none
+  // Status of ranks that exited cleanly after printing an error that a restart would not fix: no
+  // report. 0: no such status.
   int final_status = 0;
-  int told_status = -1;  // of a rank that has said itself what is wrong: no report, and status 1
+  int told_status = -1;  // status of a rank that printed its own error: no report, exit status 1
 };
 int start_ranks(OwnRanks options, const Restarts& restarts, std::vector<std::string> command);
 
-// Only MPI's own launcher can start ranks that use MPI: becomes it.
+// Replaces this process by mpirun: only MPI's own launcher can start ranks that use MPI.
 int become_mpirun(int ranks, const std::vector<std::string>& command);
 
 }  // namespace tessera::process

@@ -22,8 +22,8 @@ RankOutput::Pipes RankOutput::relay(int rank) {
 Fd RankOutput::relay(int rank, OutputQueue& target) {
   int fds[2];
   if (::pipe2(fds, O_CLOEXEC) != 0) {
-    throw Error(
-        str("cannot make a pipe for rank ", rank, ": ", std::strerror(errno), " (see ulimit -n)"));
+    throw Error(str("cannot create a pipe for rank ", rank, ": ", std::strerror(errno),
+                    " (see ulimit -n)"));
   }
   Fd source(fds[0]), end(fds[1]);
   const std::string number = str("[", rank, "]");

@@ -13,26 +13,26 @@
 
 namespace tessera::process {
 
-// What the ranks and the launcher write, on its way to the launcher's own output and errors.
+// Output of the ranks and the launcher, forwarded to the launcher's stdout and stderr.
 class RankOutput {
  public:
   RankOutput(int out, int err, bool color) : out_(out), err_(err), color_(color) {}
 
-  // The ends of pipes for a rank to write to; its lines go on with its number in front.
+  // Write ends of the pipes of one rank; its lines are forwarded with its number in front.
   struct Pipes {
     Fd out, err;
   };
   Pipes relay(int rank);
-  void say(const std::string& text) { err_.push(text); }  // whole lines of the launcher's
+  void say(const std::string& text) { err_.push(text); }  // complete lines of the launcher itself
 
-  // Adds what is to be waited for, and acts on what has happened to it.
+  // Adds the descriptors to poll, and handles the events on them.
   void add_to(std::vector<pollfd>& polls);
   void act_on(const std::vector<pollfd>& polls);
 
-  bool relaying() const;  // a rank, or what it has started, may still write
+  bool relaying() const;  // a rank or one of its descendants may still write
   bool written() const { return out_.empty() && err_.empty(); }
-  void finish();  // lines without an end, too
-  // Why the output cannot be written; 0: it can, or nobody reads it.
+  void finish();  // forwards unterminated lines too
+  // errno of a failed write; 0 if writing works or the reader has closed the pipe.
   int error() const { return out_.broken() && out_.error() != EPIPE ? out_.error() : 0; }
 
  private:
@@ -41,7 +41,7 @@ class RankOutput {
   OutputQueue out_, err_;
   bool color_;
   std::list<LineRelay> relays_;
-  // As they were added to the polls, from `polled_at_` on.
+  // In the order of the polls, starting at `polled_at_`.
   std::size_t polled_at_ = 0;
   std::vector<LineRelay*> readers_;
   std::vector<OutputQueue*> writers_;

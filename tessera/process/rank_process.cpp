@@ -28,7 +28,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return result;
 }
 
-// A set as large as its highest member needs: machines may have more than CPU_SETSIZE processors.
+// CPU set sized for its highest member: machines may have more than CPU_SETSIZE CPUs.
 class CpuMask {
  public:
   explicit CpuMask(const std::vector<int>& cpus) {
@@ -50,26 +50,26 @@ class CpuMask {
 void make_pipe(Fd& read_end, Fd& write_end) {
   int fds[2];
   if (::pipe2(fds, O_CLOEXEC) != 0) {
-    throw Error(str("cannot make a pipe: ", std::strerror(errno)));
+    throw Error(str("cannot create a pipe: ", std::strerror(errno)));
   }
   read_end = Fd(fds[0]);
   write_end = Fd(fds[1]);
 }
 
-// Between fork and exec only system calls: another thread of the launcher may have held the heap's
-// lock when it was copied.
-[[noreturn]] void become(const ProcessSpec& spec, const CpuMask& mask, char* const* arguments,
-                         char* const* environment, int null_fd, int report_fd, pid_t parent) {
+// Runs in the child. Only system calls are safe between fork and exec: another thread of the
+// launcher may have held the heap lock at the fork.
+[[noreturn]] void exec_child(const ProcessSpec& spec, const CpuMask& mask, char* const* arguments,
+                             char* const* environment, int null_fd, int report_fd, pid_t parent) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(127);  // the launcher died before the line above
-  // A refused binding costs speed, not correctness.
+  if (::getppid() != parent) ::_exit(127);  // the launcher died before prctl()
+  // A failed binding costs speed, not correctness.
   if (mask.size() > 0) ::sched_setaffinity(0, mask.size(), mask.bits());
   ::dup2(spec.in >= 0 ? spec.in : null_fd, 0);
   if (spec.out >= 0) ::dup2(spec.out, 1);
   if (spec.err >= 0) ::dup2(spec.err, 2);
   if (spec.inherited >= 0) ::fcntl(spec.inherited, F_SETFD, 0);
-  // Before they are let through: the parent's handlers would swallow them until the program runs.
+  // Reset before signals are unblocked: the parent's handlers would swallow them until exec.
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
     if (::sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
@@ -80,18 +80,18 @@ void make_pipe(Fd& read_end, Fd& write_end) {
   ::sigprocmask(SIG_SETMASK, &spec.signal_mask, nullptr);
   ::execve(spec.path.c_str(), arguments, environment);
   const int error = errno;
-  [[maybe_unused]] const ssize_t told = ::write(report_fd, &error, sizeof error);
+  [[maybe_unused]] const ssize_t ignored = ::write(report_fd, &error, sizeof error);
   ::_exit(127);
 }
 
-// The guard's whole life. `groups` was allocated before the fork.
+// Main loop of the guard process. `groups` was allocated before the fork.
 [[noreturn]] void guard_groups(int pipe_fd, pid_t* groups, int capacity) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_NAME, "tessera-guard");
   sigset_t all;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
-  // Holding no descriptor but the pipe (as 0), so that nobody waits for us to close theirs.
+  // Keeps only the pipe (as descriptor 0) open, so that readers of inherited pipes see them close.
   ::dup2(pipe_fd, 0);
 #ifdef SYS_close_range
   ::syscall(SYS_close_range, 1u, ~0u, 0u);
@@ -103,8 +103,8 @@ void make_pipe(Fd& read_end, Fd& write_end) {
     const ssize_t count = ::read(0, &message, sizeof message);
     if (count < 0 && errno == EINTR) continue;
     if (count != sizeof message) break;
-    const pid_t wanted = message > 0 ? 0 : -message;
-    pid_t* const slot = std::find(groups, groups + capacity, wanted);
+    const pid_t old_entry = message > 0 ? 0 : -message;
+    pid_t* const slot = std::find(groups, groups + capacity, old_entry);
     if (slot != groups + capacity) *slot = message > 0 ? message : 0;
   }
   for (int i = 0; i < capacity; ++i) {
@@ -127,12 +127,13 @@ Started start_process(const ProcessSpec& spec) {
   result.pid = ::fork();
   if (result.pid < 0) throw Error(str("cannot start a process: ", start_failure_text(errno)));
   if (result.pid == 0) {
-    become(spec, mask, arguments.data(), environment.data(), null_fd.get(), report_write.get(),
-           parent);
+    exec_child(spec, mask, arguments.data(), environment.data(), null_fd.get(), report_write.get(),
+               parent);
   }
-  ::setpgid(result.pid, result.pid);  // also here: whoever comes first, the group exists afterwards
+  // Called in parent and child, so that the group exists before either continues.
+  ::setpgid(result.pid, result.pid);
   report_write.reset();
-  // The pipe closes by itself when the program is executed.
+  // A successful exec closes the pipe (O_CLOEXEC).
   ssize_t count = 0;
   do {
     count = ::read(report.get(), &result.exec_errno, sizeof result.exec_errno);
@@ -151,7 +152,7 @@ std::string find_program(const std::string& program, const std::string& search_p
            ::access(path.c_str(), X_OK) == 0;
   };
   if (program.find('/') != std::string::npos) {
-    // What is there but cannot be executed is left to exec, which knows why not.
+    // A file that cannot be executed is left to exec, which returns the reason.
     return ::access(program.c_str(), F_OK) == 0 ? program : "";
   }
   for (std::size_t start = 0; start <= search_path.size() && !program.empty();) {
@@ -182,7 +183,7 @@ Guard::~Guard() {
 }
 
 void Guard::watch(pid_t group) {
-  [[maybe_unused]] const ssize_t told = ::write(pipe_.get(), &group, sizeof group);
+  [[maybe_unused]] const ssize_t ignored = ::write(pipe_.get(), &group, sizeof group);
 }
 
 void Guard::forget(pid_t group) { watch(-group); }

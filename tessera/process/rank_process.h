@@ -10,38 +10,38 @@
 
 namespace tessera::process {
 
-// What one process is started with. Descriptors are those of the parent; -1 for stdin is /dev/null,
-// and -1 for the others leaves the parent's.
+// Parameters of a new process. Descriptors are the parent's; -1 means /dev/null for `in`, and
+// inherits the parent's for the others.
 struct ProcessSpec {
   std::string path;
-  std::vector<std::string> arguments;    // with the program's name
+  std::vector<std::string> arguments;    // including argv[0]
   std::vector<std::string> environment;  // NAME=value
-  std::vector<int> cpus;                 // bound to these; empty leaves it as it is
+  std::vector<int> cpus;                 // CPU affinity; empty keeps the parent's
   int in = -1;
   int out = -1;
   int err = -1;
-  int inherited = -1;      // kept open under its number, which is above 2
-  sigset_t signal_mask{};  // blocked signals at its start
+  int inherited = -1;      // descriptor kept open under its number, which must be above 2
+  sigset_t signal_mask{};  // initially blocked signals
 };
 
+// Result of start_process().
 struct Started {
   pid_t pid = -1;
-  int exec_errno = 0;  // not 0: the program could not be executed, and nothing runs
+  int exec_errno = 0;  // not 0: exec failed and no process runs
 };
 
-// Starts a process in a group of its own, which the kernel kills when the calling thread ends.
+// Starts a process in its own process group. The kernel kills it when the calling thread exits.
 Started start_process(const ProcessSpec& spec);
 
-// The path that `program` means, looked up in `search_path` (the form of PATH) when it has no
-// slash;
-// "" when there is none.
+// Returns the path of `program`, looked up in `search_path` (in the format of PATH) if it has no
+// slash; "" if it is not found.
 std::string find_program(const std::string& program, const std::string& search_path);
 
 // [Note: guard]
 // When the launcher is killed with SIGKILL, the kernel kills the ranks (PR_SET_PDEATHSIG), but not
-// the processes that the ranks have started. So a second small process knows the ranks' process
-// groups and waits on a pipe whose other end only the launcher holds: when that closes, it kills
-// the groups that are still there. It holds no other descriptor and never runs anything.
+// the processes that the ranks started. Therefore a small guard process stores the ranks' process
+// groups and reads from a pipe whose write end only the launcher holds. When the pipe closes, the
+// guard kills the remaining groups. It holds no other descriptor and never executes a program.
 class Guard {
  public:
   explicit Guard(int most_groups);

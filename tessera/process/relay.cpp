@@ -14,8 +14,7 @@ namespace tessera::process {
 namespace {
 
 constexpr std::size_t kFullQueue = 1 << 20;
-// A line longer than this is cut: without a bound a rank that never ends its line would fill the
-// launcher's memory.
+// A longer line is cut: otherwise a rank that writes no newline would fill the launcher's memory.
 constexpr std::size_t kLongestLine = 1 << 20;
 
 }  // namespace
@@ -50,7 +49,7 @@ void OutputQueue::write_some() {
 LineRelay::LineRelay(Fd source, OutputQueue& target, std::string prefix)
     : source_(std::move(source)), target_(&target), prefix_(std::move(prefix)) {}
 
-void LineRelay::pass_lines() {
+void LineRelay::forward_lines() {
   std::string out;
   std::string_view rest = partial_;
   while (true) {
@@ -75,8 +74,8 @@ void LineRelay::read_some() {
   const ssize_t count = ::read(source_.get(), buffer, sizeof buffer);
   if (count > 0) {
     partial_.append(buffer, as_size(count));
-    pass_lines();
-    // Closing our end lets the rank meet the broken pipe itself, as it would without us.
+    forward_lines();
+    // Closing our end gives the rank a broken pipe, as it would see without the launcher.
     if (target_->broken()) source_.reset();
   } else if (count == 0 || (errno != EINTR && errno != EAGAIN)) {
     finish();
@@ -86,7 +85,7 @@ void LineRelay::read_some() {
 void LineRelay::finish() {
   if (!partial_.empty()) {
     partial_ += '\n';
-    pass_lines();
+    forward_lines();
   }
   source_.reset();
 }

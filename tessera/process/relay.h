@@ -8,12 +8,13 @@
 namespace tessera::process {
 
 // [Note: relaying output]
-// The ranks write into pipes; the launcher reads whole lines from them, puts the rank in front and
-// queues them for its own stdout or stderr. It writes only what poll(2) says will not block: an
-// output that nobody reads (a paused pager) must not keep the launcher from its signals. A full
-// queue is not read into, so a rank that writes faster than the terminal waits, as it would alone.
+// The ranks write into pipes. The launcher reads whole lines from them, puts the rank in front and
+// queues them for its own stdout or stderr. It writes only what poll(2) reports will not block: an
+// output that is not read (a paused pager) must not stop the launcher from handling signals. While
+// a queue is full, its pipes are not read, so a rank that writes faster than the terminal blocks,
+// as it would without the launcher.
 
-// What is still to be written to one descriptor.
+// Pending output of one descriptor.
 class OutputQueue {
  public:
   explicit OutputQueue(int fd);
@@ -22,12 +23,12 @@ class OutputQueue {
   bool terminal() const { return terminal_; }
   bool empty() const { return pending_.size() == written_; }
   bool full() const;
-  // It takes nothing any more (EPIPE: nobody reads it), and everything pushed is dropped.
+  // A write failed (EPIPE: the reader closed it). Everything pushed is dropped.
   bool broken() const { return error_ != 0; }
   int error() const { return error_; }
 
   void push(const std::string& text);
-  // Writes one piece, after poll(2) said that there is room.
+  // Writes at most PIPE_BUF bytes. Call it after poll(2) reports the descriptor writable.
   void write_some();
 
  private:
@@ -38,7 +39,7 @@ class OutputQueue {
   std::size_t written_ = 0;
 };
 
-// One stream of one rank on its way to an output queue.
+// Forwards one stream of one rank to an output queue.
 class LineRelay {
  public:
   LineRelay(Fd source, OutputQueue& target, std::string prefix);
@@ -47,13 +48,13 @@ class LineRelay {
   bool open() const { return source_.open(); }
   OutputQueue& target() { return *target_; }
 
-  // Reads what is there. Complete lines go on; the rest waits for its newline.
+  // Reads the available bytes and forwards complete lines; the rest waits for its newline.
   void read_some();
-  // Passes on what has no newline yet, and closes.
+  // Forwards an unterminated last line and closes the source.
   void finish();
 
  private:
-  void pass_lines();
+  void forward_lines();
 
   Fd source_;
   OutputQueue* target_;

@@ -15,9 +15,9 @@
 namespace tessera::process {
 namespace {
 
-// A free port. As long as we have it bound the kernel gives it to nobody who asks for any, while
-// who asks for this one, as a rank does, may listen on it: both say SO_REUSEADDR, and we never
-// listen.
+// Reserves a free port. While it is bound here, the kernel does not hand it out as an ephemeral
+// port, but a rank can bind it explicitly and listen: both sockets set SO_REUSEADDR, and this one
+// never listens.
 Fd reserve_port(int& port) {
   Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;

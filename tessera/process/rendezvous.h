@@ -9,23 +9,24 @@
 
 namespace tessera::process {
 
+// Options of Rendezvous.
 struct RendezvousOptions {
-  std::string secret_file;  // "" makes a secret, for one node
-  std::string interface;    // where node 0 listens; "" is what the master's address resolves to
+  std::string secret_file;  // "" generates a secret; only for one node
+  std::string interface;    // on which node 0 listens; "" derives it from master_addr
 };
 
-// What a launcher holds for its ranks to find each other, until they have ended: the job's secret,
-// the store (on node 0), and the port that it promises to torch.distributed.
+// Resources that a launcher holds while its ranks run so that they can find each other: the job's
+// secret, the store (on node 0), and the port reserved for torch.distributed.
 //
-// [Note: two stores] Ranks of Tessera meet at our own store, which lets nobody in without the
-// secret; TESSERA_STORE names it. MASTER_ADDR and MASTER_PORT are for programs that join through
-// torch.distributed's env://: there rank 0 itself hosts a store of c10d, at a port that nobody else
-// is given meanwhile.
+// [Note: two stores] Tessera's ranks meet at Tessera's own store, which accepts only clients with
+// the secret; TESSERA_STORE holds its address. MASTER_ADDR and MASTER_PORT are for programs that
+// join through torch.distributed's env://: there rank 0 hosts a c10d store, on a port that is
+// reserved until then.
 class Rendezvous {
  public:
-  // Completes `launch`: secret, store, interface, master_port, and on node 0 on_failure: so this
-  // stays until launch() has returned. With several nodes the store takes the port after the
-  // master's. Throws UsageError when it cannot listen there.
+  // Sets in `launch`: secret_fd, store, interface, master_port, and on node 0 on_failure, so this
+  // object must outlive launch(). With several nodes the store uses the port after master_port.
+  // Throws UsageError if it cannot listen there.
   Rendezvous(LaunchOptions& launch, const RendezvousOptions& options);
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;

@@ -33,7 +33,7 @@ void RunningRanks::send(int signal) const {
   }
 }
 
-// A group exists as long as its leader has not been waited for, so no stranger can be hit.
+// A process group id is not reused until its leader is reaped, so no unrelated process is hit.
 void RunningRanks::send_groups(int signal) const {
   for (const Rank& rank : ranks_) {
     if (rank.running) ::kill(-rank.pid, signal);
@@ -41,13 +41,13 @@ void RunningRanks::send_groups(int signal) const {
 }
 
 void RunningRanks::terminate() {
-  for (Rank& rank : ranks_) rank.had_to_end = rank.running;
+  for (Rank& rank : ranks_) rank.terminated = rank.running;
   send_groups(SIGTERM);
-  send_groups(SIGCONT);  // a stopped process acts on SIGTERM only when it goes on
+  send_groups(SIGCONT);  // a stopped process handles SIGTERM only after SIGCONT
 }
 
 void RunningRanks::kill() {
-  for (Rank& rank : ranks_) rank.had_to_end = rank.had_to_end || rank.running;
+  for (Rank& rank : ranks_) rank.terminated = rank.terminated || rank.running;
   send_groups(SIGKILL);
 }
 
@@ -58,7 +58,7 @@ std::vector<const Rank*> RunningRanks::reap(double now) {
     siginfo_t info{};
     const auto id = static_cast<id_t>(rank.pid);
     if (::waitid(P_PID, id, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) continue;
-    // What the rank has started ends with it. It is still to be waited for, so the group is its.
+    // Kills the rank's descendants. The rank is not reaped yet, so the group id is still its own.
     ::kill(-rank.pid, SIGKILL);
     guard_.forget(rank.pid);
     ::waitid(P_PID, id, &info, WEXITED);

@@ -8,38 +8,39 @@
 
 namespace tessera::process {
 
+// Process of one rank.
 struct Rank {
-  int number = 0;  // in the whole job
+  int number = 0;  // global rank
   pid_t pid = -1;
   bool running = false;
   bool exited_by_signal = false;
   int code = 0;  // exit status or signal
   double ended_at = 0;
-  bool had_to_end = false;  // it was sent SIGTERM or SIGKILL, since another one had failed
+  bool terminated = false;  // by terminate() or kill()
 
   bool failed() const { return !running && code != 0; }
   int status() const { return exited_by_signal ? 128 + code : code; }
 };
 
-// The processes of the ranks of this node, each with what it has started: they are sent signals and
-// waited for.
+// Processes of this node's ranks, including their descendants.
 class RunningRanks {
  public:
   explicit RunningRanks(int most);
 
-  // 0, or the errno with which the program could not be executed: then nothing runs.
+  // Starts a rank. Returns 0, or the errno of a failed exec; then no process runs.
   int start(int number, const ProcessSpec& spec);
 
-  const std::vector<Rank>& all() const { return ranks_; }  // which stay where they are
+  const std::vector<Rank>& all() const { return ranks_; }  // elements are never moved
   int running() const;
 
-  void send(int signal) const;         // to those that run, alone
-  void send_groups(int signal) const;  // and to what they have started
-  // Asks those that run to end, or ends them.
+  void send(int signal) const;         // to running ranks, not to their descendants
+  void send_groups(int signal) const;  // to running ranks and their descendants
+  // Sends SIGTERM, or SIGKILL, to running ranks and their descendants.
   void terminate();
   void kill();
 
-  // Those that have ended since the last call, at the time `now`. What they have started ends too.
+  // Returns the ranks that exited since the last call and kills their descendants. `now` becomes
+  // their ended_at.
   std::vector<const Rank*> reap(double now);
 
  private:

@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::size_t kLongestName = 160;
 
-// Where the thread was when the signal came; null where we do not know the machine.
+// Returns the program counter at the time of the signal; null on unsupported architectures.
 void* interrupted_at(const void* context) {
   [[maybe_unused]] const auto& machine = static_cast<const ucontext_t*>(context)->uc_mcontext;
 #if defined(__aarch64__)
@@ -51,8 +51,8 @@ std::string readable(const char* symbol) {
 
 }  // namespace
 
-// Chosen once, the first that nobody uses, and kept: a signal may arrive after we have stopped
-// waiting for it, and without a handler it would end the process.
+// The first unused realtime signal, chosen once and never released: a signal may arrive after
+// read() has timed out, and without a handler it would kill the process.
 int OwnStack::signal_number() {
   static const int chosen = [] {
     for (int number = SIGRTMIN; number <= SIGRTMAX; ++number) {
@@ -64,7 +64,7 @@ int OwnStack::signal_number() {
       sigfillset(&ours.sa_mask);
       if (::sigaction(number, &ours, nullptr) == 0) return number;
     }
-    throw Error("every realtime signal is in use, and stacks of threads need one");
+    throw Error("reading thread stacks needs a realtime signal, but all are in use");
   }();
   return chosen;
 }
@@ -73,12 +73,12 @@ OwnStack::OwnStack() : OwnStack(static_cast<pid_t>(::syscall(SYS_gettid))) {}
 
 OwnStack::OwnStack(pid_t thread) : thread_(thread) {
   signal_number();
-  // The first call loads a library, which a handler must not.
+  // The first call of backtrace() loads a library, which a signal handler must not do.
   ::backtrace(frames_.data(), 1);
 }
 
 void OwnStack::on_signal(int, siginfo_t* info, void* context) {
-  // Only from ourselves, or the address would be anybody's.
+  // Signals from other processes carry an arbitrary address.
   if (info->si_code != SI_QUEUE || info->si_pid != ::getpid()) return;
   const int error = errno;
   static_cast<OwnStack*>(info->si_value.sival_ptr)->walk(interrupted_at(context));
@@ -86,7 +86,7 @@ void OwnStack::on_signal(int, siginfo_t* info, void* context) {
 }
 
 void OwnStack::walk(void* interrupted_at) {
-  int expected = asked;
+  int expected = requested;
   if (!state_.compare_exchange_strong(expected, walking)) return;
   count_ = ::backtrace(frames_.data(), static_cast<int>(frames_.size()));
   void** const end = frames_.data() + count_;
@@ -95,8 +95,8 @@ void OwnStack::walk(void* interrupted_at) {
   state_.store(done, std::memory_order_release);
 }
 
-// 0, or what went wrong. Threads that are not ours to name have no pthread_t, only a number.
-int OwnStack::ask() {
+// Returns 0 or errno. Uses the thread id because threads started elsewhere have no known pthread_t.
+int OwnStack::send_request() {
   siginfo_t info{};
   info.si_signo = signal_number();
   info.si_code = SI_QUEUE;
@@ -118,7 +118,7 @@ std::vector<ThreadCalls> other_stacks(std::chrono::milliseconds patience) {
     std::getline(std::ifstream(entry.path() / "comm"), one.name);
     std::unique_ptr<OwnStack> stack(new OwnStack(static_cast<pid_t>(std::stol(number))));
     one.calls = stack->read(patience);
-    // An answer may still come, and needs its place.
+    // The handler may still run and write into the object, so it is leaked.
     if (stack->state_.load() != OwnStack::idle) stack.release();
     const auto same = std::find_if(all.begin(), all.end(), [&](const ThreadCalls& each) {
       return each.name == one.name && each.calls == one.calls;
@@ -133,21 +133,21 @@ std::vector<ThreadCalls> other_stacks(std::chrono::milliseconds patience) {
 }
 
 std::vector<std::string> OwnStack::read(std::chrono::milliseconds patience) {
-  // What was asked for before and not answered is still under way.
-  if (int expected = idle; state_.compare_exchange_strong(expected, asked)) {
-    if (const int error = ask(); error != 0) {
+  // A request that timed out before is still pending.
+  if (int expected = idle; state_.compare_exchange_strong(expected, requested)) {
+    if (const int error = send_request(); error != 0) {
       state_.store(idle);
-      return {str("the stack cannot be read: ", std::generic_category().message(error))};
+      return {str("cannot read the stack: ", std::generic_category().message(error))};
     }
   }
   const auto deadline = std::chrono::steady_clock::now() + patience;
   while (state_.load(std::memory_order_acquire) != done) {
-    if (std::chrono::steady_clock::now() >= deadline) return {"the thread does not answer"};
+    if (std::chrono::steady_clock::now() >= deadline) return {"the thread did not respond"};
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   std::vector<std::string> lines;
   for (int i = first_; i < std::min(count_, first_ + kFrames); ++i) {
-    // All but the innermost are where a call returns to, which may be in the next function.
+    // All but the innermost are return addresses, which may belong to the next function.
     const auto* const address = static_cast<const char*>(nth(frames_, i));
     lines.push_back(describe_address(i == first_ ? address : address - 1));
   }

@@ -28,7 +28,7 @@ Fd StdinPump::attach(int in) {
 }
 
 void StdinPump::add_to(std::vector<pollfd>& polls) {
-  polled_at_ = kNowhere;
+  polled_at_ = kNotPolled;
   if (!pipe_.open()) return;
   if (!pending_.empty()) {
     polled_at_ = polls.size();
@@ -40,11 +40,11 @@ void StdinPump::add_to(std::vector<pollfd>& polls) {
 }
 
 void StdinPump::act_on(const std::vector<pollfd>& polls) {
-  if (polled_at_ == kNowhere || polls[polled_at_].revents == 0) return;
+  if (polled_at_ == kNotPolled || polls[polled_at_].revents == 0) return;
   if (!pending_.empty()) {
     const ssize_t count = ::write(pipe_.get(), pending_.data(), pending_.size());
     if (count > 0) pending_.erase(0, as_size(count));
-    if (count < 0 && errno != EAGAIN && errno != EINTR) pipe_.reset();  // rank 0 reads no more
+    if (count < 0 && errno != EAGAIN && errno != EINTR) pipe_.reset();  // rank 0 closed its end
     return;
   }
   char buffer[4096];

@@ -10,25 +10,25 @@
 
 namespace tessera::process {
 
-// Rank 0 reads our standard input. A file or a pipe it simply inherits; a terminal it may not read,
-// since its process group is never in the foreground (the kernel would stop it): there the launcher
-// reads, and hands on through a pipe.
+// Passes the launcher's standard input to rank 0. Rank 0 inherits a file or pipe. It cannot read a
+// terminal, because its process group is never in the foreground and the kernel would stop it:
+// there the launcher reads and forwards through a pipe.
 class StdinPump {
  public:
-  // The descriptor that rank 0 is to read from; none when it can inherit `in`.
+  // Returns the descriptor for rank 0 to read from; closed if rank 0 can inherit `in`.
   Fd attach(int in);
 
-  // Adds what is to be waited for, and acts on what has happened to it.
+  // Adds the descriptors to poll, and handles the events on them.
   void add_to(std::vector<pollfd>& polls);
   void act_on(const std::vector<pollfd>& polls);
 
  private:
-  static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
+  static constexpr std::size_t kNotPolled = static_cast<std::size_t>(-1);
 
   int terminal_ = -1;
   Fd pipe_;
   std::string pending_;
-  std::size_t polled_at_ = kNowhere;
+  std::size_t polled_at_ = kNotPolled;
 };
 
 }  // namespace tessera::process

@@ -15,7 +15,7 @@ constexpr double kTick = 0.25;  // seconds
 
 }  // namespace
 
-bool StepWatchdog::lasts(std::unique_lock<std::mutex>& lock, std::int64_t step, double limit) {
+bool StepWatchdog::exceeds(std::unique_lock<std::mutex>& lock, std::int64_t step, double limit) {
   while (watched_ < limit) {
     const auto before = Clock::now();
     const auto tick = std::chrono::duration<double>(std::min(kTick, limit - watched_));
@@ -58,9 +58,9 @@ void StepWatchdog::end() {
   changed_.notify_all();
 }
 
-// `usual`: the median; 0 while there is none.
-void StepWatchdog::tell(Lock& lock, const std::function<void(const std::string&)>& action,
-                        double usual) {
+// `usual`: the median; 0 if there is none yet.
+void StepWatchdog::notify(Lock& lock, const std::function<void(const std::string&)>& action,
+                          double usual) {
   if (!action) return;
   const double taken = std::chrono::duration<double>(Clock::now() - began_).count();
   std::string text = str("step ", step_, " has taken ", format_time(taken));
@@ -70,7 +70,7 @@ void StepWatchdog::tell(Lock& lock, const std::function<void(const std::string&)
   lock.unlock();
   try {
     action(text);
-  } catch (...) {  // what cannot be told does not end the training: nobody here could catch it
+  } catch (...) {  // a failing callback must not end the training
   }
   lock.lock();
 }
@@ -85,13 +85,13 @@ void StepWatchdog::watch() {
     const std::int64_t step = step_;
     const bool known = seconds_.size() >= options_.enough;
     const double usual = known ? median({seconds_.begin(), seconds_.end()}) : 0;
-    const double soon =
+    const double report_limit =
         known ? std::max(options_.least, options_.report_after * usual) : options_.first;
-    if (!lasts(lock, step, soon)) continue;
-    tell(lock, actions_.report, usual);
-    const double longest = std::max(options_.least_give_up, options_.give_up_after * usual);
-    if (known && (step_ != step || !lasts(lock, step, longest))) continue;
-    if (known) tell(lock, actions_.give_up, usual);
+    if (!exceeds(lock, step, report_limit)) continue;
+    notify(lock, actions_.report, usual);
+    const double give_up_limit = std::max(options_.least_give_up, options_.give_up_after * usual);
+    if (known && (step_ != step || !exceeds(lock, step, give_up_limit))) continue;
+    if (known) notify(lock, actions_.give_up, usual);
     changed_.wait(lock, [&] { return over_ || step_ != step; });
   }
 }

@@ -24,7 +24,7 @@ std::optional<long> read_number(const std::string& path) {
   return std::nullopt;
 }
 
-// A processor's folder holds a link "node3" for its NUMA node.
+// The sysfs folder of a CPU holds a link "node3" for its NUMA node.
 int numa_node_of(const std::string& folder) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
@@ -37,7 +37,7 @@ int numa_node_of(const std::string& folder) {
   return 0;
 }
 
-// "max 100000" or "200000 100000": time and period of cgroup v2.
+// Parses cpu.max of cgroup v2, quota and period: "max 100000" or "200000 100000".
 std::optional<double> quota_in(const std::string& folder) {
   std::ifstream file(folder + "/cpu.max");
   std::string time;
@@ -67,7 +67,7 @@ int Topology::cpus() const {
 }
 
 std::vector<int> allowed_cpus() {
-  // The kernel refuses a set that is smaller than its own: ask with larger ones until it fits.
+  // The kernel rejects a set smaller than its own, so retry with larger ones.
   for (int capacity = CPU_SETSIZE; capacity <= 1 << 20; capacity *= 2) {
     const std::size_t size = CPU_ALLOC_SIZE(capacity);
     std::vector<cpu_set_t> bits(size / sizeof(cpu_set_t) + 1);
@@ -84,7 +84,7 @@ std::vector<int> allowed_cpus() {
 }
 
 Topology topology_from_sysfs(const std::vector<int>& allowed, const std::string& root) {
-  // Where sysfs says nothing (some containers hide it) every processor counts as a core.
+  // Without sysfs (some containers hide it) every CPU counts as a core.
   std::map<std::tuple<int, int, int>, std::vector<int>> cores;
   for (int cpu : allowed) {
     const std::string folder = root + "/cpu" + std::to_string(cpu);
@@ -113,7 +113,7 @@ std::optional<double> cpu_quota() {
   const auto consider = [&](std::optional<double> quota) {
     if (quota && *quota > 0) least = std::min(least.value_or(*quota), *quota);
   };
-  // The limit of any ancestor holds for us too. In a container our own path may be hidden.
+  // The limits of all ancestors apply. In a container our own path may be hidden.
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     if (!line.starts_with("0::")) continue;

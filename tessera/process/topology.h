@@ -6,15 +6,15 @@
 
 namespace tessera::process {
 
-// A physical core, with the processors (hardware threads) of it that this process may use.
+// Physical core with the CPUs (hardware threads) of it that this process may use.
 struct Core {
   int package = 0;
   int numa = 0;
   std::vector<int> cpus;
 };
 
-// The cores that this process may use, neighbours side by side: by package, then by NUMA node, then
-// by core, whatever the numbering of the processors is.
+// Cores that this process may use, ordered by package, NUMA node and core, so that neighbors are
+// adjacent whatever the CPU numbering.
 struct Topology {
   std::vector<Core> cores;
   std::string source;  // "hwloc 2.9.0" or "sysfs"
@@ -24,22 +24,23 @@ struct Topology {
   int cpus() const;
 };
 
+// Returns the CPUs in the affinity mask of this process.
 std::vector<int> allowed_cpus();
 
-// From hwloc where it was built in, otherwise from sysfs.
+// Returns the topology from hwloc if built with it, otherwise from sysfs.
 Topology topology();
 std::optional<Topology> topology_from_hwloc(const std::vector<int>& allowed);
 Topology topology_from_sysfs(const std::vector<int>& allowed,
                              const std::string& root = "/sys/devices/system/cpu");
 
-// How many processors' worth of time the control group allows, if it sets a limit.
+// Returns the CPU quota of the cgroup in CPUs, or nullopt without a limit.
 std::optional<double> cpu_quota();
 
-// Contiguous shares of the cores for `ranks` ranks, as lists of processors; no lists (ranks empty
-// ones) when there are more ranks than cores.
+// Divides the cores into contiguous shares and returns the CPU list of each rank. All lists are
+// empty if there are more ranks than cores.
 std::vector<std::vector<int>> divide_cores(const Topology& topology, int ranks);
 
-// The threads each of `ranks` ranks should compute with: its share of the cores, at least 1.
+// Returns the number of compute threads per rank: its share of the cores, at least 1.
 int threads_per_rank(const Topology& topology, std::optional<double> quota, int ranks);
 
 }  // namespace tessera::process

@@ -14,7 +14,7 @@ struct Destroy {
 
 int index_above(hwloc_topology_t topology, hwloc_obj_type_t type, hwloc_obj_t below) {
   if (type == HWLOC_OBJ_NUMANODE) {
-    // Memory hangs beside the tree, so it is found by the processors that it is near to.
+    // NUMA nodes are not ancestors of cores in hwloc, so find the node by its cpuset.
     for (hwloc_obj_t node = nullptr;
          (node = hwloc_get_next_obj_by_type(topology, type, node)) != nullptr;) {
       if (hwloc_bitmap_isincluded(below->cpuset, node->cpuset)) {

@@ -1,4 +1,4 @@
-// Stands in for topology_hwloc.cpp where hwloc was not found.
+// Replaces topology_hwloc.cpp in builds without hwloc.
 #include "tessera/process/topology.h"
 
 namespace tessera::process {

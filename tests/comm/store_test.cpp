@@ -85,17 +85,17 @@ TEST(Store, WhoWaitsForARankThatFailedIsTold) {
       return std::pair(error.rank(), std::string(error.what()));
     }
   });
-  job.server.tell_failure(1, "rank 1 (pid 7) was ended by SIGKILL");
+  job.server.tell_failure(1, "rank 1 (pid 7) was killed by SIGKILL");
   job.server.tell_failure(0, "rank 0 saw it");  // the first one counts
   const auto [rank, text] = waiting.get();
   EXPECT_EQ(rank, 1) << text;
-  EXPECT_TRUE(contains(text, "rank 2 waited for the others to join: rank 1 (pid 7) was ended by "))
+  EXPECT_TRUE(contains(text, "rank 2 waited for the others to join: rank 1 (pid 7) was killed by "))
       << text;
   // So is whoever asks for anything later, whether he was there or comes now.
   const auto late = connect_store(job.client(2));
   for (Store* store : {a.get(), late.get()}) {
     const std::string told = message_of<PeerError>([&] { store->set("peers/2", "y"); });
-    EXPECT_TRUE(contains(told, "rank 1 (pid 7) was ended by SIGKILL")) << told;
+    EXPECT_TRUE(contains(told, "rank 1 (pid 7) was killed by SIGKILL")) << told;
   }
   EXPECT_TRUE(contains(message_of<PeerError>([&] { late->get("peers/0", kHang); }), "SIGKILL"));
 }

@@ -59,7 +59,7 @@ def killed_rank(tessera, program):
     os.kill(int(victim), signal.SIGKILL)
     told = job.communicate(timeout=60)[0]
     check(job.returncode == 137, f"status {job.returncode}, wanted 137\n{told}")
-    check(f"rank 2 (pid {victim}) was ended by SIGKILL" in told, told)
+    check(f"rank 2 (pid {victim}) was killed by SIGKILL" in told, told)
     check(re.search(r"\[[013]\].*rank 2 died \(its connection closed\)", told), f"nobody names the rank:\n{told}")
 
 

@@ -8,7 +8,7 @@
 namespace tessera::process {
 namespace {
 
-// Makes this process one whose failures are collected, as a rank is.
+// Makes this process one whose failures are collected, like a rank.
 class Collected {
  public:
   Collected() {
@@ -25,7 +25,7 @@ class Collected {
   std::string name_;
 };
 
-TEST(FailureNotes, TheSameWordsComeOnce) {
+TEST(FailureNotes, MergesEqualMessages) {
   const Collected job;
   for (const int rank : {2, 0, 1}) {
     EXPECT_TRUE(note_failure(rank, 10 + rank, "rank " + std::to_string(rank) + ": no room"));
@@ -36,7 +36,7 @@ TEST(FailureNotes, TheSameWordsComeOnce) {
   EXPECT_EQ(report.last_step, 12);
 }
 
-TEST(FailureNotes, WhatHelpsAllIsSaidOnce) {
+TEST(FailureNotes, PrintsSharedAdviceOnce) {
   const Collected job;
   EXPECT_TRUE(note_failure(0, 1, "rank 0: out of memory.\n  total 17 MiB\nWhat helps: less"));
   EXPECT_TRUE(note_failure(1, 1, "rank 1: out of memory.\n  total 18 MiB\nWhat helps: less"));
@@ -48,8 +48,8 @@ TEST(FailureNotes, WhatHelpsAllIsSaidOnce) {
             "  rank 2: rank 0 has gone\n");
 }
 
-// Whoever ends first, the one that failed by itself comes first.
-TEST(FailureNotes, TheCauseComesBeforeWhatFollowsOfIt) {
+// The rank that failed on its own is listed first, whichever exited first.
+TEST(FailureNotes, ListsTheCauseBeforeItsConsequences) {
   const Collected job;
   EXPECT_TRUE(note_failure(0, 4, "rank 2 has gone", false));
   EXPECT_TRUE(note_failure(3, 4, "rank 2 has gone", false));
@@ -62,7 +62,7 @@ TEST(FailureNotes, TheCauseComesBeforeWhatFollowsOfIt) {
   EXPECT_EQ(report.others, (std::vector<int>{0, 3}));
 }
 
-TEST(FailureNotes, NobodyCollectsThem) { EXPECT_FALSE(note_failure(0, 1, "alone")); }
+TEST(FailureNotes, ReturnsFalseWithoutALauncher) { EXPECT_FALSE(note_failure(0, 1, "alone")); }
 
 }  // namespace
 }  // namespace tessera::process

@@ -21,7 +21,7 @@ std::optional<FreeMemory> free_of(const Files& files) {
 const std::string kMeminfo =
     "MemTotal:       16000 kB\nMemFree:  10 kB\nMemAvailable:    8000 kB\n";
 
-TEST(FreeMemory, IsWhatTheKernelCallsAvailable) {
+TEST(FreeMemory, IsMemAvailablePlusSwap) {
   const auto free = free_of({{"/proc/meminfo", kMeminfo}});
   ASSERT_TRUE(free);
   EXPECT_EQ(free->bytes, 8000 * 1024);
@@ -32,7 +32,7 @@ TEST(FreeMemory, IsWhatTheKernelCallsAvailable) {
   EXPECT_FALSE(free_of({{"/proc/meminfo", "MemAvailable: soon\n"}}));
 }
 
-TEST(FreeMemory, AControlGroupMayLeaveLess) {
+TEST(FreeMemory, IsBoundedByTheCgroupLimit) {
   Files files = {{"/proc/meminfo", kMeminfo},
                  {"/proc/self/cgroup", "0::/a/b\n"},
                  {"/sys/fs/cgroup/a/b/memory.max", "max\n"},
@@ -40,29 +40,29 @@ TEST(FreeMemory, AControlGroupMayLeaveLess) {
                  {"/sys/fs/cgroup/a/memory.max", "5000\n"},
                  {"/sys/fs/cgroup/a/memory.current", "3000\n"}};
   EXPECT_EQ(free_of(files)->bytes, 2000);
-  EXPECT_NE(free_of(files)->bound.find("control group"), std::string::npos);
-  // What the kernel can drop at once is free as well.
+  EXPECT_NE(free_of(files)->bound.find("cgroup"), std::string::npos);
+  // Reclaimable file pages count as free.
   files["/sys/fs/cgroup/a/memory.stat"] = "anon 7\ninactive_file 400\n";
   EXPECT_EQ(free_of(files)->bytes, 2400);
   files["/sys/fs/cgroup/a/memory.stat"] = "anon 7\ninactive_file 400\nactive_file 30\n";
   EXPECT_EQ(free_of(files)->bytes, 2430);
-  // A group that has more than the host leaves as much as the host.
+  // A limit above the host's memory has no effect.
   files["/sys/fs/cgroup/a/memory.max"] = "500000000000\n";
   EXPECT_EQ(free_of(files)->bytes, 8000 * 1024);
-  // Over its limit: nothing, and not less.
+  // Usage over the limit leaves 0, not a negative number.
   files["/sys/fs/cgroup/a/memory.max"] = "100\n";
   files.erase("/sys/fs/cgroup/a/memory.stat");
   EXPECT_EQ(free_of(files)->bytes, 0);
 }
 
-TEST(FreeMemory, ContainersSeeTheirGroupAsTheRoot) {
+TEST(FreeMemory, ReadsTheRootCgroupInContainers) {
   EXPECT_EQ(free_of({{"/proc/meminfo", kMeminfo},
                      {"/proc/self/cgroup", "0::/\n"},
                      {"/sys/fs/cgroup/memory.max", "4096\n"},
                      {"/sys/fs/cgroup/memory.current", "96\n"}})
                 ->bytes,
             4000);
-  // Version 1: in a container the path is that of the host, and the files are at the root.
+  // cgroup v1: in a container the path is that of the host, and the files are at the root.
   EXPECT_EQ(free_of({{"/proc/meminfo", kMeminfo},
                      {"/proc/self/cgroup", "5:cpu:/x\n4:memory:/docker/17\n"},
                      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n"},
@@ -78,7 +78,7 @@ TEST(FreeMemory, ContainersSeeTheirGroupAsTheRoot) {
             8000 * 1024);
 }
 
-TEST(FreeMemory, OfThisHost) {
+TEST(FreeMemory, IsPositiveOnThisHost) {
   const auto free = free_host_memory();
   ASSERT_TRUE(free);
   EXPECT_GT(free->bytes, 0);

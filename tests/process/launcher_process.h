@@ -10,10 +10,10 @@
 
 namespace tessera::process {
 
-// launch() with the signals that it wants blocked; its status.
+// Runs launch() with its signals blocked and returns the status.
 int launched(const LaunchOptions& options);
 
-// The same in a process of its own, so that it can be sent signals and killed.
+// Runs launch() in a child process, so that it can be sent signals and killed.
 class LauncherProcess {
  public:
   explicit LauncherProcess(LaunchOptions options);
@@ -22,7 +22,7 @@ class LauncherProcess {
   std::string out() const { return out_.text(); }
   std::string err() const { return err_.text(); }
   std::vector<std::string> lines() const { return out_.lines(); }
-  // Waits for `count` lines that contain `word` on stdout.
+  // Waits for `count` lines on stdout that contain `word`.
   bool saw(const std::string& word, int count) const;
 
  private:
@@ -30,10 +30,10 @@ class LauncherProcess {
   Child child_;
 };
 
-// The numbers behind the prefix and the first word of each line.
+// Returns the numbers after the prefix and the first word of each line.
 std::vector<pid_t> printed_pids(const LauncherProcess& launcher);
 
-// `ranks` ranks of a shell script.
+// Options for `ranks` ranks that run a shell script.
 LaunchOptions script(int ranks, const std::string& text);
 
 }  // namespace tessera::process

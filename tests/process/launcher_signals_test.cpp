@@ -1,4 +1,4 @@
-// How runs end: signals to the launcher and to its ranks, the timeout, and what stays behind.
+// Shutdown of runs: signals to the launcher and its ranks, the timeout, and leftover processes.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 namespace tessera::process {
 namespace {
 
-TEST(Launcher, KillsWhatIgnoresSigtermOrIsStopped) {
+TEST(Launcher, KillsRanksThatIgnoreSigtermOrAreStopped) {
   LaunchOptions options = script(3,
                                  "[ $RANK = 1 ] && exit 5;"
                                  "[ $RANK = 0 ] && trap '' TERM;"
@@ -45,7 +45,7 @@ INSTANTIATE_TEST_SUITE_P(Launcher, ForwardedSignal,
                          ::testing::Values(SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2),
                          [](const auto& info) { return signal_name(info.param); });
 
-TEST(Launcher, ASecondInterruptKills) {
+TEST(Launcher, KillsOnTheSecondStopSignal) {
   LauncherProcess launcher(script(2, "trap '' INT; echo ready; while :; do sleep 0.05; done"));
   ASSERT_TRUE(launcher.saw("ready", 2));
   launcher.process().signal(SIGINT);
@@ -53,8 +53,8 @@ TEST(Launcher, ASecondInterruptKills) {
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
 }
 
-// What the deaf ranks have started goes with them, and nobody waits for a second signal.
-TEST(Launcher, RanksThatIgnoreASignalAreKilledAndNamed) {
+// Descendants of the unresponsive ranks are killed too, without a second signal.
+TEST(Launcher, KillsAndReportsRanksThatIgnoreAStopSignal) {
   LaunchOptions options = script(3,
                                  "[ $RANK = 1 ] || trap '' TERM; sleep 1000 & echo pids $$ $!;"
                                  "while :; do sleep 0.05; done");
@@ -62,16 +62,16 @@ TEST(Launcher, RanksThatIgnoreASignalAreKilledAndNamed) {
   LauncherProcess launcher(options);
   ASSERT_TRUE(launcher.saw("pids", 3));
   launcher.process().signal(SIGTERM);
-  EXPECT_EQ(launcher.wait(), 128 + SIGTERM) << "that of the rank that ended first";
-  EXPECT_TRUE(contains(launcher.err(), "ranks 0, 2 did not end within 200 ms of SIGTERM: killed"))
+  EXPECT_EQ(launcher.wait(), 128 + SIGTERM) << "status of the rank that exited first";
+  EXPECT_TRUE(contains(launcher.err(), "ranks 0, 2 did not exit within 200 ms of SIGTERM: killed"))
       << launcher.err();
   const std::vector<pid_t> pids = printed_pids(launcher);
   ASSERT_EQ(pids.size(), 6u);
   for (pid_t pid : pids) EXPECT_TRUE(wait_until([&] { return is_gone(pid); })) << pid;
 }
 
-// One that ends because it was asked to does not shorten the time of the others.
-TEST(Launcher, ASignalLeavesTheOthersTimeToSave) {
+// A rank that exits on request does not shorten the time of the others.
+TEST(Launcher, GivesOtherRanksTimeToSaveAfterAStopSignal) {
   const std::string note = ::testing::TempDir() + "pid." + std::to_string(getpid());
   LaunchOptions options =
       script(2, "note=" + note +
@@ -81,7 +81,7 @@ TEST(Launcher, ASignalLeavesTheOthersTimeToSave) {
                     "until [ $asked = 1 ]; do sleep 0.02; done;"
                     "while kill -0 $(cat $note) 2>/dev/null; do sleep 0.02; done;"
                     "sleep 0.3; rm $note; echo saved");
-  options.grace = options.term_grace = 0.01;  // what they would have after a failure
+  options.grace = options.term_grace = 0.01;  // apply after a failure only
   options.stop_grace = kHang;
   LauncherProcess launcher(options);
   ASSERT_TRUE(launcher.saw("ready", 2));
@@ -90,7 +90,7 @@ TEST(Launcher, ASignalLeavesTheOthersTimeToSave) {
   EXPECT_TRUE(contains(launcher.out(), "[0] saved")) << launcher.out() << launcher.err();
 }
 
-TEST(Launcher, TheTimeoutEndsTheRun) {
+TEST(Launcher, TerminatesTheRunAfterTheTimeout) {
   LaunchOptions options = script(2, "exec sleep 1000");
   options.timeout = 0.2;
   LauncherProcess launcher(options);
@@ -98,7 +98,7 @@ TEST(Launcher, TheTimeoutEndsTheRun) {
   EXPECT_TRUE(contains(launcher.err(), "timeout of 200 ms")) << launcher.err();
 }
 
-TEST(Launcher, NothingStaysBehindWhenItIsKilled) {
+TEST(Launcher, LeavesNoProcessWhenItIsKilled) {
   LauncherProcess launcher(script(3, "sleep 1000 & echo pids $$ $!; wait"));
   ASSERT_TRUE(launcher.saw("pids", 3));
   const std::vector<pid_t> pids = printed_pids(launcher);
@@ -107,11 +107,11 @@ TEST(Launcher, NothingStaysBehindWhenItIsKilled) {
   launcher.process().signal(SIGKILL);
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
   for (pid_t pid : pids) {
-    EXPECT_TRUE(wait_until([&] { return is_gone(pid); })) << pid << " is still there";
+    EXPECT_TRUE(wait_until([&] { return is_gone(pid); })) << pid << " is still running";
   }
 }
 
-TEST(Launcher, WhatARankHasStartedEndsWithIt) {
+TEST(Launcher, KillsDescendantsOfARankThatExits) {
   LauncherProcess launcher(script(2, "sleep 1000 & echo pids $$ $!"));
   EXPECT_EQ(launcher.wait(), 0);
   const std::vector<pid_t> pids = printed_pids(launcher);
@@ -119,14 +119,14 @@ TEST(Launcher, WhatARankHasStartedEndsWithIt) {
   for (pid_t pid : pids) EXPECT_TRUE(wait_until([&] { return is_gone(pid); }));
 }
 
-// A thread that was there before and blocks nothing, as the driver of a GPU starts one.
-class Deaf {
+// A thread that existed before and blocks no signals, like the one a GPU driver starts.
+class ThreadWithoutMask {
  public:
-  Deaf()
+  ThreadWithoutMask()
       : thread_([this] {
           while (!over_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }) {}
-  ~Deaf() {
+  ~ThreadWithoutMask() {
     over_ = true;
     thread_.join();
   }
@@ -136,14 +136,14 @@ class Deaf {
   std::thread thread_;
 };
 
-TEST(Launcher, SignalsReachItWhateverThreadGetsThem) {
+TEST(Launcher, ReceivesSignalsDeliveredToOtherThreads) {
   Capture out, err;
   LaunchOptions options = script(2, "trap 'exit 9' TERM; echo ready; while :; do sleep 0.02; done");
   options.out = out.fd();
   options.err = err.fd();
   Child launcher([&] {
-    const Deaf deaf;
-    // Ends of ranks first: one in a few would be lost.
+    const ThreadWithoutMask thread;
+    // Exits of ranks first: without forwarding, some SIGCHLD would be lost.
     for (int i = 0; i < 20; ++i) {
       if (launched(script(2, "exit 0")) != 0) return 77;
     }
@@ -154,8 +154,8 @@ TEST(Launcher, SignalsReachItWhateverThreadGetsThem) {
   EXPECT_EQ(launcher.wait(), 9) << out.text() << err.text();
 }
 
-// One that comes while they are being blocked is not sent round and round.
-TEST(Launcher, SignalsMayComeWhileTheyAreBeingBlocked) {
+// A signal that arrives while the handlers are installed must not be resent forever.
+TEST(Launcher, ToleratesSignalsWhileBlockingThem) {
   Child launcher([] {
     const pid_t parent = ::getpid();
     const Child sender([parent] {
@@ -168,7 +168,7 @@ TEST(Launcher, SignalsMayComeWhileTheyAreBeingBlocked) {
   EXPECT_EQ(launcher.wait(), 0);
 }
 
-TEST(Launcher, AnOutputThatNobodyReadsDoesNotBlockSignals) {
+TEST(Launcher, HandlesSignalsWhileItsOutputIsNotRead) {
   int fds[2];
   ASSERT_EQ(pipe(fds), 0);
   Capture err;

@@ -60,13 +60,13 @@ TEST(Launcher, NeverSplitsALine) {
   EXPECT_EQ(counts.size(), 8u);
 }
 
-TEST(Launcher, PassesMuchOutput) {
+TEST(Launcher, RelaysLargeOutput) {
   LauncherProcess launcher(script(4, "yes 0123456789 | head -n 100000"));
   EXPECT_EQ(launcher.wait(), 0);
   EXPECT_EQ(launcher.out().size(), 4u * 100000u * 15u);
 }
 
-TEST(Launcher, WithoutPrefixTheOutputIsUntouched) {
+TEST(Launcher, LeavesTheOutputUnchangedWithoutPrefix) {
   LaunchOptions options = script(2, "echo plain");
   options.prefix = false;
   LauncherProcess launcher(options);
@@ -74,7 +74,7 @@ TEST(Launcher, WithoutPrefixTheOutputIsUntouched) {
   EXPECT_EQ(launcher.out(), "plain\nplain\n");
 }
 
-TEST(Launcher, SetsWhatTorchrunSets) {
+TEST(Launcher, SetsTheVariablesOfTorchrun) {
   LaunchOptions options = script(2, "env");
   options.nodes = 3;
   options.node_rank = 1;
@@ -99,7 +99,7 @@ TEST(Launcher, SetsWhatTorchrunSets) {
   EXPECT_FALSE(all.count("[2] RANK=99"));
 }
 
-TEST(Launcher, ThreadsZeroLeavesTheVariableAlone) {
+TEST(Launcher, KeepsInheritedOmpNumThreadsForThreadsZero) {
   LaunchOptions options = script(1, "");
   options.threads = 0;
   options.environment = {"OMP_NUM_THREADS=7"};
@@ -107,7 +107,7 @@ TEST(Launcher, ThreadsZeroLeavesTheVariableAlone) {
   EXPECT_TRUE(std::count(environment.begin(), environment.end(), "OMP_NUM_THREADS=7"));
 }
 
-TEST(Launcher, BindsToTheGivenProcessors) {
+TEST(Launcher, BindsRanksToTheGivenCpus) {
   const int cpu = allowed_cpus().back();
   LaunchOptions options = script(1, "grep Cpus_allowed_list /proc/self/status");
   options.cpus = {{cpu}};
@@ -116,7 +116,7 @@ TEST(Launcher, BindsToTheGivenProcessors) {
   EXPECT_EQ(launcher.out(), "[0] Cpus_allowed_list:\t" + std::to_string(cpu) + "\n");
 }
 
-TEST(Launcher, OnlyRankZeroReadsTheInput) {
+TEST(Launcher, PassesStdinToRankZeroOnly) {
   int fds[2];
   ASSERT_EQ(pipe(fds), 0);
   ASSERT_EQ(write(fds[1], "hello\n", 6), 6);
@@ -136,7 +136,7 @@ TEST(Launcher, ReturnsTheStatusOfTheRankThatFailed) {
   EXPECT_EQ(launcher.wait(), 7);
   EXPECT_TRUE(contains(launcher.err(), "rank 1 ")) << launcher.err();
   EXPECT_TRUE(contains(launcher.err(), "exited with status 7")) << launcher.err();
-  EXPECT_TRUE(contains(launcher.err(), "2 others did not end within 200 ms")) << launcher.err();
+  EXPECT_TRUE(contains(launcher.err(), "2 others did not exit within 200 ms")) << launcher.err();
 }
 
 TEST(Launcher, ReturnsTheSignalOfTheRankThatWasKilled) {
@@ -144,29 +144,29 @@ TEST(Launcher, ReturnsTheSignalOfTheRankThatWasKilled) {
   options.grace = 0.2;
   LauncherProcess launcher(options);
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
-  EXPECT_TRUE(contains(launcher.err(), "was ended by SIGKILL")) << launcher.err();
-  EXPECT_TRUE(contains(launcher.err(), "by somebody else") ||
+  EXPECT_TRUE(contains(launcher.err(), "was killed by SIGKILL")) << launcher.err();
+  EXPECT_TRUE(contains(launcher.err(), "by another process") ||
               contains(launcher.err(), "by the kernel, out of memory"))
       << launcher.err();
 }
 
-TEST(Launcher, KillsForWantOfMemoryAreCounted) {
+TEST(OutOfMemoryKills, ReportsKillsByTheKernel) {
   const std::string path = ::testing::TempDir() + "memory.events." + std::to_string(getpid());
   const auto write = [&](int kills) {
     std::ofstream(path) << "low 0\nhigh 7\nmax 12\noom 3\noom_kill " << kills << "\n";
   };
   write(4);
   const OutOfMemoryKills kills({"/no/such/file", path});
-  EXPECT_TRUE(contains(kills.verdict(), "by somebody else")) << kills.verdict();
+  EXPECT_TRUE(contains(kills.verdict(), "by another process")) << kills.verdict();
   write(5);
-  EXPECT_TRUE(contains(kills.verdict(), "out of memory: oom_kill in " + path + " went from 4 to 5"))
+  EXPECT_TRUE(contains(kills.verdict(), "out of memory: oom_kill in " + path + " rose from 4 to 5"))
       << kills.verdict();
   std::remove(path.c_str());
-  EXPECT_TRUE(contains(kills.verdict(), "perhaps by the kernel")) << kills.verdict();
+  EXPECT_TRUE(contains(kills.verdict(), "possibly by the kernel")) << kills.verdict();
   EXPECT_TRUE(contains(kills.verdict(), "are available now")) << kills.verdict();
 }
 
-// In a process that may have so few files open, all of them taken if `full`.
+// Runs check_open_files() in a process with a limit of `files`, with all of them open if `full`.
 int status_of_check(int files, bool full) {
   Child child([&] {
     for (int fd = 3; full && fd < files; ++fd) ::dup2(0, fd);
@@ -177,8 +177,8 @@ int status_of_check(int files, bool full) {
     } catch (const Error& error) {
       const std::string text = error.what();
       const bool good = contains(text, "20 ranks need about ") &&
-                        contains(text, " open files in a process, but the limit is " +
-                                           std::to_string(files) + "; raise it (ulimit -n ");
+                        contains(text, " open files per process, but the limit is " +
+                                           std::to_string(files) + ". Raise it (ulimit -n ");
       return good ? 0 : 1;
     }
     return 2;
@@ -186,22 +186,22 @@ int status_of_check(int files, bool full) {
   return child.wait();
 }
 
-TEST(Launcher, TooFewOpenFilesAreAnErrorBeforeTheStart) {
+TEST(Launcher, CheckOpenFilesThrowsIfTheLimitIsTooLow) {
   EXPECT_EQ(status_of_check(40, false), 0);
   check_open_files(1);
 }
 
-TEST(Launcher, TooFewOpenFilesToCountThoseThatAreOpen) {
+TEST(Launcher, CheckOpenFilesThrowsIfNoDescriptorIsLeft) {
 #ifdef __SANITIZE_ADDRESS__
-  // UndefinedBehaviorSanitizer opens a pipe to look at an address, and takes it for a bad one where
-  // no descriptor is left.
-  GTEST_SKIP() << "the sanitizer itself needs descriptors";
+  // UndefinedBehaviorSanitizer opens a pipe to probe an address, and reports a bad address if no
+  // descriptor is left.
+  GTEST_SKIP() << "the sanitizer needs descriptors itself";
 #endif
   EXPECT_EQ(status_of_check(8, true), 0);
 }
 
-// Its output is a file that may grow no more: the run ends with a status, not by a signal.
-TEST(Launcher, AFullOutputFileDoesNotKillIt) {
+// The output file has reached the size limit: the run ends with a status, not by a signal.
+TEST(Launcher, ReportsAnOutputFileAtTheSizeLimit) {
   const std::string path = ::testing::TempDir() + "full." + std::to_string(getpid());
   Capture err;
   LaunchOptions options = script(1, "yes 0123456789 | head -n 10000; exit 3");
@@ -219,8 +219,8 @@ TEST(Launcher, AFullOutputFileDoesNotKillIt) {
   std::remove(path.c_str());
 }
 
-TEST(Launcher, TheOthersMayReportTheFailureThemselves) {
-  // Rank 0 waits until the launcher has collected rank 1.
+TEST(Launcher, GivesOtherRanksTimeToReportAFailure) {
+  // Rank 0 waits until the launcher has reaped rank 1.
   const std::string note = ::testing::TempDir() + "pid." + std::to_string(getpid());
   LaunchOptions options =
       script(2, "note=" + note +
@@ -232,16 +232,16 @@ TEST(Launcher, TheOthersMayReportTheFailureThemselves) {
   LauncherProcess launcher(options);
   EXPECT_EQ(launcher.wait(), 3) << "the first failure counts, not the last";
   EXPECT_EQ(launcher.out(), "[0] rank 1 is gone\n");
-  EXPECT_FALSE(contains(launcher.err(), "had to be ended")) << launcher.err();
+  EXPECT_FALSE(contains(launcher.err(), "had to be terminated")) << launcher.err();
 }
 
-// A rank that ends before it has joined leaves no connection that the others could see closing.
-TEST(Launcher, RanksThatWaitForOneThatFailedAreToldAtOnce) {
+// A rank that exits before it joined has no connection whose close the others could see.
+TEST(Launcher, NotifiesRanksThatWaitForAFailedRankToJoin) {
   const Capture out, err;
   LaunchOptions options = script(2, "[ $RANK = 1 ] && kill -9 $$; exec sleep 1000");
   options.out = out.fd();
   options.err = err.fd();
-  options.grace = kHang;  // what rank 0 hears does not wait for its end
+  options.grace = kHang;  // the notification must not wait for this
   const BlockedSignals signals;
   const Rendezvous rendezvous(options, {});
   const std::size_t colon = options.store.rfind(':');
@@ -252,27 +252,27 @@ TEST(Launcher, RanksThatWaitForOneThatFailedAreToldAtOnce) {
                                         0,
                                         2,
                                         std::chrono::seconds(static_cast<int>(kHang))};
-  std::string told;
-  int blamed = -1;
+  std::string message;
+  int failed_rank = -1;
   std::thread rank_0([&] {
     try {
       comm::connect_store(client)->get("peers/1", client.timeout);
     } catch (const PeerError& error) {
-      told = error.what();
-      blamed = error.rank();
+      message = error.what();
+      failed_rank = error.rank();
     } catch (const std::exception& error) {
-      told = error.what();
+      message = error.what();
     }
-    ::kill(::getpid(), SIGTERM);  // now the launch may end
+    ::kill(::getpid(), SIGTERM);  // lets launch() return
   });
   const LaunchResult result = launch(options, signals);
   rank_0.join();
-  EXPECT_EQ(blamed, 1) << told;
-  EXPECT_TRUE(contains(told, "was ended by SIGKILL")) << told;
+  EXPECT_EQ(failed_rank, 1) << message;
+  EXPECT_TRUE(contains(message, "was killed by SIGKILL")) << message;
   EXPECT_EQ(result.failed_rank, 1);
 }
 
-TEST(Launcher, SaysWhenTheProgramIsNotThere) {
+TEST(Launcher, ReturnsStatus127IfTheProgramIsNotFound) {
   LaunchOptions options = script(2, "");
   options.command = {"./no-such-program"};
   LauncherProcess launcher(options);
@@ -282,7 +282,7 @@ TEST(Launcher, SaysWhenTheProgramIsNotThere) {
   EXPECT_EQ(LauncherProcess(options).wait(), 127);
 }
 
-TEST(Launcher, SaysWhenTheProgramCannotBeExecuted) {
+TEST(Launcher, ReturnsStatus126IfTheProgramCannotBeExecuted) {
   LaunchOptions options = script(2, "");
   options.command = {"/etc/passwd"};
   LauncherProcess launcher(options);
@@ -290,7 +290,7 @@ TEST(Launcher, SaysWhenTheProgramCannotBeExecuted) {
   EXPECT_TRUE(contains(launcher.err(), "cannot execute /etc/passwd")) << launcher.err();
 }
 
-TEST(Launcher, AnOutputThatIsClosedEndsTheRanksAsItWouldAlone) {
+TEST(Launcher, GivesRanksABrokenPipeWhenItsOutputIsClosed) {
   int fds[2];
   ASSERT_EQ(pipe(fds), 0);
   Capture err;
@@ -308,7 +308,7 @@ TEST(Launcher, AnOutputThatIsClosedEndsTheRanksAsItWouldAlone) {
   EXPECT_EQ(launcher.wait(), 128 + SIGPIPE) << err.text();
 }
 
-TEST(Launcher, ColoursAndReadsATerminal) {
+TEST(Launcher, ColorsPrefixesAndReadsATerminal) {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
   if (terminal < 0 || grantpt(terminal) != 0 || unlockpt(terminal) != 0) {
     GTEST_SKIP() << "no pseudo-terminals here";
@@ -336,7 +336,7 @@ TEST(Launcher, ColoursAndReadsATerminal) {
   close(terminal);
 }
 
-TEST(Launcher, SignalNames) {
+TEST(Launcher, NamesSignals) {
   EXPECT_EQ(signal_name(SIGKILL), "SIGKILL");
   EXPECT_EQ(signal_name(SIGSEGV), "SIGSEGV");
   EXPECT_EQ(signal_name(63), "signal 63");

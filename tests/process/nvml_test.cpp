@@ -9,7 +9,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-int asked = 0;  // how often the GPU below was
+int queries = 0;  // number of queries
 
 NvmlApi everything() {
   NvmlApi api;
@@ -18,7 +18,7 @@ NvmlApi everything() {
     return 0;
   };
   api.memory = [](NvmlApi::Device, NvmlApi::Memory* out) {
-    ++asked;
+    ++queries;
     *out = {1000, 300, 700};
     return 0;
   };
@@ -37,7 +37,7 @@ NvmlApi everything() {
   return api;
 }
 
-TEST(Nvml, AReadingHasEverything) {
+TEST(Nvml, ReadsAllValues) {
   const NvmlApi api = everything();
   GpuMonitor monitor(api, nullptr);
   const auto reading = monitor.read();
@@ -45,27 +45,27 @@ TEST(Nvml, AReadingHasEverything) {
   EXPECT_EQ(*reading, (GpuReading{97, 700, 1980, 695.5, 61}));
 }
 
-TEST(Nvml, WhatAGpuCannotSayIsNothing) {
+TEST(Nvml, ReturnsZeroForMissingValues) {
   NvmlApi api = everything();
   api.power = [](NvmlApi::Device, unsigned* milliwatts) {
     *milliwatts = 5;
-    return 3;  // not supported
+    return 3;  // NVML_ERROR_NOT_SUPPORTED
   };
   api.clock = nullptr;  // a driver that is too old
   GpuMonitor monitor(api, nullptr);
   EXPECT_EQ(*monitor.read(), (GpuReading{97, 700, 0, 0, 61}));
 }
 
-TEST(Nvml, IsNotAskedMoreThanTwiceASecond) {
+TEST(Nvml, QueriesAtMostTwiceASecond) {
   const NvmlApi api = everything();
   GpuMonitor monitor(api, nullptr);
-  asked = 0;
+  queries = 0;
   const GpuMonitor::Clock::time_point start{};
   for (auto at = 0ms; at < 10s; at += 20ms) monitor.read(start + at);
-  EXPECT_EQ(asked, 20);
+  EXPECT_EQ(queries, 20);
 }
 
-TEST(Nvml, NoGpuHasNoReading) {
+TEST(Nvml, ReturnsNothingWithoutAGpu) {
   GpuMonitor none(-1);
   EXPECT_FALSE(none.read().has_value());
   if (nvml() == nullptr) {

@@ -13,7 +13,7 @@
 #include "tessera/core/index.h"
 #include "tessera/core/text.h"
 
-// With names that the program exports, for the stacks of the test.
+// Exported, so that the stacks contain their names.
 extern "C" {
 __attribute__((noinline)) void tessera_test_spins(const std::atomic<bool>& go_on) {
   while (!go_on) {
@@ -23,14 +23,14 @@ __attribute__((noinline)) void tessera_test_waits(std::mutex& mutex, std::condit
                                                   const std::atomic<bool>& go_on) {
   std::unique_lock lock(mutex);
   turn.wait(lock, [&] { return go_on.load(); });
-  lock.unlock();  // so that the wait is no tail call
+  lock.unlock();  // keeps the wait from becoming a tail call
 }
 }
 
 namespace tessera::process {
 namespace {
 
-// A thread in `body` until told to go on.
+// A thread that runs `body`, which returns when the test allows it.
 class Busy {
  public:
   template <typename Body>
@@ -56,7 +56,7 @@ class Busy {
   std::thread thread_;
 };
 
-// It takes a moment until the thread is where it is going to stay.
+// Reads until the thread has arrived in `name`.
 std::string stack_with(OwnStack& stack, const std::string& name) {
   std::string text;
   for (int i = 0; i < 10'000 && text.find(name) == std::string::npos; ++i) {
@@ -85,7 +85,7 @@ TEST(OwnStack, ShowsWhereAThreadSpins) {
   go_on = true;
 }
 
-TEST(OwnStack, ShowsWhereAThreadWaitsAndLetsItWaitOn) {
+TEST(OwnStack, ShowsWhereAThreadWaitsWithoutWakingIt) {
   std::mutex mutex;
   std::condition_variable turn;
   std::atomic<bool> go_on{false};
@@ -101,7 +101,7 @@ TEST(OwnStack, ShowsWhereAThreadWaitsAndLetsItWaitOn) {
   turn.notify_all();
 }
 
-TEST(OwnStack, TwoThreadsDoNotMix) {
+TEST(OwnStack, KeepsThreadsApart) {
   std::mutex mutex;
   std::condition_variable turn;
   std::atomic<bool> go_on{false};
@@ -123,7 +123,7 @@ TEST(OwnStack, TwoThreadsDoNotMix) {
   turn.notify_all();
 }
 
-TEST(OwnStack, AllOtherThreadsAreShownAndThoseThatDoTheSameOnce) {
+TEST(OwnStack, OtherStacksMergesEqualStacks) {
   std::mutex mutex;
   std::condition_variable turn;
   std::atomic<bool> go_on{false};
@@ -150,18 +150,17 @@ TEST(OwnStack, AllOtherThreadsAreShownAndThoseThatDoTheSameOnce) {
   turn.notify_all();
 }
 
-// A signal that comes late, when nobody waits for it any more, harms nothing; the next who asks
-// gets the answer.
-TEST(OwnStack, AnAnswerThatComesLate) {
+// A signal that is handled after read() timed out is harmless; the next read() gets the result.
+TEST(OwnStack, ToleratesALateResponse) {
   sigset_t all, before;
   sigfillset(&all);
   OwnStack stack;
   ::pthread_sigmask(SIG_BLOCK, &all, &before);
   std::vector<std::string> lines;
   std::thread([&] { lines = stack.read(std::chrono::milliseconds(5)); }).join();
-  EXPECT_EQ(lines, std::vector<std::string>{"the thread does not answer"});
+  EXPECT_EQ(lines, std::vector<std::string>{"the thread did not respond"});
   std::thread([&] { lines = stack.read(std::chrono::milliseconds(5)); }).join();
-  EXPECT_EQ(lines, std::vector<std::string>{"the thread does not answer"});
+  EXPECT_EQ(lines, std::vector<std::string>{"the thread did not respond"});
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   std::thread([&] { lines = stack.read(); }).join();
   EXPECT_GT(lines.size(), 2u);
@@ -169,7 +168,7 @@ TEST(OwnStack, AnAnswerThatComesLate) {
   EXPECT_GT(lines.size(), 2u);
 }
 
-TEST(OwnStack, AddressesWithoutANameHaveTheirModule) {
+TEST(OwnStack, DescribesAddressesWithAndWithoutAName) {
   int here = 0;
   EXPECT_EQ(describe_address(&here).rfind("0x", 0), 0u);
   const std::string known = describe_address(reinterpret_cast<const void*>(&tessera_test_spins));

@@ -43,10 +43,10 @@ TEST(Topology, KeepsTheThreadsOfACoreTogether) {
   EXPECT_EQ(machine.cpus(), 8);
   const auto shares = divide_cores(machine, 2);
   EXPECT_EQ(shares, (std::vector<std::vector<int>>{{0, 4, 2, 6}, {1, 5, 3, 7}}));
-  EXPECT_EQ(threads_per_rank(machine, std::nullopt, 2), 2) << "threads count cores";
+  EXPECT_EQ(threads_per_rank(machine, std::nullopt, 2), 2) << "one thread per core";
 }
 
-TEST(Topology, UsesOnlyWhatIsAllowed) {
+TEST(Topology, UsesOnlyAllowedCpus) {
   const FakeSysfs sysfs;
   for (int cpu = 0; cpu < 8; ++cpu) sysfs.add(cpu, 0, 0, cpu % 4);
   const Topology machine = topology_from_sysfs({2, 3, 6}, sysfs.root());
@@ -55,7 +55,7 @@ TEST(Topology, UsesOnlyWhatIsAllowed) {
   EXPECT_EQ(machine.cores[1].cpus, (std::vector<int>{3}));
 }
 
-TEST(Topology, WithoutSysfsEveryProcessorIsACore) {
+TEST(Topology, CountsEveryCpuAsACoreWithoutSysfs) {
   const Topology machine = topology_from_sysfs({0, 1, 2}, "/nonexistent");
   EXPECT_EQ(machine.cores.size(), 3u);
 }
@@ -74,7 +74,7 @@ TEST(Topology, SharesAreContiguousAndCoverEverything) {
   for (const std::vector<int>& share : divide_cores(machine, 8)) EXPECT_TRUE(share.empty());
 }
 
-TEST(Topology, ThreadsFollowTheQuota) {
+TEST(Topology, LimitsThreadsToTheQuota) {
   Topology machine;
   for (int cpu = 0; cpu < 64; ++cpu) machine.cores.push_back({0, 0, {cpu}});
   EXPECT_EQ(threads_per_rank(machine, std::nullopt, 4), 16);
@@ -83,7 +83,7 @@ TEST(Topology, ThreadsFollowTheQuota) {
   EXPECT_EQ(threads_per_rank(machine, std::nullopt, 100), 1);
 }
 
-TEST(Topology, BothSourcesSeeThisMachineAlike) {
+TEST(Topology, HwlocAndSysfsAgreeOnThisMachine) {
   const std::vector<int> allowed = allowed_cpus();
   ASSERT_FALSE(allowed.empty());
   const Topology sysfs = topology_from_sysfs(allowed);

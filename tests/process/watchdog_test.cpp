@@ -11,7 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Waits for a number to be reached, as long as a stuck test may.
+// Waits until `value` reaches `wanted`. Returns false after 100 s.
 bool reaches(const std::atomic<int>& value, int wanted) {
   const auto end = std::chrono::steady_clock::now() + 100s;
   while (value < wanted && std::chrono::steady_clock::now() < end) {
@@ -20,7 +20,7 @@ bool reaches(const std::atomic<int>& value, int wanted) {
   return value >= wanted;
 }
 
-TEST(StepWatchdog, TellsOfAStepThatHangsOnceAndThenGivesUp) {
+TEST(StepWatchdog, ReportsAHangingStepOnceAndThenGivesUp) {
   std::atomic<int> reports{0}, given_up{0};
   std::string text;
   {
@@ -47,13 +47,13 @@ TEST(StepWatchdog, TellsOfAStepThatHangsOnceAndThenGivesUp) {
   EXPECT_NE(text.find("step 5 has taken"), std::string::npos) << text;
 }
 
-TEST(StepWatchdog, AReportThatThrowsEndsNothing) {
+TEST(StepWatchdog, SurvivesACallbackThatThrows) {
   std::atomic<int> reports{0}, given_up{0};
   StepWatchdog dog(
       {.report_after = 3, .give_up_after = 5, .least = 0.02, .least_give_up = 0.04, .enough = 3},
       {[&](const std::string&) {
          ++reports;
-         throw std::runtime_error("nobody listens");
+         throw std::runtime_error("callback failed");
        },
        [&](const std::string&) { ++given_up; }});
   for (int step = 1; step <= 3; ++step) {
@@ -61,12 +61,12 @@ TEST(StepWatchdog, AReportThatThrowsEndsNothing) {
     dog.end();
   }
   dog.begin(4);
-  EXPECT_TRUE(reaches(given_up, 1));  // the watchdog still watches
+  EXPECT_TRUE(reaches(given_up, 1));  // the watchdog still runs
   dog.end();
   EXPECT_EQ(reports, 1);
 }
 
-TEST(StepWatchdog, SaysNothingBeforeItKnowsWhatIsUsual) {
+TEST(StepWatchdog, ReportsNothingBeforeThereIsAMedian) {
   std::atomic<int> reports{0};
   {
     StepWatchdog dog(
@@ -79,22 +79,22 @@ TEST(StepWatchdog, SaysNothingBeforeItKnowsWhatIsUsual) {
   EXPECT_EQ(reports, 0);
 }
 
-TEST(StepWatchdog, TellsOfAFirstStepThatHangsAndDoesNotGiveItUp) {
+TEST(StepWatchdog, ReportsHangingFirstStepsWithoutGivingUp) {
   std::atomic<int> reports{0}, given_up{0};
-  std::string said;
+  std::string message;
   {
     StepWatchdog dog({.least_give_up = 0, .enough = 100, .first = 0.01},
-                     {[&](const std::string& what) { said = what, ++reports; },
+                     {[&](const std::string& what) { message = what, ++reports; },
                       [&](const std::string&) { ++given_up; }});
     dog.begin(1);
     EXPECT_TRUE(reaches(reports, 1));
     dog.end();
     dog.begin(2);
-    EXPECT_TRUE(reaches(reports, 2));  // and the next one that does
+    EXPECT_TRUE(reaches(reports, 2));  // each hanging step is reported
     dog.end();
   }
   EXPECT_EQ(given_up, 0);
-  EXPECT_EQ(said.rfind("step 2 has taken", 0), 0U) << said;
+  EXPECT_EQ(message.rfind("step 2 has taken", 0), 0U) << message;
 }
 
 }  // namespace

@@ -198,7 +198,7 @@ def resume_while_pruning(folder, alone):
 def terminate_without_save(folder, alone):
     run = Run(folder, "--no-save", steps=ENDLESS).wait_for_step(5).signal(signal.SIGTERM).end(143)
     run.expect(r"^  loss .* parameters ", r"^stopped after step \d+; nothing was saved",
-               r"^tessera train: ended as asked, with status 143")
+               r"^tessera train: stopped by a signal, with status 143")
 
 
 def save_now(folder, alone):
@@ -224,7 +224,7 @@ def damaged(folder, alone):
         again.fail(f"parameters {again.hash()}, but {run.hash()} before the damage")
 
 
-REPORT = [r"^tessera train: rank 1 \(pid \d+\) was ended by SIGKILL after ",
+REPORT = [r"^tessera train: rank 1 \(pid \d+\) was killed by SIGKILL after ",
           r"^  rank 0: rank 1 died .* in #\d+ \w+\(.*\) of group ",
           r"^  last step: \d+$",
           r"^  last good checkpoint: .*step-\d+$"]
@@ -254,7 +254,7 @@ def too_few(folder, alone):
     run.wait_for(lambda: run.saved(), "saved")
     os.kill(run.rank(1), signal.SIGKILL)
     run.end(137)
-    run.expect(*REPORT, r"^tessera train: too few ranks are left to go on")
+    run.expect(*REPORT, r"^tessera train: too few ranks are left to continue")
 
 
 def hang(folder, alone):
@@ -318,7 +318,7 @@ def few_files(folder, alone):
     for ranks, files in (2, 8), (64, 64):
         run = Run(folder, "--no-save", "--ranks", str(ranks), "--global-batch", "128",
                   steps=2, limits=[(resource.RLIMIT_NOFILE, (files, files))]).end(1)
-        run.expect(rf"{ranks} ranks need about \d+ open files .* the limit is {files}; .*ulimit -n")
+        run.expect(rf"{ranks} ranks need about \d+ open files .* the limit is {files}\. .*ulimit -n")
 
 
 def small_files(folder, alone):
