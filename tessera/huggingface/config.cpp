@@ -20,16 +20,16 @@ using Json = nlohmann::json;
 constexpr std::int64_t kMostConfigBytes = std::int64_t{16} << 20;
 constexpr int kMostConfigDepth = 32;
 
-// Which layers see a window only, of models that say so.
+// Reads which layers use sliding-window attention.
 void read_windows(Fields& fields, Config& config) {
   ModelShape& shape = config.shape;
   const std::string& family = config.family;
   if (family == "mistral") {
-    // Absent is not null here: transformers then takes 4096.
+    // An absent field differs from null: transformers then uses 4096.
     const bool absent = !fields.object().contains("sliding_window");
     shape.window = fields.whole("sliding_window").value_or(absent ? 4096 : 0);
   } else if (family == "llama") {
-    // Files that were converted from Qwen2 have its fields, and say that they are off.
+    // Files converted from Qwen2 keep its fields, switched off.
     if (fields.object().contains("use_sliding_window") &&
         !fields.flag("use_sliding_window", false)) {
       fields.find("sliding_window");
@@ -49,9 +49,9 @@ void read_windows(Fields& fields, Config& config) {
   if (types == nullptr) return;
   if (!types->is_array() || static_cast<std::int64_t>(types->size()) != shape.layers) {
     fields.refuse("layer_types", *types,
-                  str("a list of ", shape.layers, " texts, one for each layer"));
+                  str("a list of ", shape.layers, " strings, one per layer"));
   }
-  std::int64_t full = 0;  // before the first that slides
+  std::int64_t full = 0;  // layers with full attention before the first sliding one
   bool slides = false;
   for (const Json& type : *types) {
     if (type == "sliding_attention") {
@@ -60,9 +60,8 @@ void read_windows(Fields& fields, Config& config) {
       fields.refuse("layer_types", type, "full_attention or sliding_attention");
     } else if (slides) {
       throw DataError(str(fields.where(),
-                          ": \"layer_types\" has layers that see all behind one "
-                          "with a window; Tessera's windows begin at one layer and "
-                          "go on to the last"));
+                          ": \"layer_types\" has full attention after a sliding layer. Tessera "
+                          "supports sliding windows only from one layer to the last."));
     } else {
       ++full;
     }
@@ -70,16 +69,15 @@ void read_windows(Fields& fields, Config& config) {
   if (family == "qwen2") {
     if (slides && shape.window == 0) {
       throw DataError(str(fields.where(),
-                          ": \"layer_types\" has layers with a window, and "
-                          "\"use_sliding_window\" or \"sliding_window\" says that "
-                          "there is none"));
+                          ": \"layer_types\" has sliding layers, but "
+                          "\"use_sliding_window\" or \"sliding_window\" disables the window"));
     }
     shape.window_from = slides ? full : 0;
     if (!slides) shape.window = 0;
   } else if (slides != (shape.window > 0) || (slides && full > 0)) {
-    throw DataError(str(fields.where(),
-                        ": \"layer_types\" does not say what \"sliding_window\" says "
-                        "of all layers"));
+    throw DataError(
+        str(fields.where(),
+            ": \"layer_types\" contradicts \"sliding_window\", which applies to all layers"));
   }
 }
 
@@ -103,7 +101,7 @@ void read_llama(Fields& fields, Config& config, std::vector<std::string>& unknow
   const std::string act = fields.word("hidden_act", "silu");
   if (act != "silu" && act != "swish") {
     throw DataError(str(fields.where(), ": \"hidden_act\" is ", quote(act),
-                        "; wanted silu, which Tessera's gated MLP has"));
+                        "; must be silu, which Tessera's gated MLP uses"));
   }
   const bool attention = llama && fields.flag("attention_bias", false);
   const bool mlp = llama && fields.flag("mlp_bias", false);
@@ -117,12 +115,12 @@ void read_llama(Fields& fields, Config& config, std::vector<std::string>& unknow
 
 void read_gpt2(Fields& fields, Config& config) {
   ModelShape& shape = config.shape;
-  // Each has two names. Which one counts where they differ is not for us to say.
+  // Each size has two names. If they differ, the model is ambiguous.
   const auto size = [&](const char* name, const char* other) {
     const auto second = fields.whole(other);
     if (second && fields.has(name) && fields.whole(name) != second) {
       fields.refuse(other, *fields.find(other),
-                    str("the same as ", quote(name), ", which is another name for it"));
+                    str("equal to ", quote(name), ", which is another name for it"));
     }
     return second ? *second : fields.needed(name);
   };
@@ -141,14 +139,14 @@ void read_gpt2(Fields& fields, Config& config) {
     shape.activation = Activation::relu;
   } else {
     throw DataError(str(fields.where(), ": \"activation_function\" is ", quote(act),
-                        "; wanted gelu_new, gelu or relu, which Tessera's MLP has"));
+                        "; must be gelu_new, gelu or relu, which Tessera's MLP supports"));
   }
   shape.norm_eps = fields.number("layer_norm_epsilon", 1e-5, 0, 1);
   shape.tied = fields.flag("tie_word_embeddings", true);
   fields.only("scale_attn_weights", true);
   fields.only("scale_attn_by_inverse_layer_idx", false);
   fields.only("add_cross_attention", false);
-  fields.flag("reorder_and_upcast_attn", false);  // of rounding: ours is in fp32 anyway
+  fields.flag("reorder_and_upcast_attn", false);  // affects rounding only: ours is in fp32 anyway
   for (const char* const name : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) {
     config.dropout = std::max(config.dropout, fields.number(name, 0.1, 0, 1));
   }
@@ -158,14 +156,14 @@ void read_gpt2(Fields& fields, Config& config) {
 
 Config parse_config(std::string_view json, const std::string& where) {
   const Json object = checkpoint::parse_strictly(json, kMostConfigDepth, where);
-  if (!object.is_object()) throw DataError(str(where, " is no JSON object"));
+  if (!object.is_object()) throw DataError(str(where, " is not a JSON object"));
   Fields fields(object, where);
   Config config;
   config.family = fields.word("model_type", "");
   const std::vector<std::string> known = {"gpt2", "llama", "qwen2", "mistral"};
   if (std::find(known.begin(), known.end(), config.family) == known.end()) {
-    throw DataError(str(where, ": \"model_type\" is ", quote(config.family), "; wanted ",
-                        join(known, ", "), ", whose layers Tessera has"));
+    throw DataError(str(where, ": \"model_type\" is ", quote(config.family), "; must be one of ",
+                        join(known, ", ")));
   }
   std::vector<std::string> unknown_rope;
   if (config.family == "gpt2") {
@@ -175,18 +173,18 @@ Config parse_config(std::string_view json, const std::string& where) {
   }
   config.shape.init_range = fields.number("initializer_range", 0.02, 0, 1e3);
   fields.only("is_encoder_decoder", false);
-  fields.only("is_causal", true);  // false: every token sees those behind it too
+  fields.only("is_causal", true);  // false: tokens also attend to later ones
   if (const Json* heads = fields.find("pruned_heads"); heads != nullptr && !heads->empty()) {
-    fields.refuse("pruned_heads", *heads, "none: Tessera's layers are all alike");
+    fields.refuse("pruned_heads", *heads, "empty: Tessera does not support pruned heads");
   }
   if (const Json* quantized = fields.find("quantization_config"); quantized != nullptr) {
     throw DataError(str(where,
-                        ": \"quantization_config\": the tensors are quantized; wanted "
-                        "a folder in fp32, bf16 or fp16"));
+                        ": \"quantization_config\": the tensors are quantized. Use a folder "
+                        "in fp32, bf16 or fp16."));
   }
   if (const Json* code = fields.find("auto_map"); code != nullptr && !code->empty()) {
     throw DataError(str(where,
-                        ": \"auto_map\": the model brings code of its own, which Tessera does "
+                        ": \"auto_map\": the model needs its own Python code, which Tessera does "
                         "not run"));
   }
   std::vector<std::string> unknown = fields.finish(config_fields());
@@ -195,8 +193,8 @@ Config parse_config(std::string_view json, const std::string& where) {
     cut_list(unknown, 12);
     config.notes.push_back(str(where, ": ", join(unknown, ", "),
                                unknown.size() == 1 ? " is a field" : " are fields",
-                               " that Tessera does not know and ignores, as transformers does; the "
-                               "export keeps what is in the file"));
+                               " unknown to Tessera and ignored, as in transformers. The export "
+                               "keeps what is in the file."));
   }
   try {
     check(config.shape);
@@ -224,10 +222,10 @@ ModelShape find_model(const std::string& name_or_folder) {
   if (has_config(name_or_folder)) return read_config(name_or_folder).shape;
   if (name_or_folder.find('/') != std::string::npos) {
     throw UsageError(str("model ", quote(name_or_folder), " is ",
-                         kind == "nothing"    ? "not there"
+                         kind == "nothing"    ? "missing"
                          : kind == "a folder" ? "a folder without a config.json"
                                               : kind,
-                         "; wanted the name of a model, or a folder with a config.json"));
+                         "; must be the name of a model or a folder with a config.json"));
   }
   try {
     return find_model_shape(name_or_folder);

@@ -35,7 +35,7 @@ std::optional<std::int64_t> Fields::whole(const std::string& name, std::int64_t 
 std::int64_t Fields::needed(const std::string& name) {
   if (const auto value = whole(name)) return *value;
   throw DataError(
-      str(where_, ": ", quote(name), " is missing; without it the size of the model is not known"));
+      str(where_, ": ", quote(name), " is missing; the size of the model depends on it"));
 }
 
 double Fields::number(const std::string& name, double otherwise, double least, double most) {
@@ -51,7 +51,7 @@ double Fields::number(const std::string& name, double otherwise, double least, d
 
 double Fields::needed_number(const std::string& name, double least, double most) {
   if (has(name)) return number(name, 0, least, most);
-  throw DataError(str(where_, ": ", quote(name), " is missing; wanted a number"));
+  throw DataError(str(where_, ": ", quote(name), " is missing; must be a number"));
 }
 
 bool Fields::flag(const std::string& name, bool otherwise) {
@@ -64,21 +64,20 @@ bool Fields::flag(const std::string& name, bool otherwise) {
 std::string Fields::word(const std::string& name, const std::string& otherwise) {
   const Json* const value = find(name);
   if (value == nullptr) return otherwise;
-  if (!value->is_string()) refuse(name, *value, "a text");
+  if (!value->is_string()) refuse(name, *value, "a string");
   return value->get<std::string>();
 }
 
 void Fields::only(const std::string& name, bool wanted) {
   if (flag(name, wanted) == wanted) return;
   throw DataError(str(where_, ": ", quote(name), " is ", !wanted,
-                      ", which changes what the model computes, and Tessera's models have it as ",
-                      wanted));
+                      ", which changes what the model computes. Tessera supports only ", wanted));
 }
 
 void Fields::refuse(const std::string& name, const Json& got, const std::string& wanted) const {
   std::string shown = got.dump(-1, ' ', true, Json::error_handler_t::replace);
   if (shown.size() > 80) shown = shown.substr(0, 77) + "...";
-  throw DataError(str(where_, ": ", quote(name), " is ", shown, "; wanted ", wanted));
+  throw DataError(str(where_, ": ", quote(name), " is ", shown, "; must be ", wanted));
 }
 
 std::vector<std::string> Fields::finish(const FieldTable& table) const {
@@ -92,8 +91,8 @@ std::vector<std::string> Fields::finish(const FieldTable& table) const {
     if (table.computes.contains(name) && value.is_number() && value == 0) continue;
     if (table.computes.contains(name) || table.multipliers.contains(name)) {
       refuse(name, value,
-             str("none: it changes what the model computes, and Tessera's layers of this family do "
-                 "not have it"));
+             str("absent or off: it changes what the model computes, and Tessera's layers of this "
+                 "family do not support it"));
     }
     unknown.push_back(quote(name));
   }
@@ -113,13 +112,13 @@ const FieldTable& rope_fields() {
 
 const FieldTable& config_fields() {
   static const FieldTable table = {
-      {// origin, and how it is stored
+      {// origin and storage
        "_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype",
        "_commit_hash", "use_bfloat16", "torchscript", "return_dict", "unsloth_version",
        "unsloth_fixed", "model_name", "is_llama_config", "transformers.js_config",
        "max_sequence_length", "max_seq_length", "max_seq_len", "seq_length", "model_max_length",
        "output_past", "pad_vocab_size_multiple",
-       // kernels that compute it
+       // implementation of the computation
        "_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "use_cache",
        "pretraining_tp", "chunk_size_feed_forward", "gradient_checkpointing", "output_attentions",
        "output_hidden_states", "is_decoder", "cross_attention_hidden_size", "use_flash_attention_2",
@@ -139,7 +138,7 @@ const FieldTable& config_fields() {
        "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id",
        "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
        "suppress_tokens", "begin_suppress_tokens"},
-      {// the form of attention
+      {// attention
        "sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern",
        "layer_types", "attention_chunk_size", "attention_bias", "qkv_bias", "use_qkv_bias",
        "attention_out_bias", "use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm",
@@ -151,7 +150,7 @@ const FieldTable& config_fields() {
        "use_bidirectional_attention", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
        "original_max_position_embeddings", "rotary_dim", "rope_interleaved", "rotary_interleaved",
        "rope_local_base_freq", "rope_ratio", "use_mrope", "use_dynamic_ntk", "use_logn_attn",
-       // the form of the block
+       // block structure
        "mlp_bias", "parallel_attn", "use_parallel_residual", "parallel_residual",
        "new_decoder_architecture", "hidden_activation", "use_post_norm", "post_norm",
        "normalize_embedding", "word_embed_proj_dim", "add_bias_linear", "num_experts",
@@ -159,9 +158,9 @@ const FieldTable& config_fields() {
        "moe_intermediate_size", "moe_num_experts", "moe_layer_freq", "first_k_dense_replace",
        "decoder_sparse_step", "mlp_only_layers", "num_nextn_predict_layers",
        "hidden_size_per_layer_input", "altup_num_inputs",
-       // the logits
+       // logits
        "final_logit_softcapping", "logits_soft_cap", "final_logits_softcap",
-       // stored in another form
+       // storage in another form
        "quantization", "compression_config", "sparsity_config", "text_config"},
       {"logit_scale", "attention_multiplier", "embedding_multiplier", "residual_multiplier",
        "logits_scaling", "scale_emb", "scale_depth", "embedding_scale", "rotary_pct", "rope_pct",

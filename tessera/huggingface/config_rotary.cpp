@@ -17,32 +17,32 @@ double read_base(Fields& fields, double otherwise) {
 void refuse_partial(Fields& fields) {
   if (fields.number("partial_rotary_factor", 1, 0, 1) == 1) return;
   throw DataError(str(fields.where(),
-                      ": \"partial_rotary_factor\" is not 1; Tessera's rotary "
-                      "positions turn all of a head"));
+                      ": \"partial_rotary_factor\" is not 1. Tessera's rotary "
+                      "positions rotate whole heads only."));
 }
 
 double factor_of(Fields& rope, const char* name) {
   return rope.needed_number(name, kLeastFactor, kMostFactor);
 }
 
-// Sequences longer than this have other frequencies, or the first training had none longer.
+// Returns the context length: the scaling changes beyond it, or it is the original training length.
 std::int64_t context_of(const Fields& rope, const ModelShape& shape, const char* what) {
   if (shape.context > 0) return shape.context;
-  throw DataError(
-      str(rope.where(), ": \"max_position_embeddings\" is missing beside it; wanted ", what));
+  throw DataError(str(rope.where(), ": \"max_position_embeddings\" is missing; must be ", what));
 }
 
 void read_yarn(Fields& rope, const ModelShape& shape, RotaryScaling& scaling) {
   scaling.factor = factor_of(rope, "factor");
   const auto original = rope.whole("original_max_position_embeddings");
   scaling.original_positions =
-      original ? *original : context_of(rope, shape, "it, or \"original_max_position_embeddings\"");
+      original ? *original
+               : context_of(rope, shape, "given, or \"original_max_position_embeddings\"");
   scaling.beta_fast = rope.number("beta_fast", 32, kLeastFactor, kMostFactor);
   scaling.beta_slow = rope.number("beta_slow", 1, kLeastFactor, kMostFactor);
   scaling.attention_factor = rope.number("attention_factor", 0, kLeastFactor, kMostFactor);
   scaling.mscale = rope.number("mscale", 0, 0, kMostFactor);
   scaling.mscale_all_dim = rope.number("mscale_all_dim", 0, 0, kMostFactor);
-  // Null is not absent here: transformers takes it for false.
+  // Null differs from absent: transformers treats null as false.
   scaling.truncate = rope.flag("truncate", !rope.object().contains("truncate"));
 }
 
@@ -51,7 +51,7 @@ void read_scaling(Fields& rope, const ModelShape& shape, RotaryScaling& scaling)
   const std::string kind = rope.word("rope_type", older_kind);
   if (kind == "default") {
     rope.find("original_max_position_embeddings");
-    rope.find("factor");  // of 1.0, or not looked at
+    rope.find("factor");  // unused
   } else if (kind == "linear") {
     scaling.kind = RopeKind::linear;
     scaling.factor = factor_of(rope, "factor");
@@ -65,14 +65,14 @@ void read_scaling(Fields& rope, const ModelShape& shape, RotaryScaling& scaling)
   } else if (kind == "dynamic") {
     scaling.kind = RopeKind::dynamic;
     scaling.factor = factor_of(rope, "factor");
-    context_of(rope, shape, "the length from which on the scaling counts");
-    rope.find("original_max_position_embeddings");  // not looked at
+    context_of(rope, shape, "the length beyond which the scaling applies");
+    rope.find("original_max_position_embeddings");  // unused
   } else if (kind == "yarn") {
     scaling.kind = RopeKind::yarn;
     read_yarn(rope, shape, scaling);
   } else {
     throw DataError(str(rope.where(), ": rotary scaling is ", quote(kind),
-                        ", wanted default, linear, llama3, dynamic or yarn; Tessera has no other"));
+                        "; must be default, linear, llama3, dynamic or yarn"));
   }
 }
 
@@ -88,8 +88,8 @@ void read_rotary(Fields& fields, ModelShape& shape, std::vector<std::string>& un
   const nlohmann::json& object = *fields.find(name);
   if (newer && older && object != *fields.find("rope_scaling")) {
     throw DataError(str(fields.where(),
-                        ": \"rope_parameters\" and \"rope_scaling\" differ; wanted "
-                        "one of them"));
+                        ": \"rope_parameters\" and \"rope_scaling\" differ; only "
+                        "one of them may be given"));
   }
   if (!object.is_object()) fields.refuse(name, object, "an object, or null");
   Fields rope(object, str(fields.where(), ": ", name));

@@ -5,9 +5,9 @@
 
 namespace tessera::huggingface {
 
-// The rotary positions: "rope_parameters" of newer files, or "rope_theta" and "rope_scaling". Into
-// a shape that has its context. Absent parts are as transformers 5 has them. Appends the quoted
-// names of fields that are not known to `unknown`.
+// Reads the rotary position settings: "rope_parameters" of newer files, or "rope_theta" and
+// "rope_scaling". `shape` must already have its context. Absent fields have the defaults of
+// transformers 5. Appends the quoted names of unknown fields to `unknown`.
 void read_rotary(Fields& fields, ModelShape& shape, std::vector<std::string>& unknown);
 
 }  // namespace tessera::huggingface

@@ -1,5 +1,5 @@
-// From the shape of a model to a config.json. Rotary positions are written in the older way, which
-// all versions of transformers read.
+// Writes the config.json of a model shape. Rotary positions use the older field names, which all
+// versions of transformers read.
 
 #include <nlohmann/json.hpp>
 
@@ -14,7 +14,7 @@ using Ordered = nlohmann::ordered_json;
 
 [[noreturn]] void refuse_shape(const std::string& why) {
   throw UsageError(
-      str("no family of Hugging Face models that Tessera writes (gpt2, llama, qwen2, "
+      str("no Hugging Face model family that Tessera writes (gpt2, llama, qwen2, "
           "mistral) has ",
           why));
 }
@@ -25,7 +25,7 @@ Ordered yarn_json(const RotaryScaling& scaling) {
                   {"original_max_position_embeddings", scaling.original_positions},
                   {"beta_fast", scaling.beta_fast},
                   {"beta_slow", scaling.beta_slow}};
-  // Those that were not given would be null, which not every version takes.
+  // Unset fields are left out: not every version accepts null.
   if (scaling.attention_factor != 0) json["attention_factor"] = scaling.attention_factor;
   if (scaling.mscale != 0) json["mscale"] = scaling.mscale;
   if (scaling.mscale_all_dim != 0) json["mscale_all_dim"] = scaling.mscale_all_dim;
@@ -60,16 +60,16 @@ std::string family_of(const ModelShape& shape) {
     if (shape.window > 0) refuse_shape("learned positions and a window");
     if (shape.kv_heads != shape.heads) refuse_shape("learned positions and fewer kv-heads");
     if (shape.head_dim() * shape.heads != shape.hidden) {
-      refuse_shape("learned positions, and heads that are not as wide together as the model");
+      refuse_shape("learned positions and a total head width that differs from the hidden size");
     }
     return "gpt2";
   }
-  if (!shape.swiglu) refuse_shape("rotary positions and an MLP without gate");
+  if (!shape.swiglu) refuse_shape("rotary positions and an MLP without a gate");
   if (has.norm) refuse_shape("rotary positions and norms with a shift");
   if (shape.window > 0 && shape.window_from < shape.layers) {
     if (has.qkv && !has.out && !has.mlp) return "qwen2";
-    if (has.any_linear()) refuse_shape("a window, and biases other than of q, k and v");
-    if (shape.window_from > 0) refuse_shape("a window in some layers only, and no biases");
+    if (has.any_linear()) refuse_shape("a window and biases other than those of q, k and v");
+    if (shape.window_from > 0) refuse_shape("a window in some layers only and no biases");
     return "mistral";
   }
   if (has.qkv == has.out) return "llama";
@@ -96,7 +96,7 @@ std::string config_json(const ModelShape& shape, const std::string& dtype) {
             {"activation_function", act},
             {"layer_norm_epsilon", shape.norm_eps},
             {"initializer_range", shape.init_range},
-            // What Tessera's models do in training unless told otherwise.
+            // Tessera's default in training.
             {"attn_pdrop", 0.0},
             {"embd_pdrop", 0.0},
             {"resid_pdrop", 0.0}};
@@ -113,7 +113,7 @@ std::string config_json(const ModelShape& shape, const std::string& dtype) {
             {"head_dim", shape.head_dim()},
             {"intermediate_size", shape.ffn},
             {"vocab_size", shape.vocab},
-            // A model that says nothing of its longest sequence is read as one of transformers'.
+            // Default of transformers for models without a context length.
             {"max_position_embeddings", shape.context > 0 ? shape.context : 2048},
             {"hidden_act", "silu"},
             {"rms_norm_eps", shape.norm_eps},

@@ -34,10 +34,10 @@ const char* torch_name(DType dtype) {
   return dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
 }
 
-// Gives a piece of a parameter, as the folder has it, from the checkpoint.
+// Reads one tensor of the folder from the checkpoint.
 class PieceSource {
  public:
-  // Puts elements of a parameter, of that type, behind the pointer.
+  // Loads elements of a parameter, converted to `dtype`, into `into`.
   using Load = std::function<void(const std::string& param, std::int64_t begin, std::int64_t count,
                                   DType dtype, std::byte* into)>;
   PieceSource(Load load, std::string param, const Piece& piece, std::int64_t width, DType dtype,
@@ -56,12 +56,12 @@ class PieceSource {
       load(piece_.row * width_ + offset / size, bytes / size, staging);
       return staging;
     }
-    // Of these there is one in memory at a time: a linear of GPT-2, some megabytes.
+    // Only one transposed tensor is in memory at a time: a linear of GPT-2, a few megabytes.
     if (offset == 0) fill();
-    const std::byte* const at = turned_.data() + offset;
-    if (offset + bytes < static_cast<std::int64_t>(turned_.size())) return at;
+    const std::byte* const at = transposed_.data() + offset;
+    if (offset + bytes < static_cast<std::int64_t>(transposed_.size())) return at;
     std::memcpy(staging, at, as_size(bytes));
-    turned_ = {};
+    transposed_ = {};
     return staging;
   }
 
@@ -73,10 +73,10 @@ class PieceSource {
     const std::int64_t size = bytes_of(dtype_), rows = piece_.rows;
     std::vector<std::byte> plain(as_size(rows * width_ * size));
     load(piece_.row * width_, rows * width_, plain.data());
-    turned_.resize(plain.size());
+    transposed_.resize(plain.size());
     for (std::int64_t row = 0; row < rows; ++row) {
       for (std::int64_t column = 0; column < width_; ++column) {
-        std::memcpy(turned_.data() + (column * rows + row) * size,
+        std::memcpy(transposed_.data() + (column * rows + row) * size,
                     plain.data() + (row * width_ + column) * size, as_size(size));
       }
     }
@@ -88,10 +88,10 @@ class PieceSource {
   const Piece piece_;
   const std::int64_t width_;
   const checkpoint::BytesDone done_;
-  std::vector<std::byte> turned_;
+  std::vector<std::byte> transposed_;
 };
 
-// The model's parameters, and no others, are in the checkpoint.
+// Throws unless the checkpoint has exactly the model's parameters.
 void check_params(const Checkpoint& from, const std::vector<ParamPieces>& params) {
   std::vector<std::string> problems;
   std::set<std::string> known;
@@ -101,7 +101,7 @@ void check_params(const Checkpoint& from, const std::vector<ParamPieces>& params
     if (spec == nullptr) {
       problems.push_back("missing " + param.param);
     } else if (spec->shape != param.shape) {
-      problems.push_back(param.param + " has another shape");
+      problems.push_back(param.param + " has a different shape");
     } else if (!from.states(param.param).contains("param")) {
       problems.push_back(param.param + " has no state \"param\"");
     }
@@ -112,11 +112,11 @@ void check_params(const Checkpoint& from, const std::vector<ParamPieces>& params
   if (problems.empty()) return;
   cut_list(problems, 40);
   throw UsageError(
-      str(from.folder(), ": its parameters are not those of its model: ", join(problems, ", ")));
+      str(from.folder(), ": the parameters do not match the model: ", join(problems, ", ")));
 }
 
-// The config.json that the model came with, if it still says what the model is: it has more to tell
-// (ids of special tokens) than the shape has.
+// Returns the model's original config.json if it still describes the model, since it has more
+// fields than the shape (special token ids); otherwise one generated from the shape.
 std::string config_text(const ModelShape& shape, const std::string& companions, DType dtype,
                         const FolderOptions& options) {
   auto made = nlohmann::ordered_json::parse(config_json(shape, torch_name(dtype)));
@@ -128,11 +128,11 @@ std::string config_text(const ModelShape& shape, const std::string& companions, 
   const std::string text = read_small_file(path, kMostBytesCopied);
   try {
     ModelShape was = parse_config(text, path).shape, is = parse_config(fresh, path).shape;
-    was.tied = is.tied;  // the tensors may have said otherwise: see Folder::shape()
+    was.tied = is.tied;  // may differ from the tensors: see Folder::shape()
     was.init_range = is.init_range;
     if (shape_json(was) != shape_json(is)) return fresh;
   } catch (const DataError&) {
-    return fresh;  // the folder of a tokenizer may have one of another kind
+    return fresh;  // a tokenizer's folder may have a config.json of another kind
   }
   auto kept = nlohmann::ordered_json::parse(text);
   kept.erase("dtype");
@@ -146,11 +146,11 @@ struct FilePlan {
   std::int64_t bytes = 0;
 };
 
-// Where the parameters come from, and as what.
+// Source of the model's parameters.
 struct ModelSource {
   PieceSource::Load load;
   std::function<DType(const std::string& param)> dtype;
-  std::function<void()> check = [] {};  // after all was read; throws
+  std::function<void()> check = [] {};  // called after everything was read; throws if it is invalid
 };
 
 ModelSource from_checkpoint(Checkpoint& from) {
@@ -161,7 +161,7 @@ ModelSource from_checkpoint(Checkpoint& from) {
           [&from](const std::string& param) { return from.states(param).at("param"); }};
 }
 
-// With the adapters of `from` added to the model beside them.
+// Base model with the adapters of `from` added.
 ModelSource merged_source(Checkpoint& from, const ModelShape& shape, const std::string& base) {
   const auto& texts = from.about().extra;
   const auto frozen = texts.find(kFrozenKey);
@@ -225,16 +225,15 @@ std::string shard_name(std::size_t i, std::size_t count) {
   return text;
 }
 
-// Where the folder may appear, without slashes behind its name.
+// Returns `path` without trailing slashes. Throws unless it is missing or an empty folder.
 std::string target_of(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   const std::string kind = kind_of_file(path);
   if (kind == "nothing") return path;
   if (kind != "a folder")
-    throw UsageError(str(path, " is ", kind, "; wanted the name of a new folder"));
+    throw UsageError(str(path, " is ", kind, "; must be the name of a new folder"));
   if (!checkpoint::local_files()->list(path).empty()) {
-    throw UsageError(
-        str(path, " is there already, and not empty; wanted the name of a new folder"));
+    throw UsageError(str(path, " exists and is not empty; must be the name of a new folder"));
   }
   return path;
 }
@@ -245,22 +244,23 @@ WrittenFolder export_folder(Checkpoint& from, const std::string& path,
                             const FolderOptions& options) {
   const std::string target = target_of(path);
   if (options.shard_bytes < 1) {
-    throw UsageError(str("--shard-size: got ", options.shard_bytes, ", wanted at least 1 byte"));
+    throw UsageError(str("--shard-size: got ", options.shard_bytes, "; must be at least 1 byte"));
   }
   if (!options.tokenizer.empty() && kind_of_file(options.tokenizer) != "a folder") {
     throw UsageError(str("--tokenizer: ", quote(options.tokenizer), " is ",
-                         kind_of_file(options.tokenizer), "; wanted a folder"));
+                         kind_of_file(options.tokenizer), "; must be a folder"));
   }
   ModelShape shape = parse_shape(from.about().model, from.folder());
-  family_of(shape);  // throws for what is of none
+  family_of(shape);  // throws if no family matches
   const std::vector<ParamPieces> params = pieces_of(shape);
   const bool adapted = shape.lora.any();
   if (adapted == options.base.empty()) {
     throw UsageError(
         adapted ? str("--base: ", from.folder(),
-                      " has adapters alone; wanted the model they are for, a folder of Hugging "
-                      "Face's or a checkpoint, or --format peft")
-                : str("--base: ", from.folder(), " has no adapters to add to another model"));
+                      " has only adapters. Give their base model (a Hugging Face folder or a "
+                      "checkpoint), or use --format peft.")
+                : str("--base: ", from.folder(),
+                      " has no adapters to add to a base model. Omit --base."));
   }
   if (!adapted) check_params(from, params);
   const ModelSource source =

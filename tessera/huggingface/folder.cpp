@@ -29,7 +29,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return str("[", join(sizes, ", "), "]");
 }
 
-// The path without links and dots, or "" where nothing is.
+// Returns the path without links and dots, or "" if it does not exist.
 std::string real_path(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> found(::realpath(path.c_str(), nullptr),
                                                           &std::free);
@@ -47,8 +47,8 @@ void check_name(const std::string& name, const std::string& where) {
                      name.find('/') == std::string::npos && name.find('\0') == std::string::npos &&
                      name.ends_with(".safetensors") && name.front() != '.';
   if (plain) return;
-  throw DataError(str(where, ": a tensor is said to lie in ", quote(name),
-                      "; wanted the name of a .safetensors file in the same folder"));
+  throw DataError(str(where, ": the file of a tensor is ", quote(name),
+                      "; must be the name of a .safetensors file in the same folder"));
 }
 
 }  // namespace
@@ -56,28 +56,28 @@ void check_name(const std::string& name, const std::string& where) {
 std::string file_in(const std::string& folder, const std::string& name) {
   const std::string path = folder + "/" + name;
   const std::string top = real_path(folder), real = real_path(path);
-  if (top.empty()) throw DataError(str(folder, " is not there"));
-  if (real.empty()) throw DataError(str(path, " is not there"));
+  if (top.empty()) throw DataError(str(folder, " does not exist"));
+  if (real.empty()) throw DataError(str(path, " does not exist"));
   const auto within = [&](const std::string& place) { return real.starts_with(place + "/"); };
   if (within(top)) return real;
   const std::string above = parent(top);
   if (above.ends_with("/snapshots") && within(parent(above) + "/blobs")) return real;
   throw DataError(
-      str(path, " is a link to ", real, ", outside of its folder; put the file itself there"));
+      str(path, " is a link to ", real, ", outside of its folder. Copy the file into the folder."));
 }
 
 std::map<std::string, std::string> parse_index(std::string_view json, const std::string& where) {
   const nlohmann::json index = checkpoint::parse_strictly(json, 16, where);
   const auto wrong = [&](const std::string& what) {
-    throw DataError(str(where, " ", what, "; wanted \"weight_map\", the file of each tensor"));
+    throw DataError(str(where, " ", what, "; must have \"weight_map\", the file of each tensor"));
   };
   if (!index.is_object() || !index.contains("weight_map")) wrong("has no \"weight_map\"");
   const nlohmann::json& files = index["weight_map"];
   if (!files.is_object() || files.empty())
-    wrong("has a \"weight_map\" that is no object, or empty");
+    wrong("has a \"weight_map\" that is empty or not an object");
   std::map<std::string, std::string> out;
   for (const auto& [tensor, file] : files.items()) {
-    if (!file.is_string()) wrong(str("gives no file for ", quote(tensor)));
+    if (!file.is_string()) wrong(str("has no file name for ", quote(tensor)));
     check_name(file.get_ref<const std::string&>(), where);
     out[tensor] = file.get<std::string>();
   }
@@ -86,7 +86,7 @@ std::map<std::string, std::string> parse_index(std::string_view json, const std:
 
 Folder::Folder(const std::string& path) : path_(path), config_(read_config(path)) {
   open_files();
-  settle_head();
+  resolve_head();
   check_tensors();
 }
 
@@ -107,7 +107,7 @@ void Folder::open_files() {
     std::set<std::string> names;
     for (const auto& [tensor, file] : where) names.insert(file);
     if (names.size() > kMostFiles) {
-      throw DataError(str(index, " names ", names.size(), " files; wanted at most ", kMostFiles));
+      throw DataError(str(index, " names ", names.size(), " files; must be at most ", kMostFiles));
     }
     std::vector<std::string> missing;
     for (const std::string& name : names) {
@@ -123,9 +123,10 @@ void Folder::open_files() {
     const bool older = kind_of_file(path_ + "/pytorch_model.bin") != "nothing" ||
                        kind_of_file(path_ + "/pytorch_model.bin.index.json") != "nothing";
     throw DataError(str(path_, " has no ", kModelName, " and no ", kIndexName,
-                        older ? "; its pytorch_model.bin is not read: save_pretrained() of a "
-                                "newer transformers writes safetensors"
-                              : "; wanted a folder that save_pretrained() wrote"));
+                        older
+                            ? "; pytorch_model.bin is not supported. Convert it with "
+                              "save_pretrained() of a newer transformers, which writes safetensors."
+                            : "; must be a folder written by save_pretrained()"));
   }
   std::vector<std::string> problems;
   for (std::size_t i = 0; i < files_.size(); ++i) {
@@ -134,9 +135,10 @@ void Folder::open_files() {
       const bool here = where.empty() ||
                         (listed != where.end() && files_[i].path == path_ + "/" + listed->second);
       if (!here) {
-        problems.push_back(str("  ", files_[i].path, " has ", visible(entry.name), " ",
-                               shape_text(entry.shape), ", which the index ",
-                               listed == where.end() ? "does not name" : "puts elsewhere"));
+        problems.push_back(
+            str("  ", files_[i].path, " has ", visible(entry.name), " ", shape_text(entry.shape),
+                ", which the index ",
+                listed == where.end() ? "does not list" : "assigns to another file"));
       } else {
         tensors_[entry.name] = {&entry, i};
       }
@@ -149,12 +151,12 @@ void Folder::open_files() {
   }
   if (!problems.empty()) {
     cut_list(problems, kMostListed);
-    throw DataError(str(index, " does not fit its files:\n", join(problems, "\n")));
+    throw DataError(str(index, " does not match its files:\n", join(problems, "\n")));
   }
 }
 
-bool Folder::same_values(const Place& a, const Place& b) const {
-  // Equal bytes where the types are equal; as fp32, which holds all of them, where they are not.
+bool Folder::same_values(const TensorPlace& a, const TensorPlace& b) const {
+  // Compares bytes if the types are equal, otherwise as fp32, which represents all of them exactly.
   constexpr std::int64_t kElements = std::int64_t{1} << 20;
   const bool converts = a.entry->dtype != b.entry->dtype;
   const std::int64_t all = checkpoint::elements_of(a.entry->shape);
@@ -162,7 +164,7 @@ bool Folder::same_values(const Place& a, const Place& b) const {
   for (std::int64_t at = 0; at < all; at += kElements) {
     const std::int64_t count = std::min(kElements, all - at);
     for (const bool second : {false, true}) {
-      const Place& place = second ? b : a;
+      const TensorPlace& place = second ? b : a;
       const std::int64_t size = checkpoint::bytes_of(place.entry->dtype);
       const OpenFile& from = files_[place.file];
       raw.resize(as_size(count * size));
@@ -182,7 +184,7 @@ bool Folder::same_values(const Place& a, const Place& b) const {
   return true;
 }
 
-void Folder::settle_head() {
+void Folder::resolve_head() {
   ModelShape& shape = config_.shape;
   if (!shape.tied) return;
   const std::string embedding = pieces_of(shape).front().pieces.front().tensor;
@@ -192,21 +194,21 @@ void Folder::settle_head() {
   if (tokens == tensors_.end()) tokens = tensors_.find(bare);
   if (head == tensors_.end() || tokens == tensors_.end()) return;
   const std::vector<std::int64_t> wanted = {shape.vocab, shape.hidden};
-  for (const auto& each : {head, tokens}) {  // check_tensors() says what is wrong with others
+  for (const auto& each : {head, tokens}) {  // check_tensors() reports any other problem
     if (each->second.entry->shape != wanted || !read_dtype(each->second.entry->dtype)) return;
   }
   if (same_values(head->second, tokens->second)) return;
   shape.tied = false;
   config_.notes.push_back(str(
-      path_, "/", kConfigName, " says that the head is the embedding (tie_word_embeddings), but ",
+      path_, "/", kConfigName, " ties the head to the embedding (tie_word_embeddings), but ",
       kHeadName, " and ", tokens->first,
-      " are both there and differ: the head is a matrix of its own here, as in transformers; set "
-      "tie_word_embeddings to false in the file"));
+      " both exist and differ. The head is untied, as in transformers. Set tie_word_embeddings to "
+      "false in the file."));
 }
 
 void Folder::check_tensors() {
   const std::string prefix = prefix_of(shape());
-  // Files of the model without its head have no prefix.
+  // Files of a model saved without its head have no prefix.
   bool prefixed = false;
   for (const auto& [name, place] : tensors_) prefixed = prefixed || name.starts_with(prefix);
   std::set<std::string> used;
@@ -216,7 +218,7 @@ void Folder::check_tensors() {
       if (!prefixed && piece.tensor.starts_with(prefix)) piece.tensor.erase(0, prefix.size());
       auto found = tensors_.find(piece.tensor);
       if (found == tensors_.end() && shape().tied && param.param == "tok.weight") {
-        found = tensors_.find(kHeadName);  // the same matrix, by its other name
+        found = tensors_.find(kHeadName);  // the same matrix under its other name
         if (found != tensors_.end()) piece.tensor = kHeadName;
       }
       if (found == tensors_.end()) {
@@ -226,12 +228,12 @@ void Folder::check_tensors() {
       used.insert(piece.tensor);
       const checkpoint::TensorEntry& entry = *found->second.entry;
       if (entry.shape != piece.shape) {
-        others.push_back(str("  ", piece.tensor, " is ", shape_text(entry.shape), ", wanted ",
+        others.push_back(str("  ", piece.tensor, " is ", shape_text(entry.shape), ", must be ",
                              shape_text(piece.shape)));
       }
       if (!read_dtype(entry.dtype)) {
-        others.push_back(
-            str("  ", piece.tensor, " is ", stored_name(entry.dtype), ", wanted F32, BF16 or F16"));
+        others.push_back(str("  ", piece.tensor, " is ", stored_name(entry.dtype),
+                             ", must be F32, BF16 or F16"));
       } else if (bytes_ == 0 || size_of(entry.dtype) > size_of(dtype_)) {
         dtype_ = entry.dtype;
       }
@@ -245,7 +247,7 @@ void Folder::check_tensors() {
     if (shape().tied && name == kHeadName) {  // a copy of the embedding
       const std::vector<std::int64_t> wanted = {shape().vocab, shape().hidden};
       if (place.entry->shape != wanted) {
-        others.push_back(str("  ", name, " is ", shape_text(place.entry->shape), ", wanted ",
+        others.push_back(str("  ", name, " is ", shape_text(place.entry->shape), ", must be ",
                              shape_text(wanted)));
       }
       continue;
@@ -256,8 +258,8 @@ void Folder::check_tensors() {
   if (missing.empty() && others.empty()) return;
   missing.insert(missing.end(), others.begin(), others.end());
   cut_list(missing, kMostListed);
-  throw DataError(str(path_, ": the tensors are not those of its config.json (", config_.family,
-                      ", ", plural(shape().layers, "layer"), "):\n", join(missing, "\n")));
+  throw DataError(str(path_, ": the tensors do not match config.json (", config_.family, ", ",
+                      plural(shape().layers, "layer"), "):\n", join(missing, "\n")));
 }
 
 const std::vector<std::int64_t>& Folder::shape_of(const std::string& param) const {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The door of this room: folders of Hugging Face models, to read from and to write.
+// Public header of this module: reading and writing folders of Hugging Face models.
 #include "tessera/huggingface/config.h"
 #include "tessera/huggingface/export.h"
 #include "tessera/huggingface/folder.h"

@@ -25,7 +25,7 @@ std::int64_t first_row(const ModelShape& shape, const Adapter& adapter) {
   return shape.q_width() + (adapter.part == 2 ? shape.kv_width() : 0);
 }
 
-// Of two shapes, whether they are one model: names and longest sequences do not count.
+// Returns true if two shapes are the same model; names and context lengths do not count.
 bool same_model(ModelShape a, ModelShape b) {
   for (ModelShape* const each : {&a, &b}) {
     each->name.clear();
@@ -39,7 +39,7 @@ bool same_model(ModelShape a, ModelShape b) {
 constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 22;
 
 void refuse_other(const std::string& path) {
-  throw UsageError(str(path, " has another model than the adapters are for"));
+  throw UsageError(str(path, " has a different model than the adapters belong to"));
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ MergedModel::Read open_base(const std::string& path, const ModelShape& shape) {
   }
   if (found.empty()) {
     throw UsageError(
-        str(quote(path), " is neither a folder of Hugging Face's (config.json) nor a checkpoint"));
+        str(quote(path), " is neither a Hugging Face folder (config.json) nor a checkpoint"));
   }
   const auto from = std::make_shared<checkpoint::Checkpoint>(found);
   if (!same_model(parse_shape(from->about().model, found), shape)) refuse_other(path);
@@ -83,9 +83,9 @@ bool can_tell(const std::string& fingerprint) {
 
 void CheckedBase::check(const std::string& path, const std::string& flag) const {
   if (!can_tell(wanted_) || wanted_ == hex(sum_)) return;
-  throw UsageError(
-      str(flag, ": ", path, " is not the model that the adapters were trained beside, ",
-          "though of the same shape: its fingerprint is ", hex(sum_), ", wanted ", wanted_));
+  throw UsageError(str(flag, ": ", path, " is not the model that the adapters were trained on, ",
+                       "although its shape is the same: its fingerprint is ", hex(sum_),
+                       ", expected ", wanted_));
 }
 
 void check_base(const std::string& path, const ModelShape& shape, const std::string& fingerprint,
@@ -107,9 +107,9 @@ void check_base(const std::string& path, const ModelShape& shape, const std::str
 MergedModel::MergedModel(const ModelShape& shape, Read base, Read adapters)
     : shape_(shape), base_(std::move(base)), adapters_(std::move(adapters)) {}
 
-void MergedModel::take_adapters(const std::string& param) {
-  if (param == taken_) return;
-  taken_ = param;
+void MergedModel::load_adapters(const std::string& param) {
+  if (param == added_for_) return;
+  added_for_ = param;
   added_.clear();
   constexpr std::string_view kBlocks = "blocks.", kWeight = ".weight";
   if (!param.starts_with(kBlocks) || !param.ends_with(kWeight)) return;
@@ -134,7 +134,7 @@ void MergedModel::take_adapters(const std::string& param) {
 
 void MergedModel::read(const std::string& param, const std::vector<Run>& runs, float* into) {
   base_(param, runs, into);
-  take_adapters(param);
+  load_adapters(param);
   const auto scale = static_cast<float>(shape_.lora.scale());
   const std::int64_t rank = shape_.lora.rank;
   for (const Added& added : added_) {

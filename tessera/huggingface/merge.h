@@ -11,61 +11,60 @@
 
 namespace tessera::huggingface {
 
-// [Note: merged adapters] A model and the adapters beside it, read as the model that they make
-// together: W + alpha / rank · B A in place of W. In fp32, a row at a time, whatever part of a
-// parameter is asked for.
+// [Note: merged adapters] A base model and its adapters, read as one model: W + alpha / rank · B A
+// in place of W. Computed in fp32 row by row for any range of a parameter.
 class MergedModel {
  public:
-  // Puts elements of a whole parameter behind `into`, as Run::local says.
+  // Reads elements of a whole parameter to `into` at Run::local.
   using Read =
       std::function<void(const std::string& param, const std::vector<Run>& runs, float* into)>;
 
-  // `shape` has the adapters. `base` reads the model's own parameters, `adapters` those of
+  // `shape` includes the adapters. `base` reads the base parameters, `adapters` those of the
   // adapters.
   MergedModel(const ModelShape& shape, Read base, Read adapters);
 
-  // A parameter of the model. Not from several threads at once.
+  // Reads a parameter of the merged model. Not thread-safe.
   void read(const std::string& param, const std::vector<Run>& runs, float* into);
 
  private:
-  // An adapter that is added to rows [first, first + rows) of the parameter.
+  // Adapter added to rows [first, first + rows) of the parameter.
   struct Added {
     std::int64_t first = 0, rows = 0, columns = 0;
     std::vector<float> a, b;
   };
-  void take_adapters(const std::string& param);
+  void load_adapters(const std::string& param);
 
   ModelShape shape_;
   Read base_, adapters_;
-  std::string taken_;  // the parameter that added_ is for
+  std::string added_for_;  // parameter that added_ belongs to
   std::vector<Added> added_;
 };
 
-// Reads the parameters of a model that lies in `path`, a folder of Hugging Face's or a checkpoint,
-// for one of this shape (adapters aside). Throws UsageError if it is another model.
+// Opens the model in `path`, a Hugging Face folder or a checkpoint. Throws UsageError if its shape
+// (adapters aside) differs from `shape`.
 MergedModel::Read open_base(const std::string& path, const ModelShape& shape);
 
-// The same, where all of it is read once: whether it is the very model that adapters were trained
-// beside, as the fingerprint in their checkpoint says.
+// Base model that is read once completely, and then checked against the fingerprint stored with the
+// adapters that were trained on it.
 class CheckedBase {
  public:
   CheckedBase(MergedModel::Read base, std::string wanted)
       : base_(std::move(base)), wanted_(std::move(wanted)) {}
   void read(const std::string& param, const std::vector<Run>& runs, float* into);
-  // Throws UsageError that begins with the flag if what was read is another model. `path` names it.
+  // Throws UsageError that starts with `flag` if another model was read. `path` names it.
   void check(const std::string& path, const std::string& flag = "--base") const;
 
  private:
   MergedModel::Read base_;
-  std::string wanted_;  // "": nothing is known
+  std::string wanted_;  // expected fingerprint; "": unknown
   std::uint64_t sum_ = 0;
 };
 
-// Whether a fingerprint says which model it is of: one of values that were rounded twice says
-// nothing of those in a file.
+// Returns true if a fingerprint identifies a model in a file. One taken from values that were
+// rounded twice does not.
 bool can_tell(const std::string& fingerprint);
 
-// Reads all of the model in `path` for that alone. Nothing is read where no fingerprint can tell.
+// Reads the whole model in `path` to check its fingerprint. Reads nothing if can_tell() is false.
 void check_base(const std::string& path, const ModelShape& shape, const std::string& fingerprint,
                 const std::string& flag);
 

@@ -26,7 +26,7 @@ constexpr std::int64_t kMostAdapterConfig = std::int64_t{4} << 20;
 constexpr std::int64_t kMostAdapterBytes = std::int64_t{1} << 36;
 constexpr std::int64_t kMostAdapterRank = 65536;
 
-// Fields that say nothing of what adapters compute, once they are trained.
+// Fields that do not affect what trained adapters compute.
 const std::set<std::string, std::less<>>& harmless_adapter_fields() {
   static const std::set<std::string, std::less<>> names = {
       "auto_mapping",   "base_model_name_or_path", "revision",
@@ -37,8 +37,8 @@ const std::set<std::string, std::less<>>& harmless_adapter_fields() {
   return names;
 }
 
-// Null, false, zero and empty switch nothing on.
-bool says_nothing(const AdapterJson& value) {
+// Returns true for null, false, zero and empty values.
+bool is_off(const AdapterJson& value) {
   return value.is_null() || value == false || (value.is_number() && value == 0) ||
          ((value.is_array() || value.is_object() || value.is_string()) && value.empty());
 }
@@ -46,16 +46,16 @@ bool says_nothing(const AdapterJson& value) {
 [[noreturn]] void refuse_field(const std::string& where, const std::string& field,
                                const AdapterJson& value, const std::string& wanted) {
   throw DataError(
-      str(where, ": got ", quote(field), ": ", value.dump().substr(0, 80), "; wanted ", wanted));
+      str(where, ": got ", quote(field), ": ", value.dump().substr(0, 80), "; must be ", wanted));
 }
 
-// Starts that change the model's own weights leave adapters that are not for the model as it is.
+// Some initializations change the base weights; their adapters do not fit the unchanged base model.
 void check_init(const std::string& where, const AdapterJson& value) {
   if (value.is_boolean() || value.is_null()) return;
   const bool harmless = value == "gaussian" || value == "orthogonal" || value == "eva";
   if (!harmless) {
     refuse_field(where, "init_lora_weights", value,
-                 "true, false or gaussian, which leave the model's own weights as they are");
+                 "true, false or gaussian, which leave the base weights unchanged");
   }
 }
 
@@ -70,7 +70,7 @@ std::string dims(const std::vector<std::int64_t>& shape) {
   return "[" + join(sizes, ", ") + "]";
 }
 
-// For people; of a text that parse_adapter_config() has read.
+// Returns base_model_name_or_path of a text that parse_adapter_config() has accepted.
 std::string base_name(const std::string& config) {
   const AdapterJson json = AdapterJson::parse(config);
   const auto base = json.find("base_model_name_or_path");
@@ -87,9 +87,9 @@ std::string peft_name(const ModelShape& shape, const Adapter& adapter, std::int6
 
 Lora parse_adapter_config(std::string_view text, const std::string& where) {
   const AdapterJson json = checkpoint::parse_strictly(text, 16, where);
-  if (!json.is_object()) throw DataError(str(where, ": wanted a JSON object"));
+  if (!json.is_object()) throw DataError(str(where, " must be a JSON object"));
   Lora lora;
-  bool by_root = false;
+  bool rslora = false;
   bool kind = false;
   for (const auto& [field, value] : json.items()) {
     if (field == "peft_type") {
@@ -107,25 +107,25 @@ Lora parse_adapter_config(std::string_view text, const std::string& where) {
       lora.alpha = value.get<double>();
     } else if (field == "lora_dropout") {
       if (!value.is_number() || !(value.get<double>() >= 0) || value.get<double>() >= 1) {
-        refuse_field(where, field, value, "a number from 0 on, less than 1");
+        refuse_field(where, field, value, "a number of at least 0 and less than 1");
       }
       lora.dropout = value.get<double>();
     } else if (field == "use_rslora") {
       if (!value.is_boolean()) refuse_field(where, field, value, "true or false");
-      by_root = value.get<bool>();
+      rslora = value.get<bool>();
     } else if (field == "bias") {
-      if (value != "none") refuse_field(where, field, value, "none: biases stay frozen here");
+      if (value != "none") refuse_field(where, field, value, "none: Tessera freezes biases");
     } else if (field == "init_lora_weights") {
       check_init(where, value);
-    } else if (!harmless_adapter_fields().contains(field) && !says_nothing(value)) {
-      refuse_field(where, field, value, "nothing: it changes what adapters compute, or may");
+    } else if (!harmless_adapter_fields().contains(field) && !is_off(value)) {
+      refuse_field(where, field, value, "absent: it may change what adapters compute");
     }
   }
-  if (!kind) throw DataError(str(where, ": \"peft_type\" is missing; wanted LORA"));
+  if (!kind) throw DataError(str(where, ": \"peft_type\" is missing; must be LORA"));
   if (lora.rank == 0) throw DataError(str(where, ": \"r\" is missing, the rank of the adapters"));
-  if (!json.contains("lora_alpha")) lora.alpha = 8;  // as peft has it
+  if (!json.contains("lora_alpha")) lora.alpha = 8;  // peft's default
   // alpha / sqrt(rank) instead of alpha / rank.
-  if (by_root) lora.alpha *= std::sqrt(static_cast<double>(lora.rank));
+  if (rslora) lora.alpha *= std::sqrt(static_cast<double>(lora.rank));
   return lora;
 }
 
@@ -139,12 +139,13 @@ std::string base_model_of(const std::string& folder) {
 
 AdapterFolder::AdapterFolder(const std::string& path, const ModelShape& shape) : path_(path) {
   if (kind_of_file(path) != "a folder") {
-    throw UsageError(str(quote(path), " is ", kind_of_file(path), "; wanted a folder with ",
+    throw UsageError(str(quote(path), " is ", kind_of_file(path), "; must be a folder with ",
                          kAdapterConfigName, " and ", kAdapterModelName, ", as peft writes it"));
   }
   const std::string config = path + "/" + kAdapterConfigName;
   if (kind_of_file(config) == "nothing") {
-    throw DataError(str(path, " has no ", kAdapterConfigName, "; wanted what peft writes"));
+    throw DataError(
+        str(path, " has no ", kAdapterConfigName, "; must be a folder written by peft"));
   }
   const auto files = checkpoint::local_files();
   const std::string text =
@@ -158,7 +159,7 @@ AdapterFolder::AdapterFolder(const std::string& path, const ModelShape& shape) :
     fingerprint_ = own->second;
   }
 
-  // A target is one that any block has; then all have it.
+  // A target found in any block must be in all of them.
   const auto possible = possible_adapters(shape);
   std::vector<std::string> targets, problems;
   std::set<std::string> known;
@@ -177,10 +178,10 @@ AdapterFolder::AdapterFolder(const std::string& path, const ModelShape& shape) :
     if (entry == nullptr) {
       problems.push_back(str("missing ", name, " ", dims(wanted)));
     } else if (entry->shape != wanted) {
-      problems.push_back(str(name, " is ", dims(entry->shape), ", wanted ", dims(wanted)));
+      problems.push_back(str(name, " is ", dims(entry->shape), ", must be ", dims(wanted)));
     } else if (!checkpoint::convertible(entry->dtype, DType::f32)) {
       problems.push_back(
-          str(name, " is ", checkpoint::stored_name(entry->dtype), ", wanted F32, BF16 or F16"));
+          str(name, " is ", checkpoint::stored_name(entry->dtype), ", must be F32, BF16 or F16"));
     } else if (entry->bytes() > kMostAdapterBytes) {
       problems.push_back(str(name, " is too large"));
     } else {
@@ -207,8 +208,8 @@ AdapterFolder::AdapterFolder(const std::string& path, const ModelShape& shape) :
     }
   }
   if (!problems.empty() || targets.empty()) {
-    throw DataError(str(model, ": its adapters are not those of this model: ",
-                        problems.empty() ? "it has none" : some_problems(problems)));
+    throw DataError(str(model, ": the adapters do not match the model: ",
+                        problems.empty() ? "there are none" : some_problems(problems)));
   }
   lora_.targets = join(targets, ",");
 }

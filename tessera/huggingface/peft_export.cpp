@@ -15,7 +15,8 @@
 namespace tessera::huggingface {
 namespace {
 
-// peft looks for modules whose names end so. GPT-2 has a c_proj in attention and one in the MLP.
+// peft matches modules by the end of their names. GPT-2 has a c_proj in attention and one in the
+// MLP.
 std::string target_module(const Adapter& adapter) {
   if (adapter.peft.ends_with("c_proj")) return adapter.peft;
   return adapter.peft.substr(adapter.peft.find('.') + 1);
@@ -57,7 +58,7 @@ std::vector<checkpoint::Outgoing> outgoing_adapters(checkpoint::Checkpoint& from
     const ParamSpec* const there = from.find(spec.name);
     if (there == nullptr || there->shape != spec.shape) {
       throw DataError(str(from.folder(), " has no parameter ", quote(spec.name),
-                          " as its model has it, or in another shape"));
+                          " of the shape that its model requires"));
     }
     checkpoint::Outgoing& out = tensors.emplace_back();
     out.entry.name = name;
@@ -89,14 +90,13 @@ WrittenAdapter export_adapter(checkpoint::Checkpoint& from, const std::string& p
   while (target.size() > 1 && target.ends_with('/')) target.pop_back();
   const std::string kind = kind_of_file(target);
   if (kind != "nothing" && (kind != "a folder" || !options.files->list(target).empty())) {
-    throw UsageError(
-        str(target, " is there already (", kind, "); wanted the name of a new folder"));
+    throw UsageError(str(target, " exists already (", kind, "); must be the name of a new folder"));
   }
   const ModelShape shape = parse_shape(from.about().model, from.folder());
   if (!shape.lora.any()) {
     throw UsageError(str(from.folder(),
                          " has no adapters: it was not saved by tessera train --lora-rank; "
-                         "--format huggingface writes whole models"));
+                         "use --format huggingface for whole models"));
   }
   family_of(shape);
   std::vector<checkpoint::Outgoing> tensors = outgoing_adapters(from, shape, options.dtype);

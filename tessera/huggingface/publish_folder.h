@@ -11,8 +11,8 @@
 
 namespace tessera::huggingface {
 
-// The folder `target`, which appears when all of it is written: write(draft) gets the name of one
-// beside it, which then takes its name. Where it throws, nothing is left.
+// Creates the folder `target` atomically: write(draft) fills a temporary folder next to it, which
+// is then renamed. If write() throws, nothing is left behind.
 template <typename Write>
 void publish_folder(checkpoint::FileSystem& files, const std::string& target, const Write& write) {
   const std::size_t slash = target.rfind('/');
@@ -28,7 +28,7 @@ void publish_folder(checkpoint::FileSystem& files, const std::string& target, co
   } catch (const std::exception&) {
     try {
       checkpoint::remove_tree(files, draft);
-    } catch (const DataError&) {  // the first error is the one to tell
+    } catch (const DataError&) {  // the first error is rethrown
     }
     throw;
   }

@@ -1,5 +1,4 @@
-// How Folder reads: what is wanted of a parameter becomes jobs of a few megabytes, which threads
-// take one after the other.
+// Folder::read(): a request becomes jobs of a few megabytes, which threads process in order.
 
 #include <algorithm>
 #include <atomic>
@@ -22,13 +21,13 @@ using checkpoint::bytes_of;
 constexpr std::int64_t kJobBytes = std::int64_t{4} << 20;
 constexpr std::int64_t kTransposedBytes = std::int64_t{2} << 20;
 constexpr std::int64_t kSliceBytes = 256 << 10;
-// Below that, a gap between two stretches costs less to read than a second call.
+// A gap of at most this size is cheaper to read than a second call.
 constexpr std::int64_t kGapBytes = 16 << 10;
 constexpr unsigned kMostThreads = 4;
 
 void convert_all(DType from, const std::byte* source, DType to, std::byte* target,
                  std::int64_t count) {
-  if (from == DType::bf16 && to == DType::f32) {  // the usual case, and simple enough for vectors
+  if (from == DType::bf16 && to == DType::f32) {  // the usual case, vectorized by the compiler
     for (std::int64_t i = 0; i < count; ++i) {
       std::uint16_t half;
       std::memcpy(&half, source + 2 * i, 2);
@@ -50,8 +49,8 @@ struct Transposed {
 };
 
 template <typename T>
-void transpose_plainly(const Transposed& t, std::int64_t i0, std::int64_t i1, std::int64_t j0,
-                       std::int64_t j1) {
+void transpose_scalar(const Transposed& t, std::int64_t i0, std::int64_t i1, std::int64_t j0,
+                      std::int64_t j1) {
   constexpr std::int64_t kBlock = 16, kSize = sizeof(T);
   for (std::int64_t i = i0; i < i1; i += kBlock) {
     for (std::int64_t j = j0; j < j1; ++j) {
@@ -90,7 +89,7 @@ void transpose_16_by_4(const Transposed& t, std::int64_t i, std::int64_t j) {
 }
 
 void transpose_words(const Transposed& t, std::int64_t rows, std::int64_t columns) {
-  constexpr std::int64_t kPanel = 64;  // rows of the target, each on pages of its own
+  constexpr std::int64_t kPanel = 64;  // rows of the target, each on its own pages
   const std::int64_t i1 = rows / 16 * 16, j1 = columns / 4 * 4;
   for (std::int64_t panel = 0; panel < j1; panel += kPanel) {
     for (std::int64_t i = 0; i < i1; i += 16) {
@@ -99,15 +98,15 @@ void transpose_words(const Transposed& t, std::int64_t rows, std::int64_t column
       }
     }
   }
-  transpose_plainly<std::uint32_t>(t, i1, rows, 0, j1);
-  transpose_plainly<std::uint32_t>(t, 0, rows, j1, columns);
+  transpose_scalar<std::uint32_t>(t, i1, rows, 0, j1);
+  transpose_scalar<std::uint32_t>(t, 0, rows, j1, columns);
 }
 
 }  // namespace
 
-// Elements of a tensor and where they go. Plain: `count` in a row from element `from`. Transposed:
-// rows [from, from + rows) of the tensor, of each `count` elements from `column` on; element (i, j)
-// of these goes to local + j · stride + i.
+// Elements of a tensor and their destination. Plain: `count` contiguous elements from `from`.
+// Transposed: rows [from, from + rows) of the tensor, `count` elements of each from `column`;
+// element (i, j) of these goes to local + j · stride + i.
 struct Folder::Job {
   const OpenFile* file = nullptr;
   const checkpoint::TensorEntry* entry = nullptr;
@@ -126,7 +125,7 @@ class Folder::Plan {
     if (run.whole < 0 || run.count < 0 || run.whole + run.count > param_.shape[0] * width_) {
       throw UsageError(str("parameter ", quote(param_.param), " has ", param_.shape[0] * width_,
                            " elements; elements ", run.whole, " to ", run.whole + run.count,
-                           " were asked for"));
+                           " were requested"));
     }
     for (const Piece& piece : param_.pieces) {
       const std::int64_t begin = std::max(run.whole, piece.row * width_);
@@ -146,14 +145,14 @@ class Folder::Plan {
   }
 
  private:
-  // Elements [row, row + rows) × [column, column + columns) of a piece, as ours has it.
+  // Elements [row, row + rows) × [column, column + columns) of a piece, in Tessera's layout.
   struct Rectangle {
     const Piece* piece = nullptr;
     std::int64_t row = 0, rows = 0, column = 0, columns = 0, local = 0, stride = 0;
   };
 
   Job job_of(const Piece& piece) const {
-    const Place& place = folder_.tensors_.at(piece.tensor);
+    const TensorPlace& place = folder_.tensors_.at(piece.tensor);
     Job job;
     job.file = &folder_.files_[place.file];
     job.entry = place.entry;
@@ -171,7 +170,7 @@ class Folder::Plan {
     }
   }
 
-  // By rows: the rest of one, whole ones, the beginning of one.
+  // Splits into the rest of a row, whole rows, and the beginning of a row.
   void add_transposed(const Piece& piece, std::int64_t at, std::int64_t count, std::int64_t local) {
     while (count > 0) {
       const std::int64_t column = at % width_;
@@ -185,7 +184,7 @@ class Folder::Plan {
     }
   }
 
-  // What a rank has of some columns comes row by row, and is read together.
+  // A rank's shard of some columns arrives row by row; adjacent rows are merged into one read.
   void add(const Rectangle& next) {
     const bool below = last_.piece == next.piece && last_.column == next.column &&
                        last_.columns == next.columns && last_.row + last_.rows == next.row;
@@ -232,7 +231,7 @@ void Folder::run(const Job& job, DType as, std::byte* into, std::vector<std::byt
   const DType dtype = job.entry->dtype;
   const std::int64_t size = bytes_of(dtype), to_size = bytes_of(as);
   const std::int64_t at = job.file->header.data_begin + job.entry->begin;
-  const auto room = [](std::vector<std::byte>& memory, std::int64_t bytes) {
+  const auto ensure_size = [](std::vector<std::byte>& memory, std::int64_t bytes) {
     if (as_size(bytes) > memory.size()) memory.resize(as_size(bytes));
     return memory.data();
   };
@@ -242,9 +241,9 @@ void Folder::run(const Job& job, DType as, std::byte* into, std::vector<std::byt
       job.file->file->read(at + job.from * size, target, job.count * size);
       return;
     }
-    // By small pieces, which are still in the nearest caches when they are converted.
+    // In small slices, which are still in cache when they are converted.
     const std::int64_t most = kSliceBytes / size;
-    std::byte* const buffer = room(raw, std::min(most, job.count) * size);
+    std::byte* const buffer = ensure_size(raw, std::min(most, job.count) * size);
     for (std::int64_t done = 0; done < job.count; done += most) {
       const std::int64_t count = std::min(most, job.count - done);
       job.file->file->read(at + (job.from + done) * size, buffer, count * size);
@@ -259,10 +258,10 @@ void Folder::run(const Job& job, DType as, std::byte* into, std::vector<std::byt
   if ((width - job.count) * size <= kGapBytes) {
     stride = width;
     const std::int64_t elements = (job.rows - 1) * width + job.count;
-    buffer = room(raw, elements * size);
+    buffer = ensure_size(raw, elements * size);
     job.file->file->read(first, buffer, elements * size);
   } else {
-    buffer = room(raw, job.rows * job.count * size);
+    buffer = ensure_size(raw, job.rows * job.count * size);
     for (std::int64_t row = 0; row < job.rows; ++row) {
       job.file->file->read(first + row * width * size, buffer + row * job.count * size,
                            job.count * size);
@@ -270,7 +269,7 @@ void Folder::run(const Job& job, DType as, std::byte* into, std::vector<std::byt
   }
   if (dtype != as) {
     const std::int64_t elements = (job.rows - 1) * stride + job.count;
-    std::byte* const other = room(converted, elements * to_size);
+    std::byte* const other = ensure_size(converted, elements * to_size);
     convert_all(dtype, buffer, as, other, elements);
     buffer = other;
   }
@@ -279,13 +278,13 @@ void Folder::run(const Job& job, DType as, std::byte* into, std::vector<std::byt
   if (to_size == 4) {
     transpose_words(t, job.rows, job.count);
   } else {
-    transpose_plainly<std::uint16_t>(t, 0, job.rows, 0, job.count);
+    transpose_scalar<std::uint16_t>(t, 0, job.rows, 0, job.count);
   }
 }
 
 void Folder::read(const std::string& param, const std::vector<Run>& runs, DType as,
                   std::byte* into) const {
-  shape_of(param);  // throws for one that is not here
+  shape_of(param);  // throws for an unknown parameter
   Plan plan(*this, params_.at(param));
   for (const Run& each : runs) plan.add(each);
   const std::vector<Job> jobs = plan.finish();
@@ -304,7 +303,7 @@ void Folder::read(const std::string& param, const std::vector<Run>& runs, DType 
       next = jobs.size();
     }
   };
-  // A thread more for every few megabytes.
+  // One more thread for every few megabytes.
   std::int64_t elements = 0;
   for (const Job& job : jobs) elements += job.count * std::max<std::int64_t>(1, job.rows);
   const auto useful = static_cast<unsigned>(std::min<std::int64_t>(elements * 4 / kJobBytes, 64));

@@ -12,13 +12,13 @@ namespace {
 
 using Kind = RotaryScaling::Kind;
 
-// By the words that name() gives.
+// Returns the value whose name() is `word`.
 template <typename Enum>
 Enum named(const nlohmann::json& word, std::initializer_list<Enum> all) {
   for (const Enum each : all) {
     if (word.get<std::string>() == name(each)) return each;
   }
-  throw UsageError(str("got ", word.dump(), ", which is none of the words for it"));
+  throw UsageError(str("got ", word.dump(), ", which is not a known value"));
 }
 
 template <typename T>
@@ -26,7 +26,7 @@ void take(const nlohmann::json& json, const char* key, T& into) {
   const auto it = json.find(key);
   if (it == json.end()) return;
   if (std::is_same_v<T, std::int64_t> && !it->is_number_integer()) {
-    throw UsageError(str(quote(key), " is ", it->dump(), "; wanted a whole number"));
+    throw UsageError(str(quote(key), " is ", it->dump(), "; must be a whole number"));
   }
   into = it->get<T>();
 }
@@ -60,7 +60,7 @@ std::string shape_json(const ModelShape& shape) {
   const Biases& has = shape.biases;
   const nlohmann::json biases = {
       {"qkv", has.qkv}, {"out", has.out}, {"mlp", has.mlp}, {"norm", has.norm}};
-  nlohmann::json lora;  // null: it has no adapters
+  nlohmann::json lora;  // null: no adapters
   if (shape.lora.any()) {
     lora = {{"rank", shape.lora.rank}, {"alpha", shape.lora.alpha}, {"targets", targets_of(shape)}};
     if (shape.lora.dropout > 0) lora["dropout"] = shape.lora.dropout;
@@ -92,8 +92,7 @@ std::string shape_json(const ModelShape& shape) {
 ModelShape parse_shape(std::string_view text, const std::string& where) {
   const nlohmann::json json = checkpoint::parse_strictly(text, 8, where);
   if (!json.is_object() || !json.contains("layers")) {
-    throw DataError(
-        str(where, " does not say what model it has: it was not saved by tessera train"));
+    throw DataError(str(where, " does not describe its model: it was not saved by tessera train"));
   }
   ModelShape shape;
   try {
@@ -103,7 +102,7 @@ ModelShape parse_shape(std::string_view text, const std::string& where) {
           std::pair("heads", &ModelShape::heads), std::pair("kv_heads", &ModelShape::kv_heads),
           std::pair("ffn", &ModelShape::ffn), std::pair("vocab", &ModelShape::vocab),
           std::pair("positions", &ModelShape::positions)}) {
-      json.at(key);  // throws where it is missing
+      json.at(key);  // throws if it is missing
       take(json, key, shape.*member);
     }
     take(json, "swiglu", shape.swiglu);
@@ -145,9 +144,9 @@ ModelShape parse_shape(std::string_view text, const std::string& where) {
     check(shape);
     check_lora(shape);
   } catch (const nlohmann::json::exception& error) {
-    throw DataError(str(where, ": the shape of its model cannot be read: ", error.what()));
+    throw DataError(str(where, ": cannot read the shape of the model: ", error.what()));
   } catch (const UsageError& error) {
-    throw DataError(str(where, ": no model has such a shape: ", error.what()));
+    throw DataError(str(where, ": the shape of the model is invalid: ", error.what()));
   }
   return shape;
 }

@@ -7,10 +7,10 @@
 
 namespace tessera::huggingface {
 
-// The shape of a model as checkpoints of `tessera train` have it (Description::model).
+// Returns the shape of a model in the format of checkpoints (Description::model).
 std::string shape_json(const ModelShape& shape);
-// And back. What older checkpoints did not say has its default. Throws DataError, naming `where`,
-// for what no model has.
+// Parses such a text. Fields missing in older checkpoints have their defaults. Throws DataError
+// that names `where` if no model can have the shape.
 ModelShape parse_shape(std::string_view json, const std::string& where);
 
 }  // namespace tessera::huggingface

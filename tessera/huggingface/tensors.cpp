@@ -7,7 +7,7 @@ namespace {
 
 using Shape = std::vector<std::int64_t>;
 
-// One parameter out of tensors that lie below one another.
+// Builds parameters from tensors stacked by rows.
 class Pieces {
  public:
   explicit Pieces(std::vector<ParamPieces>& all) : all_(all) {}

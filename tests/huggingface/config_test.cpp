@@ -1,4 +1,5 @@
-// config.json and the shape of a model: what is honoured, what is refused, and the way back.
+// Conversion of config.json to the shape of a model and back: supported, rejected and ignored
+// fields.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// As transformers writes them.
+// In the format that transformers writes.
 Json llama() {
   return Json::parse(R"({
     "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
@@ -61,7 +62,7 @@ std::string problem_of(const Json& json) {
   return error_of([&] { shape_of(json); });
 }
 
-TEST(Config, Families) {
+TEST(Config, ReadsEveryFamily) {
   const ModelShape l = shape_of(llama());
   EXPECT_EQ(l.layers, 3);
   EXPECT_EQ(l.hidden, 16);
@@ -92,7 +93,7 @@ TEST(Config, Families) {
   EXPECT_EQ(shape_of(qwen2()).biases, Biases(true, false, false, false));
 }
 
-TEST(Config, WhatChangesTheResultIsHonoured) {
+TEST(Config, ReadsFieldsThatAffectTheComputation) {
   Json json = llama();
   json["head_dim"] = 12;
   json["attention_bias"] = true;
@@ -102,7 +103,7 @@ TEST(Config, WhatChangesTheResultIsHonoured) {
   EXPECT_EQ(shape.head_dim(), 12);
   EXPECT_EQ(shape.biases, Biases(true, true, true, false));
   EXPECT_TRUE(shape.tied);
-  // The older names of rotary positions.
+  // Older names of the rotary settings.
   json.erase("rope_parameters");
   json["rope_theta"] = 123.0;
   json["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
@@ -125,7 +126,7 @@ TEST(Config, WhatChangesTheResultIsHonoured) {
   EXPECT_EQ(shape.ffn, 40);
   EXPECT_EQ(shape.activation, Activation::gelu);
   EXPECT_EQ(shape.norm_eps, 0.5);
-  json["hidden_size"] = 16;  // the same by its other name
+  json["hidden_size"] = 16;  // the same size under its other name
   EXPECT_EQ(shape_of(json).hidden, 16);
   json.erase("n_embd");
   json["hidden_size"] = 24;
@@ -146,8 +147,8 @@ TEST(Config, WhatChangesTheResultIsHonoured) {
   EXPECT_EQ(shape_of(json).window, 4096);
 }
 
-TEST(Config, YarnAndDynamicScaling) {
-  // As Qwen2.5's readme says to add it, in the older way.
+TEST(Config, ReadsYarnAndDynamicScaling) {
+  // The older form, as in Qwen2.5's readme.
   Json json = qwen2();
   json["rope_scaling"] = {
       {"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 512}};
@@ -157,7 +158,7 @@ TEST(Config, YarnAndDynamicScaling) {
   json["rope_scaling"].erase("original_max_position_embeddings");
   wanted.original_positions = 2048;  // max_position_embeddings
   EXPECT_EQ(shape_of(json).rotary_scaling, wanted);
-  // In the newer one, with all there is.
+  // The newer form, with all fields.
   json.erase("rope_scaling");
   json["rope_parameters"] = {{"rope_type", "yarn"},
                              {"rope_theta", 5e5},
@@ -175,12 +176,12 @@ TEST(Config, YarnAndDynamicScaling) {
   EXPECT_EQ(shape_of(json).rotary_base, 5e5);
   const ModelShape back = parse_config(config_json(shape_of(json), "float32"), "config.json").shape;
   EXPECT_EQ(back.rotary_scaling, wanted);
-  json["rope_parameters"]["truncate"] = nullptr;  // as transformers takes it
+  json["rope_parameters"]["truncate"] = nullptr;  // false in transformers
   EXPECT_FALSE(shape_of(json).rotary_scaling.truncate);
   json["rope_parameters"].erase("truncate");
   EXPECT_TRUE(shape_of(json).rotary_scaling.truncate);
 
-  // What cannot be is refused by its name.
+  // Invalid values are rejected by field name.
   for (const auto& [name, value] : {std::pair<const char*, Json>{"beta_fast", 0.5},
                                     {"beta_slow", "1"},
                                     {"truncate", 1},
@@ -191,9 +192,9 @@ TEST(Config, YarnAndDynamicScaling) {
                                     {"original_max_position_embeddings", 0},
                                     {"rope_type", "longrope"},
                                     {"partial_rotary_factor", 0.5}}) {
-    Json spoilt = json;
-    spoilt["rope_parameters"][name] = value;
-    const std::string problem = problem_of(spoilt);
+    Json invalid = json;
+    invalid["rope_parameters"][name] = value;
+    const std::string problem = problem_of(invalid);
     EXPECT_TRUE(contains(problem, value == "longrope" ? "longrope" : name)) << name << problem;
   }
 
@@ -209,8 +210,7 @@ TEST(Config, YarnAndDynamicScaling) {
   EXPECT_TRUE(contains(problem_of(json), "max_position_embeddings")) << problem_of(json);
 }
 
-// Each is refused, and by its name.
-TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
+TEST(Config, RejectsUnsupportedFieldsByName) {
   struct Case {
     Json base;
     const char* name;
@@ -231,7 +231,7 @@ TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
       {gpt2(), "embedding_multiplier", 12.0},
       {llama(), "sliding_window", 16},
       {llama(), "is_encoder_decoder", true},
-      {llama(), "is_causal", false},  // off is not nothing here
+      {llama(), "is_causal", false},  // false is not the default
       {qwen2(), "is_causal", false},
       {gpt2(), "is_causal", false},
       {llama(), "attn_logit_softcapping", 50.0},
@@ -276,7 +276,7 @@ TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
     EXPECT_TRUE(contains(problem, each.name)) << each.name << ": " << problem;
     EXPECT_TRUE(contains(problem, "config.json")) << problem;
   }
-  // Parts of rotary scaling too.
+  // Fields of the rotary scaling too.
   Json json = llama();
   for (const char* const part : {"factor", "low_freq_factor", "original_max_position_embeddings"}) {
     json = llama();
@@ -288,7 +288,7 @@ TEST(Config, WhatItDoesNotHaveIsRefusedByName) {
   EXPECT_TRUE(contains(problem_of(json), "attention_factor"));
 }
 
-TEST(Config, UnknownFieldsAreIgnoredWithOneNote) {
+TEST(Config, IgnoresUnknownFieldsWithOneNote) {
   const auto notes_of = [](const Json& json) {
     return parse_config(json.dump(), "config.json").notes;
   };
@@ -308,9 +308,9 @@ TEST(Config, UnknownFieldsAreIgnoredWithOneNote) {
   EXPECT_FALSE(contains(notes_of(json)[0], "\x1b"));
 }
 
-// Fields that config.json files of published models have beside those that are read, with values
-// as they have them. None changes the computation, so none is refused, and none needs a note.
-TEST(Config, FieldsOfPublishedModelsAreTaken) {
+// Additional fields in the config.json of published models, with typical values. None affects the
+// computation, so none is rejected or needs a note.
+TEST(Config, AcceptsFieldsOfPublishedModels) {
   const Json of_llama = Json::parse(R"({
     "is_llama_config": true, "rope_interleaved": false, "max_sequence_length": 2048,
     "transformers.js_config": {"dtype": "q4", "kv_cache_dtype": {"q4f16": "float16"}},
@@ -332,7 +332,8 @@ TEST(Config, FieldsOfPublishedModelsAreTaken) {
     "transformers.js_config": {"use_external_data_format": true}})");
   for (const auto& [base, more] : {std::pair(llama(), of_llama), std::pair(gpt2(), of_gpt2)}) {
     for (const auto& [name, value] : more.items()) {
-      if (name == "sliding_window" || name == "max_window_layers") continue;  // with the flag only
+      // Only together with use_sliding_window.
+      if (name == "sliding_window" || name == "max_window_layers") continue;
       Json json = base;
       json[name] = value;
       EXPECT_EQ(problem_of(json), "") << name;
@@ -345,7 +346,7 @@ TEST(Config, FieldsOfPublishedModelsAreTaken) {
   }
 }
 
-TEST(Config, EveryShapeComesBack) {
+TEST(Config, RoundTripsEveryShape) {
   int count = 0;
   for (std::vector<ModelShape> shapes : {small_shapes(), model_shapes()}) {
     for (ModelShape& shape : shapes) {
@@ -365,7 +366,7 @@ TEST(Config, EveryShapeComesBack) {
   EXPECT_GT(count, 20);
 }
 
-TEST(Config, ShapesOfNoFamily) {
+TEST(Config, RejectsShapesOfNoFamily) {
   ModelShape shape = small_shape("llama");
   shape.biases.norm = true;
   EXPECT_TRUE(contains(error_of([&] { config_json(shape, "float32"); }), "shift"));

@@ -1,4 +1,4 @@
-// From checkpoints to folders, and what must not be left behind.
+// Export of checkpoints to folders, and cleanup after failures.
 
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ void expect_model(const std::string& path, const ModelShape& shape) {
   }
 }
 
-TEST(Export, EveryFamilyFromAnyMesh) {
+TEST(Export, WritesEveryFamilyFromAnyMesh) {
   const TemporaryFolder dir;
   for (const ModelShape& shape : small_shapes()) {
     Checkpoint whole(make_checkpoint(dir / shape.name, shape));
@@ -63,7 +63,7 @@ TEST(Export, EveryFamilyFromAnyMesh) {
   }
 }
 
-TEST(Export, CompanionsTravelWithTheRun) {
+TEST(Export, CopiesCompanionsOfTheRun) {
   const TemporaryFolder dir;
   const ModelShape shape = small_shape("llama");
   make_folder(dir / "hub", shape);
@@ -74,7 +74,7 @@ TEST(Export, CompanionsTravelWithTheRun) {
   std::ofstream(dir / "hub/generation_config.json") << "{}";
   std::ofstream(dir / "hub/README.md") << "no";
   keep_companions(dir / "hub", dir / "run");
-  keep_companions(dir / "hub", dir / "run");  // replaces it
+  keep_companions(dir / "hub", dir / "run");  // replaces the existing folder
   Checkpoint from(make_checkpoint(dir / "run", shape));
   EXPECT_NE(companions_of(from.folder()), "");
   const WrittenFolder written = export_folder(from, dir / "out");
@@ -82,10 +82,10 @@ TEST(Export, CompanionsTravelWithTheRun) {
             (std::vector<std::string>{"generation_config.json", "tokenizer.json"}));
   EXPECT_EQ(read_all(dir / "out/tokenizer.json"), "{\"t\": 1}");
   EXPECT_FALSE(fs::exists(dir / "out/README.md"));
-  // The config.json it came with says more than the shape.
+  // The original config.json has more fields than the shape.
   EXPECT_EQ(nlohmann::json::parse(read_all(dir / "out/config.json"))["eos_token_id"], 7);
   expect_model(dir / "out", shape);
-  // Another folder of a tokenizer, whose config.json is of another model.
+  // A tokenizer folder whose config.json is of another model.
   make_folder(dir / "other", small_shape("gpt2"));
   std::ofstream(dir / "other/merges.txt") << "a b";
   FolderOptions options;
@@ -95,8 +95,7 @@ TEST(Export, CompanionsTravelWithTheRun) {
   expect_model(dir / "out2", shape);
 }
 
-// A field that is not known here is in the export as it came.
-TEST(Export, UnknownFieldsAreKept) {
+TEST(Export, KeepsUnknownFields) {
   const TemporaryFolder dir;
   const ModelShape shape = small_shape("llama-tied");
   make_folder(dir / "hub", shape);
@@ -105,7 +104,7 @@ TEST(Export, UnknownFieldsAreKept) {
   config["initializer_range"] = 0.5;
   std::ofstream(dir / "hub/config.json") << config;
   keep_companions(dir / "hub", dir / "run");
-  // Its head turned out to be one of its own.
+  // The tensors have a separate head.
   ModelShape untied = shape;
   untied.tied = false;
   Checkpoint from(make_checkpoint(dir / "run", untied));
@@ -119,7 +118,7 @@ TEST(Export, UnknownFieldsAreKept) {
 }
 
 // Export of a model that was trained from scratch.
-TEST(Export, ConfigFromTheShapeHasItsInitializerRangeAndEndTokens) {
+TEST(Export, WritesInitializerRangeAndTokenIdsFromOptions) {
   const TemporaryFolder dir;
   ModelShape shape = small_shape("llama");
   shape.init_range = 0.0625;
@@ -134,7 +133,7 @@ TEST(Export, ConfigFromTheShapeHasItsInitializerRangeAndEndTokens) {
   EXPECT_EQ(out["eos_token_id"], 4);
 }
 
-TEST(Export, WhatCannotBeIsSaidBeforeAnythingIsWritten) {
+TEST(Export, RejectsInvalidArgumentsBeforeWriting) {
   const TemporaryFolder dir;
   const ModelShape shape = small_shape("llama");
   Checkpoint from(make_checkpoint(dir / "run", shape));
@@ -155,7 +154,7 @@ TEST(Export, WhatCannotBeIsSaidBeforeAnythingIsWritten) {
   EXPECT_FALSE(fs::exists(dir / "o"));
 }
 
-TEST(Export, AFailureLeavesNothing) {
+TEST(Export, LeavesNothingAfterAFailure) {
   const TemporaryFolder dir;
   const ModelShape shape = small_shape("qwen2");
   Checkpoint from(make_checkpoint(dir / "run", shape));
@@ -171,7 +170,7 @@ TEST(Export, AFailureLeavesNothing) {
     if (!files->struck()) break;
     operations = at + 1;
     ASSERT_LT(at, 500);
-    if (fs::exists(dir / "at/out")) {  // only syncing the folder above it failed
+    if (fs::exists(dir / "at/out")) {  // only the sync of the parent folder failed
       expect_model(dir / "at/out", shape);
       fs::remove_all(dir / "at/out");
       continue;

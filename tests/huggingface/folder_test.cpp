@@ -1,5 +1,5 @@
-// Folders of safetensors: whatever part of a parameter is asked for, against a slow reference; and
-// folders that are not what they should be.
+// Folders of safetensors: reads of any range of a parameter against a slow reference, and invalid
+// folders.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,8 @@
 namespace tessera::huggingface {
 namespace {
 
-// Reads runs as fp32, and compares with the values that were written. What no run has stays.
+// Reads runs as fp32 and compares them with the written values. Elements outside the runs must stay
+// unchanged.
 void expect_runs(const Folder& folder, const std::string& param,
                  const std::vector<tessera::Run>& runs, std::int64_t size) {
   constexpr float kUntouched = 1e9;
@@ -34,7 +35,7 @@ void expect_runs(const Folder& folder, const std::string& param,
   EXPECT_EQ(got, wanted) << param;
 }
 
-TEST(Folder, EveryParameterOfEveryFamilyAndType) {
+TEST(Folder, ReadsEveryParameterOfEveryFamilyAndType) {
   const TemporaryFolder dir;
   for (const ModelShape& shape : small_shapes()) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
@@ -54,13 +55,13 @@ TEST(Folder, EveryParameterOfEveryFamilyAndType) {
         expect_runs(folder, param.param, {{0, 0, size}}, size);
         params += size;
       }
-      EXPECT_EQ(params, shape.params()) << shape.name;  // none is missing
+      EXPECT_EQ(params, shape.params()) << shape.name;  // all parameters were read
     }
   }
 }
 
-// What ranks of meshes keep, and runs at random.
-TEST(Folder, AnyPartOfAParameter) {
+// Shards of several meshes, and random runs.
+TEST(Folder, ReadsAnyRangeOfAParameter) {
   const TemporaryFolder dir;
   std::mt19937_64 random(5);
   for (const char* const model : {"gpt2", "llama"}) {
@@ -83,7 +84,7 @@ TEST(Folder, AnyPartOfAParameter) {
             const std::vector<tessera::Run> runs = local_runs(spec, axes, at);
             const std::int64_t local = elements(local_shape(spec, axes, at));
             expect_runs(folder, param.param, runs, local);
-            // A data-parallel rank's share of it, which begins and ends inside rows.
+            // A data-parallel rank's shard of it, which starts and ends inside rows.
             const std::int64_t begin = local / 3 + 1, count = local / 2;
             expect_runs(folder, param.param, checkpoint::cut(runs, begin, count), count);
           }
@@ -108,8 +109,8 @@ TEST(Folder, AnyPartOfAParameter) {
   }
 }
 
-// Larger than a job and than what one read bridges; narrower types on the way out.
-TEST(Folder, LargeTensorsInSeveralPieces) {
+// Tensors larger than a job and with gaps too large to read over; conversion to narrower types.
+TEST(Folder, ReadsLargeTensorsInSeveralJobs) {
   const TemporaryFolder dir;
   ModelShape shape = small_shape("gpt2");
   shape.layers = 1;
@@ -142,7 +143,7 @@ std::string problem_of(const std::string& path) {
   });
 }
 
-TEST(Folder, AllThatIsMissingOrExtraIsListedWithShapes) {
+TEST(Folder, ListsAllMissingAndExtraTensorsWithShapes) {
   const TemporaryFolder dir;
   MadeOptions options;
   options.entries = [](std::vector<checkpoint::TensorEntry>& entries) {
@@ -158,15 +159,15 @@ TEST(Folder, AllThatIsMissingOrExtraIsListedWithShapes) {
   for (const char* const part :
        {"missing model.layers.0.self_attn.k_proj.weight [12, 24]",
         "missing model.layers.1.mlp.up_proj.weight [40, 24]", "extra unknown.weight [12, 24] F32",
-        "extra model.other [40, 24] F32", "model.norm.weight is [25], wanted [24]",
-        "model.embed_tokens.weight is I32, wanted F32, BF16 or F16"}) {
+        "extra model.other [40, 24] F32", "model.norm.weight is [25], must be [24]",
+        "model.embed_tokens.weight is I32, must be F32, BF16 or F16"}) {
     EXPECT_TRUE(contains(problem, part)) << part << " in\n" << problem;
   }
 }
 
-// As transformers has it: a head that differs from the embedding is one of its own, whatever
-// config.json says, and there is a warning; one that is the same is a copy.
-TEST(Folder, AHeadThatDiffersFromTheEmbeddingIsNotTied) {
+// As in transformers, a head that differs from the embedding is untied whatever config.json says,
+// with a note; an equal one is a copy.
+TEST(Folder, UntiesAHeadThatDiffersFromTheEmbedding) {
   const TemporaryFolder dir;
   for (const char* const name : {"llama-tied", "gpt2"}) {
     const ModelShape tied = small_shape(name);
@@ -202,8 +203,8 @@ TEST(Folder, AHeadThatDiffersFromTheEmbeddingIsNotTied) {
   }
 }
 
-// transformers takes the head for the embedding where that is missing.
-TEST(Folder, ATiedModelMayHaveItsEmbeddingAsItsHead) {
+// transformers uses the head as the embedding if the embedding is missing.
+TEST(Folder, ReadsTheEmbeddingOfATiedModelFromItsHead) {
   const TemporaryFolder dir;
   const ModelShape tied = small_shape("llama-tied");
   MadeOptions options;
@@ -218,8 +219,8 @@ TEST(Folder, ATiedModelMayHaveItsEmbeddingAsItsHead) {
   expect_runs(folder, "tok.weight", {{0, 0, size}}, size);
 }
 
-// Names come from the file: they may be long, many, and not for terminals.
-TEST(Folder, ErrorsWithForeignNamesAreShortAndPlain) {
+// Names come from the file: they may be long, many, and contain escape sequences.
+TEST(Folder, EscapesAndShortensNamesInErrors) {
   const TemporaryFolder dir;
   MadeOptions options;
   options.entries = [](std::vector<checkpoint::TensorEntry>& entries) {
@@ -238,7 +239,7 @@ TEST(Folder, ErrorsWithForeignNamesAreShortAndPlain) {
   EXPECT_LT(problem.size(), 40'000u);
 }
 
-TEST(Folder, HostileFilesAreRefused) {
+TEST(Folder, RejectsHostileFiles) {
   namespace fs = std::filesystem;
   const TemporaryFolder dir;
   const ModelShape shape = small_shape("mistral");
@@ -265,8 +266,8 @@ TEST(Folder, HostileFilesAreRefused) {
   fs::remove(model);
   expect_problem("has no model.safetensors");
   std::ofstream(dir / "a/pytorch_model.bin") << "x";
-  expect_problem("pytorch_model.bin is not read");
-  // Out of the folder, by a link or by the index.
+  expect_problem("pytorch_model.bin is not supported");
+  // Outside of the folder, by a link or by the index.
   made(1);
   fs::rename(model, dir / "elsewhere.safetensors");
   fs::create_symlink(dir / "elsewhere.safetensors", model);
@@ -286,7 +287,7 @@ TEST(Folder, HostileFilesAreRefused) {
        {"../elsewhere.safetensors", "/etc/passwd", "/tmp/x.safetensors", "sub/x.safetensors", "..",
         "", ".hidden.safetensors", "model.bin", "a\\u0000.safetensors"}) {
     with_file(name);
-    expect_problem("wanted the name of a .safetensors file");
+    expect_problem("must be the name of a .safetensors file");
   }
   with_file("gone.safetensors");
   expect_problem("lacks files that its index names: gone.safetensors");
@@ -308,7 +309,7 @@ TEST(Folder, HostileFilesAreRefused) {
   expect_problem("model.safetensors");
 }
 
-TEST(Folder, SnapshotsOfACacheLeadToItsBlobs) {
+TEST(Folder, FollowsLinksFromSnapshotsToBlobs) {
   namespace fs = std::filesystem;
   const TemporaryFolder dir;
   const std::string snapshot = dir / "models--a/snapshots/1234";

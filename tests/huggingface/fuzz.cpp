@@ -70,7 +70,7 @@ class Changes {
   }
 
  private:
-  // What stands between a colon and the next comma.
+  // Replaces the text between a colon and the next comma.
   void replace_value(std::string& text, const std::string& word) {
     const std::size_t colon = text.find(':', below(text.size() + 1));
     if (colon == std::string::npos) return;

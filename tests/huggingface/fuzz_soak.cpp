@@ -5,7 +5,7 @@
 namespace tessera::huggingface {
 namespace {
 
-TEST(FuzzSoak, ConfigsIndexesAndShapes) { fuzz_texts(1'000'000, 2); }
+TEST(FuzzSoak, ParsersSurviveMutatedTexts) { fuzz_texts(1'000'000, 2); }
 
 }  // namespace
 }  // namespace tessera::huggingface

@@ -1,5 +1,4 @@
-// Models of transformers, loaded here on several meshes: the same answers, the same losses, and
-// back again.
+// Models of transformers, loaded on several meshes: equal logits and losses, and export back.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -29,7 +28,7 @@
 namespace tessera {
 namespace {
 
-// peer.py, which makes the models and judges what is written of them.
+// Process of peer.py, which makes the models and checks the exports.
 class Peer {
  public:
   explicit Peer(const std::string& folder) {
@@ -53,12 +52,12 @@ class Peer {
     std::fclose(from_);
     ::waitpid(pid_, nullptr, 0);
   }
-  void say(const std::string& line) {
+  void send(const std::string& line) {
     std::fputs((line + "\n").c_str(), to_);
     std::fflush(to_);
   }
-  // The next line; empty if it has ended.
-  std::string hear() {
+  // Returns the next line; "" if the process has exited.
+  std::string receive() {
     std::string line;
     for (int c = 0; (c = std::fgetc(from_)) != EOF && c != '\n';) line += static_cast<char>(c);
     return line;
@@ -93,18 +92,18 @@ struct InteropMesh {
   std::string layout = "fp32";
 };
 
-struct Answer {
+struct RunResult {
   at::Tensor logits;
   std::vector<double> losses;
 };
 
-// Loads the folder on a mesh, asks it, saves it in `save` if that is named, and trains it.
-Answer run_on(const InteropMesh& run, const std::string& folder, const Reference& reference,
-              const std::string& save_in = "") {
+// Loads the folder on a mesh, computes logits, saves it in `save_in` if given, and trains it.
+RunResult run_on(const InteropMesh& run, const std::string& folder, const Reference& reference,
+                 const std::string& save_in = "") {
   train::TrainConfig config;
   config.init_from = folder;
   const ModelShape shape = train::initial_shape(folder);
-  Answer answer;
+  RunResult result;
   comm::run_threads(
       static_cast<int>(Axes(run.mesh).world()), [&](std::shared_ptr<comm::Backend> backend) {
         const comm::Mesh mesh(comm::Group(std::move(backend)), Axes(run.mesh));
@@ -124,7 +123,7 @@ Answer run_on(const InteropMesh& run, const std::string& folder, const Reference
             model.predict(reference.ids, [](torch::nn::Module& last, const at::Tensor& x) {
               return dynamic_cast<models::HeadImpl&>(last).logits(x);
             });
-        if (mesh.world().rank() == 0) answer.logits = logits.to(at::kFloat);
+        if (mesh.world().rank() == 0) result.logits = logits.to(at::kFloat);
         if (!save_in.empty()) {
           RunFacts facts;
           facts.model = huggingface::shape_json(shape);
@@ -142,13 +141,13 @@ Answer run_on(const InteropMesh& run, const std::string& folder, const Reference
                                               own.narrow(1, 1, tokens).contiguous()}},
                                             numbers)
                                 .get();
-          if (mesh.world().rank() == 0) answer.losses.push_back(info.loss);
+          if (mesh.world().rank() == 0) result.losses.push_back(info.loss);
         }
       });
-  return answer;
+  return result;
 }
 
-// A run of the program that learns nothing, and its export: what came in goes out.
+// Runs `tessera train` with learning rate 0 and exports the result, which must equal the input.
 void train_and_export(const std::string& folder, const std::string& to) {
   const std::string run = to + "-run";
   Capture out, err;
@@ -167,13 +166,13 @@ double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a - b).abs().max().item<double>();
 }
 
-TEST(Interop, AnswersLossesAndTheWayBackOfEveryFamily) {
+TEST(Interop, MatchesLogitsLossesAndExportsOfEveryFamily) {
   TESSERA_NEEDS_INTEROP();
   const TemporaryFolder made;
   const std::string& dir = made.path;
   {
     Peer peer(dir);
-    std::istringstream names(peer.hear());
+    std::istringstream names(peer.receive());
     std::string name;
     names >> name;
     ASSERT_EQ(name, "made");
@@ -184,15 +183,15 @@ TEST(Interop, AnswersLossesAndTheWayBackOfEveryFamily) {
       const std::string folder = dir + "/" + name, path = folder + "/reference.safetensors";
       const Reference reference = {read_tensor(path, "ids"), read_tensor(path, "logits"),
                                    read_tensor(path, "batches"), read_tensor(path, "losses")};
-      // The answers say something.
+      // The logits are not trivial.
       ASSERT_GT(reference.logits.std().item<double>(), 0.3);
       const std::vector<InteropMesh> meshes = {
           {"dp=1", 0, 1}, {"tp=2", 1, 8}, {"pp=2", 2, 1}, {"dp=2", 3, 1}, {"dp=2,tp=2", 3, 1}};
-      double logits = 0, losses = 0;  // the largest differences
+      double logits = 0, losses = 0;  // largest differences
       for (const InteropMesh& run : meshes) {
         SCOPED_TRACE(str(run.mesh, ", stage ", run.stage));
         const bool saves = std::string(run.mesh) == "dp=2,tp=2";
-        const Answer got = run_on(run, folder, reference, saves ? folder + "-run" : "");
+        const RunResult got = run_on(run, folder, reference, saves ? folder + "-run" : "");
         logits = std::max(logits, largest_difference(got.logits, reference.logits));
         ASSERT_EQ(got.losses.size(), 3u);
         for (std::int64_t i = 0; i < 3; ++i) {
@@ -201,31 +200,31 @@ TEST(Interop, AnswersLossesAndTheWayBackOfEveryFamily) {
         }
         EXPECT_LT(logits, 1e-4);
         EXPECT_LT(losses, 1e-3);
-        EXPECT_GT(std::abs(got.losses[2] - got.losses[0]), 2e-3);  // it was trained
+        EXPECT_GT(std::abs(got.losses[2] - got.losses[0]), 2e-3);  // training changed the loss
       }
       std::cout << name << ": logits within " << logits << ", losses of three steps within "
                 << losses << "\n";
-      // What was saved on the last mesh, before training, as a folder again.
+      // The checkpoint saved on the last mesh before training, exported as a folder.
       checkpoint::Checkpoint from(checkpoint::find_latest(folder + "-run").folder);
       huggingface::FolderOptions options;
       options.shard_bytes = 30'000;
-      // With a config.json of our own, and with the one that came.
+      // With a generated config.json, and with the original one.
       huggingface::export_folder(from, folder + "-bare", options);
-      peer.say(str("bare ", name, " ", folder, "-bare"));
-      EXPECT_EQ(peer.hear(), "equal");
+      peer.send(str("bare ", name, " ", folder, "-bare"));
+      EXPECT_EQ(peer.receive(), "equal");
       huggingface::keep_companions(folder, folder + "-run");
       huggingface::export_folder(from, folder + "-out", options);
-      peer.say(str("check ", name, " ", folder, "-out"));
-      EXPECT_EQ(peer.hear(), "equal");
-      // And a run that starts from that checkpoint starts with the same.
-      const Answer again = run_on({"pp=2", 1, 4}, folder + "-run", reference);
+      peer.send(str("check ", name, " ", folder, "-out"));
+      EXPECT_EQ(peer.receive(), "equal");
+      // A run that starts from that checkpoint has the same logits.
+      const RunResult again = run_on({"pp=2", 1, 4}, folder + "-run", reference);
       EXPECT_LT(largest_difference(again.logits, reference.logits), 1e-4);
     }
     EXPECT_GE(models, 10);
     for (const char* const each : {"gpt2", "qwen2"}) {
       train_and_export(str(dir, "/", each), str(dir, "/by-program-", each));
-      peer.say(str("check ", each, " ", dir, "/by-program-", each));
-      EXPECT_EQ(peer.hear(), "equal");
+      peer.send(str("check ", each, " ", dir, "/by-program-", each));
+      EXPECT_EQ(peer.receive(), "equal");
     }
   }
 }

@@ -35,7 +35,7 @@ ModelShape small(std::string name, std::int64_t kv_heads, Biases biases, bool ti
   return shape;
 }
 
-// The bytes of a tensor of the folder, one element after the other.
+// Returns the bytes of a tensor of the folder.
 std::string bytes_of_piece(const ParamPieces& param, const Piece& piece, DType dtype) {
   const std::int64_t width = param.shape.size() > 1 ? param.shape[1] : 1;
   const std::int64_t count = elements(piece.shape), size = bytes_of(dtype);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Models whose every element is known, as folders of Hugging Face's and as checkpoints.
+// Generated models with known values, as Hugging Face folders and as checkpoints.
 
 #include <cstdint>
 #include <functional>
@@ -13,29 +13,30 @@
 
 namespace tessera::huggingface {
 
-// Small models of each family, with what is particular to them. By name: gpt2, gpt2-untied, llama,
+// Small models of each family, covering their special features. By name: gpt2, gpt2-untied, llama,
 // llama-biases, llama-tied, qwen2, qwen2-window, mistral, llama-dynamic, qwen2-yarn,
 // qwen2-yarn-all.
 std::vector<ModelShape> small_shapes();
 ModelShape small_shape(const std::string& name);
 
-// Element i of a parameter: a number that bf16 and f16 have.
+// Returns element i of a parameter: a number that bf16 and f16 represent exactly.
 float value_of(const std::string& param, std::int64_t i);
 std::int64_t elements(const std::vector<std::int64_t>& shape);
 
+// Options of make_folder().
 struct MadeOptions {
   DType dtype = DType::f32;
-  int files = 1;           // more: an index
+  int files = 1;           // more than 1 adds an index
   bool prefix = true;      // names begin with "model." or "transformer."
-  bool buffers = false;    // those that older files have
-  bool head_copy = false;  // the embedding as lm_head.weight too
-  // Last, for tests that spoil something.
+  bool buffers = false;    // adds the buffers of older files
+  bool head_copy = false;  // adds the embedding as lm_head.weight
+  // Called last, for tests that corrupt the header.
   std::function<void(std::vector<checkpoint::TensorEntry>&)> entries = {};
 };
-// config.json and tensors with these values.
+// Writes config.json and tensors with these values.
 void make_folder(const std::string& path, const ModelShape& shape, const MadeOptions& options = {});
 
-// A checkpoint of a run in `dir`, with moments too; its folder.
+// Writes a checkpoint with moments into `dir` and returns its folder.
 std::string make_checkpoint(const std::string& dir, const ModelShape& shape);
 
 }  // namespace tessera::huggingface

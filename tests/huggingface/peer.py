@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Small random models of transformers, for interop_test.cpp to load: peer.py DIR.
+"""Makes small random models with transformers for interop_test.cpp to load: peer.py DIR.
 
-Makes a folder for each in DIR, with what it answers and how its loss falls in reference.safetensors,
-and prints their names. Then takes lines from stdin: "check NAME FOLDER" loads a folder that Tessera
-wrote and says whether it answers exactly as NAME does, and has the files that came with NAME; "bare
-NAME FOLDER" only the former. One process for all: importing transformers takes seconds."""
+Writes a folder for each in DIR, with its logits and losses in reference.safetensors, and prints their
+names. Then reads commands from stdin: "check NAME FOLDER" loads a folder that Tessera wrote and prints
+whether its logits equal those of NAME and it has the files of NAME; "bare NAME FOLDER" checks only the
+logits. One process for all, because importing transformers takes seconds."""
 
 import json
 import os
@@ -25,7 +25,7 @@ GPT2 = dict(vocab_size=VOCAB, n_positions=32, n_embd=32, n_layer=2, n_head=4, re
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e3, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=16)
 
-# With this base the ramp goes over all four pairs of a head.
+# With this base the ramp covers all four pairs of a head.
 YARN = dict(rope_type="yarn", rope_theta=50.0, factor=4.0, original_max_position_embeddings=64)
 
 
@@ -48,11 +48,11 @@ def configs():
         **YARN, beta_fast=4.0, beta_slow=0.5, mscale=0.7, mscale_all_dim=1.9, truncate=False)), {}
     yield "mistral-yarn", t.MistralConfig(**LLAMA, sliding_window=None, rope_parameters=dict(
         **YARN, attention_factor=1.4)), {}
-    # Within the context dynamic scaling is none, and what comes back says so still.
+    # Dynamic scaling has no effect within the context, but the export must keep it.
     yield "llama-dynamic", t.LlamaConfig(**LLAMA, rope_parameters=dict(
         rope_type="dynamic", rope_theta=1e4, factor=4.0)), {}
     yield "mistral", t.MistralConfig(**LLAMA, sliding_window=5), {"max_shard_size": "40KB"}
-    # config.json says that the head is the embedding, and the file has another one.
+    # config.json ties the head to the embedding, but the file has a different head.
     yield "llama-head", t.LlamaConfig(**LLAMA), {"says_tied": True}
 
 
@@ -84,7 +84,7 @@ def make(folder, seed, config, options):
     torch.manual_seed(seed)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).float()
-    with torch.no_grad():  # norms and biases would all be alike
+    with torch.no_grad():  # otherwise norms and biases would be constant
         for parameter in model.parameters():
             if parameter.dim() < 2:
                 parameter.add_(0.1 * torch.randn_like(parameter))
@@ -92,7 +92,7 @@ def make(folder, seed, config, options):
     sizes = {k: v for k, v in options.items() if k == "max_shard_size"}
     if options.get("bf16"):
         model.to(torch.bfloat16).save_pretrained(path, **sizes)
-        # Anew: the conversion has rounded the rotary frequencies too.
+        # Built again, because the conversion also rounded the rotary frequencies.
         model = transformers.AutoModelForCausalLM.from_pretrained(
             path, attn_implementation="eager", dtype=torch.float32)
     else:

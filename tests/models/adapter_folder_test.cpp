@@ -156,7 +156,7 @@ TEST(AdapterFolders, AllThatIsWrongIsListed) {
   tensors.erase(tensors.begin() + 3);
   tensors.push_back({"base_model.model.lm_head.lora_A.weight", {2, 8}});
   const std::string error = problem_of(kConfig, tensors);
-  EXPECT_TRUE(contains(error, "q_proj.lora_A.weight is [3, 8], wanted [2, 8]")) << error;
+  EXPECT_TRUE(contains(error, "q_proj.lora_A.weight is [3, 8], must be [2, 8]")) << error;
   EXPECT_TRUE(contains(error, "q_proj.lora_B.weight is")) << error;
   EXPECT_TRUE(contains(error, "missing base_model.model.model.layers.0.mlp.down_proj.lora_B"))
       << error;
@@ -165,14 +165,14 @@ TEST(AdapterFolders, AllThatIsWrongIsListed) {
   tensors = adapter_tensors();
   tensors.resize(4);  // of the first block alone
   EXPECT_TRUE(contains(problem_of(kConfig, tensors), "missing base_model.model.model.layers.1"));
-  EXPECT_TRUE(contains(problem_of(kConfig, {}), "it has none"));
+  EXPECT_TRUE(contains(problem_of(kConfig, {}), "there are none"));
   const std::string other = R"({"peft_type": "LORA", "r": 3})";
-  EXPECT_TRUE(contains(problem_of(other, adapter_tensors()), "wanted [3, 8]"));
+  EXPECT_TRUE(contains(problem_of(other, adapter_tensors()), "must be [3, 8]"));
 }
 
 TEST(AdapterFolders, FilesThatAreNotThereOrCutShort) {
   EXPECT_TRUE(
-      contains(error_of([] { AdapterFolder("/no/such", two_blocks()); }), "wanted a folder"));
+      contains(error_of([] { AdapterFolder("/no/such", two_blocks()); }), "must be a folder"));
   const TemporaryFolder folder;
   EXPECT_TRUE(contains(error_of([&] { AdapterFolder(folder.path, two_blocks()); }),
                        "has no adapter_config.json"));

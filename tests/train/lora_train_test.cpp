@@ -242,7 +242,7 @@ TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
   train_and_save(first, 1);
   third.init_from = others.path;
   EXPECT_TRUE(contains(error_of([&] { check_adapters(third, shape); }),
-                       "is not the model that the adapters were trained beside"));
+                       "is not the model that the adapters were trained on"));
   EXPECT_TRUE(contains(error_of([&] { open_model(folder, others.path); }), "--base: "));
   third.init_from.clear();  // nothing to compare with
   EXPECT_TRUE(contains(adapters_note(third, shape), "nothing tells"));
