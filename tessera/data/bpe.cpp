@@ -12,7 +12,7 @@ namespace {
 
 constexpr TokenId kNoToken = 0xffffffff;
 constexpr std::size_t kShortSymbols =
-    40;  // up to here, looking at all pairs is quicker than a queue
+    40;  // up to here a linear scan of the pairs is faster than a queue
 
 std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
   const std::uint64_t hash = (a ^ 0x9e3779b97f4a7c15u) * 0xff51afd7ed558ccdu ^ b;
@@ -29,7 +29,7 @@ Word loaded(const char* from) {
 }  // namespace
 
 ByteAlphabet::ByteAlphabet() {
-  char32_t other = 256;  // bytes that are no printable character of Latin-1 come behind it
+  char32_t other = 256;  // other bytes map to characters after Latin-1
   for (unsigned byte = 0; byte < 256; ++byte) {
     const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte != 0xad);
     const char32_t c = printable ? static_cast<char32_t>(byte) : other++;
@@ -53,19 +53,19 @@ const ByteAlphabet& byte_alphabet() {
   return alphabet;
 }
 
-// A line of the cache, with the word in its first bytes.
+// One cache line, with the word in its first bytes.
 struct alignas(64) Bpe::Scratch::Word {
   static constexpr std::size_t kMostBytes = 24, kMostIds = 9;
   static constexpr std::size_t kWords = std::size_t{1} << 15;
   char text[kMostBytes];
-  std::uint8_t size, count;  // size 0: free
+  std::uint8_t size, count;  // size 0: unused
   TokenId ids[kMostIds];
 };
 
 struct Bpe::Scratch::Node {
   std::uint32_t before, behind;  // kNoRank: none
   TokenId id;
-  std::uint32_t rank;  // of the pair with what is behind; kNoRank: none
+  std::uint32_t rank;  // of the pair with the next symbol; kNoRank: none
   TokenId result;
 };
 
@@ -93,7 +93,7 @@ Bpe::Bpe(const BpeModel& model)
            (pairs_[at].left != merge.left || pairs_[at].right != merge.right)) {
       at = (at + 1) & (slots - 1);
     }
-    // Of a pair that comes twice, the later place counts.
+    // For a repeated pair the last entry counts.
     pairs_[at] = {merge.left, merge.right, static_cast<std::uint32_t>(i), merge.result};
   }
   for (unsigned byte = 0; byte < 256; ++byte) {
@@ -134,7 +134,8 @@ const Bpe::Pair* Bpe::find(TokenId left, TokenId right) const {
   }
 }
 
-// A character that is no token. `waiting` is an unknown that the next one may be fused with.
+// Appends a character that is not a token. `waiting` is a pending unknown token that the next one
+// may be fused with.
 void Bpe::add_unknown(std::string_view character, std::vector<TokenId>& out,
                       std::optional<TokenId>& waiting) const {
   if (byte_fallback_) {
@@ -206,7 +207,7 @@ void Bpe::merge_short(std::vector<TokenId>& symbols) const {
   symbols.resize(size);
 }
 
-// The same with a queue of pairs, by rank and place; one that has changed meanwhile is passed over.
+// merge_short() with a queue of pairs by rank and position; outdated entries are skipped.
 void Bpe::merge_long(Scratch& scratch) const {
   std::vector<TokenId>& symbols = scratch.symbols_;
   std::vector<Scratch::Node>& nodes = scratch.nodes_;
@@ -306,7 +307,7 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<TokenId>& 
   }
 }
 
-void Bpe::encode_slowly(std::string_view word, std::vector<TokenId>& out) const {
+void Bpe::encode_reference(std::string_view word, std::vector<TokenId>& out) const {
   if (word.empty()) return;
   std::vector<TokenId> symbols;
   if (const std::optional<TokenId> whole = whole_word(word)) {
@@ -338,7 +339,7 @@ bool may_cut_before(const BpeModel& model, std::string_view mark) {
     fallbacks += text.size() == 6 && text.compare(0, 3, "<0x") == 0 && text[5] == '>';
   }
   const auto ends = [&](TokenId id) { return texts[id].ends_with(mark); };
-  // An unknown character may be left out, or be a token that looks like a mark.
+  // An unknown character may be dropped or become a token that looks like a mark.
   if (model.unknown ? ends(*model.unknown) : !model.byte_fallback || fallbacks < 256) return false;
   for (const BpeMerge& merge : model.merges) {
     if (texts[merge.right].starts_with(mark) && !ends(merge.left)) return false;

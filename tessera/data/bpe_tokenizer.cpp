@@ -13,7 +13,7 @@
 namespace tessera::data {
 namespace {
 
-// Calls piece(begin, end, matches) for matches and for what is between them.
+// Calls piece(begin, end, matches) for matches and for the text between them.
 template <typename Piece>
 void each_match(const PreTokenizerStep& step, std::string_view text, PatternScratch& scratch,
                 const Piece& piece) {
@@ -40,12 +40,12 @@ void each_match(const PreTokenizerStep& step, std::string_view text, PatternScra
   if (done < text.size()) piece(done, text.size(), step.invert);
 }
 
-// Calls word(begin, end) for the pieces that a split leaves.
+// Calls word(begin, end) for the words that a split produces.
 template <typename Word>
 void each_word(const PreTokenizerStep& step, std::string_view text, PatternScratch& scratch,
                const Word& word) {
-  std::size_t begin = 0, end = 0;  // what waits for what comes next
-  bool last = false;               // whether that matches
+  std::size_t begin = 0, end = 0;  // pending word, which the next piece may extend
+  bool last = false;               // the last piece was a match
   const auto flush = [&] {
     if (begin < end) word(begin, end);
     begin = end;
@@ -99,23 +99,23 @@ class BpeTokenizer final : public Tokenizer {
       exists_[id] = true;
     };
     for (const auto& [text, id] : spec_.model.ids) put(id, text);
-    // Special tokens first, as where two are the same once they are normalized.
+    // Special tokens first: they win if two tokens are equal after normalization.
     Scratch scratch;
     for (const bool special : {true, false}) {
       for (const AddedToken& token : spec_.added) {
         if (token.special != special) continue;
-        // What is looked for in normalized text decodes to normalized text too.
+        // Tokens matched in normalized text also decode to normalized text.
         std::string text = token.content;
         if (token.normalized) text = normalized(token.content, scratch);
         if (text.empty()) {
-          throw DataError(str(name, ": nothing is left of the added token ", quote(token.content),
-                              " when it is normalized"));
+          throw DataError(str(name, ": the added token ", quote(token.content),
+                              " is empty after normalization"));
         }
         (token.normalized ? normal_ : raw_).add(token, text);
         across_spaces_ |= token.rstrip || token.content.find(' ') != std::string::npos;
         put(token.id, text);
         special_[token.id] = token.special;
-        // The package finds special tokens to leave out by their text, which this one has lost.
+        // The tokenizers package skips special tokens by text, so one whose text changed is kept.
         skipped_[token.id] = token.special && text == token.content;
       }
     }
@@ -123,9 +123,9 @@ class BpeTokenizer final : public Tokenizer {
     decoder_.emplace(spec_, std::move(texts));
     for (const std::optional<TokenId>& id : {end_, begin_}) {
       if (id && (*id >= exists_.size() || !exists_[*id])) {
-        throw DataError(str(name, ": the files beside it say that token ", *id,
-                            " begins or ends a text, and there is none of this number: are they of "
-                            "another model?"));
+        throw DataError(str(name, ": the files next to it name token ", *id,
+                            " as begin or end of a text, but there is no such token. They may be "
+                            "from another model."));
       }
     }
     cut_ = mark_to_cut_before();
@@ -150,12 +150,12 @@ class BpeTokenizer final : public Tokenizer {
   void encode(std::string_view text, std::vector<TokenId>& out,
               const EncodeOptions& options) const override {
     if (const std::size_t good = utf8_valid_until(text); good != text.size()) {
-      throw DataError(str("the text to encode is no UTF-8 at byte ", good,
-                          ": it is to go through clean_utf8() first"));
+      throw DataError(str("the text to encode is not UTF-8 at byte ", good,
+                          ". Pass it through clean_utf8() first."));
     }
     if (text.size() >= (std::uint64_t{1} << 31)) {
       throw DataError(str("got a text of ", text.size(),
-                          " bytes to encode, wanted less than 2 GiB: cut it into documents"));
+                          " bytes to encode, must be less than 2 GiB. Split it into documents."));
     }
     const std::size_t before = out.size();
     std::unique_ptr<Scratch> scratch = borrow();
@@ -176,7 +176,7 @@ class BpeTokenizer final : public Tokenizer {
     for (const TokenId id : ids) {
       if (id >= exists_.size() || !exists_[id]) {
         throw DataError(
-            str("there is no token ", id, " in ", name_, ", whose vocabulary is ", vocab_));
+            str("token ", id, " does not exist in ", name_, ", whose vocabulary is ", vocab_));
       }
       if (skip_special && !skipped_[id]) kept.push_back(id);
     }
@@ -184,12 +184,12 @@ class BpeTokenizer final : public Tokenizer {
   }
 
  private:
-  // What a thread writes to while it encodes. Kept for the next call, since it remembers words.
+  // Buffers of one encoding thread. Kept for later calls because they cache words.
   struct Scratch {
     PatternScratch pattern;
     Bpe::Scratch bpe;
     std::string normal, other;           // of normalized()
-    std::vector<std::string> rewritten;  // by steps that change the text, one for each
+    std::vector<std::string> rewritten;  // one per step that changes the text
   };
 
   std::unique_ptr<Scratch> borrow() const {
@@ -206,11 +206,10 @@ class BpeTokenizer final : public Tokenizer {
 
   [[noreturn]] void refuse_growth(std::size_t size, std::size_t of) const {
     throw DataError(str(name_, ": the normalizer makes ", size, " bytes or more of a text of ", of,
-                        " bytes; at most ", most_bytes_of(of),
-                        " are allowed: no tokenizer of a model needs that"));
+                        " bytes; must be at most ", most_bytes_of(of)));
   }
 
-  // In scratch.normal. `prepend`: with what is put in front.
+  // Returns the normalized text, stored in scratch.normal. `prepend`: apply Prepend steps.
   std::string_view normalized(std::string_view text, Scratch& scratch, bool prepend = true) const {
     using Kind = NormalizerStep::Kind;
     std::string& now = scratch.normal;
@@ -278,8 +277,8 @@ class BpeTokenizer final : public Tokenizer {
     }
   }
 
-  // What is left of a text from step `number` of the pre-tokenizer on. `behind` as of the text
-  // where this begins it, else a token.
+  // Applies the pre-tokenizer from step `number` on and encodes the words. `behind` is that of the
+  // whole text if `text` starts it, otherwise token.
   void words(Scratch& scratch, std::string_view text, std::size_t number,
              EncodeOptions::Behind behind, std::vector<TokenId>& out) const {
     using Kind = PreTokenizerStep::Kind;
@@ -323,7 +322,8 @@ class BpeTokenizer final : public Tokenizer {
     });
   }
 
-  // Cut before marks where that changes nothing, so that words are short and known ones are found.
+  // Cuts before marks where that does not change the ids, so that words are short and hit the
+  // cache.
   void one_word(Scratch& scratch, std::string_view text, std::vector<TokenId>& out) const {
     if (!cut_.empty()) {
       std::size_t done = 0;
@@ -340,7 +340,7 @@ class BpeTokenizer final : public Tokenizer {
     bpe_.encode(text, scratch.bpe, out);
   }
 
-  // What the file puts in the place of spaces, if a text may be cut there.
+  // Returns the mark that the file uses for spaces if texts may be cut before it, otherwise "".
   std::string mark_to_cut_before() const {
     std::string mark = "\xe2\x96\x81";
     for (const PreTokenizerStep& step : spec_.pre_tokenizer) {
@@ -349,7 +349,7 @@ class BpeTokenizer final : public Tokenizer {
     return may_cut_before(spec_.model, mark) ? mark : "";
   }
 
-  // A file may have such a mark in its tokens and still leave spaces as they are.
+  // A file may have the mark in its tokens but keep spaces unchanged.
   bool spaces_become(const std::string& mark) const {
     Scratch scratch;
     const std::string_view text = normalized("a b", scratch, /*prepend=*/false);
@@ -367,12 +367,12 @@ class BpeTokenizer final : public Tokenizer {
   std::int64_t vocab_ = 0;
   std::vector<bool> exists_, special_, skipped_;
   std::optional<TokenDecoder> decoder_;
-  AddedTokenFinder raw_, normal_;  // in the text as it is, and in normalized text
+  AddedTokenFinder raw_, normal_;  // matched in the original and in the normalized text
   std::string cut_;
-  bool spaces_marked_ = false;  // spaces become cut_
-  bool across_spaces_ = false;  // an added token may have a space in it, or take the one behind it
+  bool spaces_marked_ = false;  // spaces are replaced by cut_
+  bool across_spaces_ = false;  // an added token may contain a space or absorb the next one
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Scratch>> scratches_;  // that no thread uses now
+  mutable std::vector<std::unique_ptr<Scratch>> scratches_;  // not in use by any thread
 };
 
 }  // namespace

@@ -9,13 +9,13 @@
 
 namespace tessera::data {
 
-// The tokenizer that a file describes. `end` and `begin` are what end_of_text() and begin_of_text()
-// answer. Throws DataError where they, or an added token, cannot be.
+// Creates the tokenizer that a file describes. `end` and `begin` are returned by end_of_text() and
+// begin_of_text(). Throws DataError if they or an added token are invalid.
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(TokenizerSpec spec, const std::string& name,
                                               std::optional<TokenId> end,
                                               std::optional<TokenId> begin);
 
-// The id of a token's text: an added token's, or one of the vocabulary.
+// Returns the id of a token text: an added token or one of the vocabulary.
 std::optional<TokenId> find_token(const TokenizerSpec& spec, std::string_view token);
 
 }  // namespace tessera::data

@@ -13,7 +13,7 @@ namespace {
 TokenId special_of(const Tokenizer& tokenizer, const std::string& text, const std::string& name) {
   if (const std::optional<TokenId> id = tokenizer.find(text)) return *id;
   throw UsageError(str("--template ", name, ": the tokenizer ", quote(tokenizer.name()),
-                       " has no token ", text, "; --template plain needs none"));
+                       " has no token ", text, ". Use --template plain, which needs none."));
 }
 
 std::string trimmed(const std::string& text) {
@@ -51,20 +51,21 @@ ChatTemplate::ChatTemplate(const std::string& name, const Tokenizer& tokenizer, 
     header_ = open.value_or(0);
     header_end_ = close.value_or(0);
   } else if (name != "plain") {
-    throw UsageError(str("--template: got ", quote(name), ", wanted ", join(names(), ", "),
-                         did_you_mean(name, names()),
-                         "; templates in Jinja are not run: write the conversation as text, or as "
-                         "prompt and response, and use --format text or prompt"));
+    throw UsageError(
+        str("--template: got ", quote(name), ", must be ", join(names(), ", "),
+            did_you_mean(name, names()),
+            "; Jinja templates are not supported. Write the conversation as text or as "
+            "prompt and response, and use --format text or prompt."));
   }
 }
 
-// Texts and tokens, one behind the other.
+// Writes texts and tokens one after the other.
 class ChatTemplate::Writer {
  public:
   Writer(const Tokenizer& tokenizer, bool special, Out& out)
       : tokenizer_(tokenizer), special_(special), out_(out) {}
 
-  // That the template adds.
+  // Text that the template adds.
   void own(std::string_view text) { add(text, false, false); }
   void content(std::string_view text, bool learnt) { add(text, learnt, special_); }
   void token(TokenId id, bool learnt) {
@@ -101,20 +102,20 @@ class ChatTemplate::Writer {
 
 void ChatTemplate::append_mistral(const std::vector<ChatMessage>& messages, Writer& write) const {
   std::string system;
-  bool asks = true;  // the next message is the user's
+  bool expects_user = true;  // the next message must be the user's
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
     if (i == 0 && message.role == "system") {
       system = message.content + "\n\n";
       continue;
     }
-    if (message.role != (asks ? "user" : "assistant")) {
-      throw UsageError(str("a message of the role ", quote(message.role), ", wanted ",
-                           asks ? "user" : "assistant",
-                           ": --template mistral takes a message of the system first, if there is "
-                           "one, then user and assistant in turn"));
+    if (message.role != (expects_user ? "user" : "assistant")) {
+      throw UsageError(str("a message has the role ", quote(message.role), ", must be ",
+                           expects_user ? "user" : "assistant",
+                           ": --template mistral takes an optional system message, then user and "
+                           "assistant alternately"));
     }
-    if (asks) {
+    if (expects_user) {
       if (marks_) {
         write.token(header_, false);
       } else {
@@ -132,7 +133,7 @@ void ChatTemplate::append_mistral(const std::vector<ChatMessage>& messages, Writ
       write.content(" " + (marks_ ? trimmed(message.content) : message.content), true);
       write.token(end_, true);
     }
-    asks = !asks;
+    expects_user = !expects_user;
   }
   write.flush();
 }
@@ -146,9 +147,9 @@ void ChatTemplate::append(const std::vector<ChatMessage>& messages, const Encode
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
     if (message.role != "system" && message.role != "user" && message.role != "assistant") {
-      throw UsageError(str("the role ", quote(message.role),
-                           ", wanted system, user or assistant: others need a template that is "
-                           "not built in"));
+      throw UsageError(str("a message has the role ", quote(message.role),
+                           ", must be system, user or assistant: no built-in template supports "
+                           "other roles"));
     }
     const bool learnt = message.role == "assistant";
     const bool last = i + 1 == messages.size();
@@ -200,10 +201,10 @@ std::vector<std::string> template_notes(const std::string& name, const std::stri
   }
   return {str("--template ", name, ": the template in ", from, " is not run",
               name == "chatml"
-                  ? "; those of Qwen2 and Qwen2.5 differ from chatml: they add a message of the "
-                    "system to conversations without one, and a line end after the last message. "
+                  ? "; those of Qwen2 and Qwen2.5 differ from chatml: they add a system message to "
+                    "conversations without one, and a newline after the last message. "
                     "Write that message into the data if the model should see it"
-                  : ", and may add what the built-in one does not")};
+                  : " and may differ from the built-in one")};
 }
 
 }  // namespace tessera::data

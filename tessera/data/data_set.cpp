@@ -17,36 +17,36 @@ namespace tessera::data {
 namespace {
 
 constexpr const char* kSynthetic = "synthetic";
-// Samples of the synthetic task that are validated on: far from any that is trained, or asked.
+// Validation samples of the synthetic task, far from any used for training or questions.
 constexpr std::uint64_t kValidation = std::uint64_t{1} << 61, kValidationSamples = 256;
 
-struct Named {
-  std::string path, weight;  // weight: "" if none was given
+struct WeightedPath {
+  std::string path, weight;  // weight: "" if not given
 };
 
-// "a=0.7,b=0.3", "a,b" or one path, which may have commas and equals signs if it is there.
-std::vector<Named> parse_data(const std::string& text, const char* flag = "--data") {
+// Parses "a=0.7,b=0.3", "a,b" or one path. An existing path may contain commas and equals signs.
+std::vector<WeightedPath> parse_data(const std::string& text, const char* flag = "--data") {
   if (text == kSynthetic || kind_of_file(text) != "nothing") return {{text, ""}};
-  std::vector<Named> out;
+  std::vector<WeightedPath> out;
   for (std::size_t from = 0; from <= text.size();) {
     const std::size_t comma = std::min(text.find(',', from), text.size());
     const std::string piece = text.substr(from, comma - from);
     from = comma + 1;
     const std::size_t equals = piece.rfind('=');
     const bool weighed = equals != std::string::npos && kind_of_file(piece) == "nothing";
-    out.push_back(weighed ? Named{piece.substr(0, equals), piece.substr(equals + 1)}
-                          : Named{piece, ""});
+    out.push_back(weighed ? WeightedPath{piece.substr(0, equals), piece.substr(equals + 1)}
+                          : WeightedPath{piece, ""});
     if (out.back().path.empty()) {
       throw UsageError(str(flag, ": got ", quote(text),
-                           ", of which a part has no name; wanted a path, or several with "
-                           "their weights: a=0.7,b=0.3"));
+                           ", where a path is empty; must be a path, or several with "
+                           "weights: a=0.7,b=0.3"));
     }
   }
-  const auto given =
-      std::count_if(out.begin(), out.end(), [](const Named& each) { return !each.weight.empty(); });
+  const auto given = std::count_if(out.begin(), out.end(),
+                                   [](const WeightedPath& each) { return !each.weight.empty(); });
   if (given != 0 && given != static_cast<std::ptrdiff_t>(out.size())) {
-    throw UsageError(str(flag, ": got ", quote(text),
-                         ", where some have a weight and others none; wanted all or none"));
+    throw UsageError(
+        str(flag, ": got ", quote(text), ", where only some have a weight; give all or none"));
   }
   return out;
 }
@@ -73,9 +73,9 @@ Order order_of(const DataOptions& options, const std::string& path) {
   if (options.order == "random") {
     if (walks) {
       throw UsageError(str("--order: got random with ",
-                           options.epochs > 0 ? "--epochs, which it has none of"
+                           options.epochs > 0 ? "--epochs, but random order has no epochs"
                                               : "--pack none, whose rows are whole documents",
-                           "; wanted shuffle or sequential"));
+                           "; must be shuffle or sequential"));
     }
     return Order::random;
   }
@@ -92,7 +92,7 @@ WindowOptions window_options(const DataOptions& options, std::uint64_t stream) {
   return out;
 }
 
-// With what shows its tokens to people.
+// Cuts windows, with a decoder for showing tokens to the user.
 std::unique_ptr<Source> cut(const std::shared_ptr<const TokenData>& part, const std::string& path,
                             const TokenData& whole, const WindowOptions& options) {
   return windows(part, options, is_tokens(path) ? decoder_of(whole) : Decode(decode_bytes));
@@ -124,29 +124,29 @@ std::unique_ptr<Source> validation_part(const DataOptions& options, const std::s
 void check_options(const DataOptions& options) {
   if (!options.val_data.empty() && options.val_fraction > 0) {
     throw UsageError(str("--val-fraction: got ", options.val_fraction, " with --val-data ",
-                         options.val_data, "; wanted one of the two"));
+                         options.val_data, "; give only one of them"));
   }
   if (options.val_fraction == 0 && options.epochs == 0) return;
-  for (const Named& each : parse_data(options.data)) {
+  for (const WeightedPath& each : parse_data(options.data)) {
     if (each.path != kSynthetic) continue;
     throw UsageError(str(options.epochs > 0 ? "--epochs" : "--val-fraction", ": got ",
                          options.epochs > 0 ? str(options.epochs) : str(options.val_fraction),
-                         " with --data synthetic, which has no end; wanted ",
-                         options.epochs > 0 ? "--steps" : "--val-data synthetic"));
+                         " with --data synthetic, which is unlimited. Use ",
+                         options.epochs > 0 ? "--steps." : "--val-data synthetic."));
   }
 }
 
 }  // namespace
 
 bool has_tokens(const std::string& data) {
-  const std::vector<Named> all = parse_data(data);
+  const std::vector<WeightedPath> all = parse_data(data);
   return std::any_of(all.begin(), all.end(),
-                     [](const Named& each) { return is_tokens(each.path); });
+                     [](const WeightedPath& each) { return is_tokens(each.path); });
 }
 
 std::vector<std::string> token_folders(const std::string& data) {
   std::vector<std::string> folders;
-  for (const Named& each : parse_data(data)) {
+  for (const WeightedPath& each : parse_data(data)) {
     if (is_tokens(each.path) && kind_of_file(each.path) == "a folder") folders.push_back(each.path);
   }
   return folders;
@@ -156,18 +156,18 @@ std::string text_fingerprint() { return byte_tokenizer()->fingerprint(); }
 
 std::unique_ptr<Source> training_source(const DataOptions& options) {
   check_options(options);
-  const std::vector<Named> all = parse_data(options.data);
+  const std::vector<WeightedPath> all = parse_data(options.data);
   if (all.size() == 1) return training_part(options, all.front().path, 0);
   std::vector<std::unique_ptr<Source>> sources;
   std::vector<std::string> texts;
   std::vector<std::uint64_t> counts;
-  for (const Named& each : all) {
+  for (const WeightedPath& each : all) {
     sources.push_back(training_part(options, each.path, sources.size()));
     texts.push_back(each.weight);
     counts.push_back(sources.back()->samples_per_epoch());
     if (each.weight.empty() && counts.back() == 0) {
       throw UsageError(str("--data: ", each.path,
-                           " has no end, so that it needs a weight, as in a=0.7,b=0.3",
+                           " is unlimited and needs a weight, as in a=0.7,b=0.3",
                            each.path == kSynthetic ? "" : ", or --order shuffle"));
     }
   }
@@ -182,7 +182,7 @@ std::unique_ptr<Source> validation_source(const DataOptions& options) {
   if (!own && options.val_fraction == 0) return nullptr;
   const char* const flag = own ? "--val-data" : "--data";
   std::vector<std::unique_ptr<Source>> sources;
-  for (const Named& each : parse_data(own ? options.val_data : options.data, flag)) {
+  for (const WeightedPath& each : parse_data(own ? options.val_data : options.data, flag)) {
     sources.push_back(validation_part(options, each.path, flag));
   }
   auto all =

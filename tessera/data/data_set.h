@@ -9,7 +9,7 @@ namespace tessera::data {
 
 class Source;
 
-// What a run says of its data: the settings of the same names.
+// Data settings of a run, named like its flags.
 struct DataOptions {
   std::string data = "synthetic";
   std::string val_data;
@@ -22,25 +22,25 @@ struct DataOptions {
   std::uint64_t seed = 0;
 };
 
-// Is any of --data tokens, whose vocabulary is that of their tokenizer?
+// Returns true if any part of --data is token data.
 bool has_tokens(const std::string& data);
-// The tokenizer of text files: a byte a token.
+// Returns the fingerprint of the byte tokenizer, which text files use.
 std::string text_fingerprint();
-// The folders of tokens in it, each with the files of its tokenizer.
+// Returns the token folders in --data, which contain their tokenizer files.
 std::vector<std::string> token_folders(const std::string& data);
 
-// synthetic, a text file, token data, or several of them: "a=0.7,b=0.3". Without weights they come
-// in proportion to their sizes. Throws UsageError that names the flag, or DataError.
+// Opens synthetic data, a text file, token data, or several of them: "a=0.7,b=0.3". Without weights
+// they are mixed in proportion to their sizes. Throws UsageError that names the flag, or DataError.
 std::unique_ptr<Source> training_source(const DataOptions& options);
-// Null where neither val_data nor val_fraction is given. Sequential, each token predicted once,
-// blank samples after the last.
+// Returns null if neither val_data nor val_fraction is set. Sequential: each token is predicted
+// once, followed by blank samples.
 std::unique_ptr<Source> validation_source(const DataOptions& options);
 
-// What a run has to know before it reads anything.
+// Properties of the data that a run needs before it reads any.
 struct DataFacts {
-  std::int64_t vocab = 0;               // 0: not known
-  std::string fingerprint;              // of the tokenizer; "": not known
-  std::uint64_t samples_per_epoch = 0;  // 0: there is no end
+  std::int64_t vocab = 0;               // 0: unknown
+  std::string fingerprint;              // of the tokenizer; "": unknown
+  std::uint64_t samples_per_epoch = 0;  // 0: unlimited
 };
 DataFacts facts_of(const DataOptions& options);
 

@@ -12,7 +12,7 @@ Decode decoder_of(const TokenData& data) {
   try {
     tokenizer = tokenizer_of(data);
   } catch (const Error&) {
-    // Without it tokens are shown as numbers; training needs no text.
+    // Without a tokenizer, tokens are shown as numbers; training needs no text.
   }
   if (!tokenizer) return nullptr;
   return [tokenizer](std::span<const Token> ids) {
@@ -25,7 +25,7 @@ Decode decoder_of(const TokenData& data) {
     for (const Token id : ids) {
       if (id >= 0 && id < tokenizer->vocab()) {
         known.push_back(static_cast<TokenId>(id));
-      } else {  // of a vocabulary that was made larger than its tokenizer's
+      } else {  // the model's vocabulary may be padded beyond the tokenizer's
         flush();
         text += "?";
       }

@@ -21,10 +21,10 @@ constexpr std::size_t kPackedBytes = std::size_t{256} << 10;
 [[noreturn, maybe_unused]] void refuse_packed(const std::string& path, std::uint64_t at,
                                               const std::string& why) {
   throw DataError(
-      str(quote(path), " is damaged at byte ", at, ": ", why, "; use another copy of it"));
+      str(quote(path), " is damaged at byte ", at, ": ", why, ". Use another copy of the file."));
 }
 
-// What both have: compressed bytes, read a piece at a time.
+// Base of both decompressors: reads the compressed bytes in blocks.
 class [[maybe_unused]] PackedInput : public InputStream {
  public:
   PackedInput(RawRead raw, std::string path)
@@ -33,7 +33,7 @@ class [[maybe_unused]] PackedInput : public InputStream {
 
  protected:
   std::size_t left() const { return end_ - begin_; }
-  // More, where there is none left. False at the end.
+  // Reads more if none are left. Returns false at the end.
   bool fill() {
     if (left() > 0) return true;
     begin_ = 0;
@@ -57,7 +57,7 @@ class [[maybe_unused]] PackedInput : public InputStream {
 class GzipInput final : public PackedInput {
  public:
   GzipInput(RawRead raw, const std::string& path) : PackedInput(std::move(raw), path) {
-    if (::inflateInit2(&stream_, 15 + 16) != Z_OK) throw Error("zlib cannot begin: no memory");
+    if (::inflateInit2(&stream_, 15 + 16) != Z_OK) throw Error("zlib: out of memory");
   }
   ~GzipInput() override { ::inflateEnd(&stream_); }
   GzipInput(const GzipInput&) = delete;
@@ -68,7 +68,7 @@ class GzipInput final : public PackedInput {
     while (!done_) {
       if (!fill()) {
         if (between_) break;
-        refuse_packed(path_, consumed(), "it ends in the middle of a member of gzip");
+        refuse_packed(path_, consumed(), "it ends in the middle of a gzip member");
       }
       if (between_ && !begin_member()) break;
       stream_.next_in = reinterpret_cast<Bytef*>(at());
@@ -79,7 +79,7 @@ class GzipInput final : public PackedInput {
       use(left() - stream_.avail_in);
       if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) {
         refuse_packed(path_, consumed(),
-                      stream_.msg != nullptr ? stream_.msg : "no stream of gzip");
+                      stream_.msg != nullptr ? stream_.msg : "not a gzip stream");
       }
       between_ = status == Z_STREAM_END;
       if (const std::size_t got = bytes - stream_.avail_out; got > 0) return got;
@@ -89,14 +89,14 @@ class GzipInput final : public PackedInput {
   }
 
  private:
-  // Behind a member: another, or nothing but zeros, which some programs fill blocks with.
+  // After a member follows another one, or only zeros, which some programs use as padding.
   bool begin_member() {
     if (!first_ && *at() == 0) {
       do {
         const char* const end = at() + left();
         const char* const other = std::find_if(at(), at() + left(), [](char c) { return c != 0; });
         use(static_cast<std::size_t>(other - at()));
-        if (other != end) refuse_packed(path_, consumed(), "bytes behind the last member of gzip");
+        if (other != end) refuse_packed(path_, consumed(), "bytes after the last gzip member");
       } while (fill());
       return false;
     }
@@ -116,7 +116,7 @@ class ZstdInput final : public PackedInput {
  public:
   ZstdInput(RawRead raw, const std::string& path)
       : PackedInput(std::move(raw), path), stream_(::ZSTD_createDStream()) {
-    if (stream_ == nullptr) throw Error("zstd cannot begin: no memory");
+    if (stream_ == nullptr) throw Error("zstd: out of memory");
   }
   ~ZstdInput() override { ::ZSTD_freeDStream(stream_); }
   ZstdInput(const ZstdInput&) = delete;
@@ -124,7 +124,7 @@ class ZstdInput final : public PackedInput {
 
   std::size_t read(char* into, std::size_t bytes) override {
     while (!done_) {
-      // It may hold back what it has unpacked already, so its input may be empty.
+      // The decoder may still hold decompressed bytes, so the input may be empty.
       const bool more = fill();
       ZSTD_inBuffer in{at(), left(), 0};
       ZSTD_outBuffer out{into, bytes, 0};
@@ -137,7 +137,7 @@ class ZstdInput final : public PackedInput {
       between_ = status == 0;
       if (out.pos > 0) return out.pos;
       if (!more && !between_) {
-        refuse_packed(path_, consumed(), "it ends in the middle of a frame of zstd");
+        refuse_packed(path_, consumed(), "it ends in the middle of a zstd frame");
       }
     }
     done_ = true;
@@ -163,8 +163,8 @@ std::unique_ptr<InputStream> decompress(Compression kind, [[maybe_unused]] RawRe
   const bool gzip = kind == Compression::gzip;
   throw DataError(str(quote(path), " is compressed with ", gzip ? "gzip" : "zstd",
                       ", and this build has no ", gzip ? "zlib" : "libzstd",
-                      ": unpack it first, or install ", gzip ? "zlib1g-dev" : "libzstd-dev",
-                      " and build again"));
+                      ". Decompress it first, or install ", gzip ? "zlib1g-dev" : "libzstd-dev",
+                      " and rebuild."));
 }
 
 }  // namespace tessera::data

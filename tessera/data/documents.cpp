@@ -15,7 +15,7 @@ bool is_all_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n\v\f") == std::string_view::npos;
 }
 
-// A field that has to be a string, and stands there once.
+// Field that must be a string and may occur once.
 struct StringField {
   explicit StringField(std::string field) : name(std::move(field)) {}
 
@@ -26,14 +26,14 @@ struct StringField {
 
   void read(JsonReader& json) {
     if (there) json.fail(str("it has ", quote(name), " twice"));
-    if (json.peek() != '"') json.fail(str(quote(name), " is no string"));
+    if (json.peek() != '"') json.fail(str(quote(name), " is not a string"));
     text = json.string(storage);
     there = true;
   }
 };
 
-// Those that change what a conversation is, and that the built-in templates have no place for.
-bool is_unknown_to_templates(std::string_view key) {
+// Returns true for fields that change a conversation in ways that no built-in template supports.
+bool is_unsupported_field(std::string_view key) {
   for (const char* name : {"tools", "functions", "tool_calls", "function_call", "tool_call_id",
                            "weight", "train", "prefix", "reasoning_content"}) {
     if (key == name) return true;
@@ -43,13 +43,12 @@ bool is_unknown_to_templates(std::string_view key) {
 
 ChatMessage read_message(JsonReader& json) {
   StringField role("role"), content("content");
-  if (json.peek() != '{') json.fail("a message is no object with \"role\" and \"content\"");
+  if (json.peek() != '{') json.fail("a message must be an object with \"role\" and \"content\"");
   json.object([&](std::string_view key) {
     if (key == role.name) return role.read(json);
     if (key == content.name) return content.read(json);
-    if (is_unknown_to_templates(key)) {
-      json.fail(
-          str("a message has ", quote(key), ", which the built-in templates know nothing of"));
+    if (is_unsupported_field(key)) {
+      json.fail(str("a message has ", quote(key), ", which the built-in templates do not support"));
     }
     json.skip_value(2);
   });
@@ -59,7 +58,7 @@ ChatMessage read_message(JsonReader& json) {
   return {std::string(role.text), std::string(content.text)};
 }
 
-// Its text without what is no UTF-8, or an error that says where it is.
+// Returns the text of a part with invalid UTF-8 replaced, or throws with its position.
 CleanText clean_part(const InputPart& part, BadUtf8 policy, std::string& storage) {
   try {
     return clean_utf8(part.text(), policy, storage);
@@ -79,8 +78,8 @@ void store(const std::vector<TokenId>& ids, std::int64_t vocab, TokenPart& part)
     std::memcpy(part.tokens.data() + i * sizeof(Stored), &id, sizeof(Stored));
   }
   if (!ids.empty() && largest >= vocab) {
-    throw Error(
-        str("the tokenizer gave ", largest, ", which is not below its vocabulary of ", vocab));
+    throw Error(str("the tokenizer returned id ", largest,
+                    ", which is not below its vocabulary of ", vocab));
   }
 }
 
@@ -157,7 +156,7 @@ void DocumentEncoder::encode_text(const InputPart& part, Work& work) const {
   });
 }
 
-// The same, where every byte is its own token.
+// encode_text() for tokenizers in which every byte is a token.
 TokenPart DocumentEncoder::encode_bytes(InputPart&& part, DocumentCounts& counts) const {
   std::string storage;
   const CleanText clean = clean_part(part, options_.bad_utf8, storage);
@@ -165,7 +164,7 @@ TokenPart DocumentEncoder::encode_bytes(InputPart&& part, DocumentCounts& counts
   TokenPart out;
   out.end = static_cast<std::uint16_t>(options_.end);
   const bool as_it_is = options_.split == SplitDocuments::file && clean.replaced == 0;
-  // The end of a document takes the place of a line's, or of the part's.
+  // The end-of-document token replaces the newline, or is appended to the part.
   if (!as_it_is) out.text.resize(clean.text.size() + 1);
   std::size_t size = 0;
   split_text(clean.text, options_.split, part.begun, part.open, [&](const TextPiece& piece) {
@@ -212,8 +211,8 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
       completion("completion");
   std::vector<ChatMessage> messages;
   bool conversation = false;
-  std::vector<std::string> others;  // a few of the names that are there instead
-  if (json.peek() != '{') json.fail("wanted an object in braces");
+  std::vector<std::string> others;  // some of the other field names
+  if (json.peek() != '{') json.fail("the line must be an object in braces");
   json.object([&](std::string_view key) {
     const DocumentFormat format = options_.format;
     if (format == DocumentFormat::text && key == text.name) return text.read(json);
@@ -224,12 +223,12 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
     }
     if (format == DocumentFormat::chat && key == "messages") {
       if (conversation) json.fail("it has \"messages\" twice");
-      if (json.peek() != '[') json.fail("\"messages\" is no list");
+      if (json.peek() != '[') json.fail("\"messages\" is not a list");
       conversation = true;
       return json.array([&] { messages.push_back(read_message(json)); });
     }
-    if (format == DocumentFormat::chat && is_unknown_to_templates(key)) {
-      json.fail(str("it has ", quote(key), ", which the built-in templates know nothing of"));
+    if (format == DocumentFormat::chat && is_unsupported_field(key)) {
+      json.fail(str("it has ", quote(key), ", which the built-in templates do not support"));
     }
     if (others.size() < 8) others.push_back(quote(key));
     json.skip_value(1);
@@ -242,7 +241,7 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
         str("it has no ", what, others.empty() ? "" : str(", but ", join(others, ", ")), advice));
   };
   if (options_.format == DocumentFormat::text) {
-    if (!text.there) missing(quote(text.name), "; choose the field with --text-field");
+    if (!text.there) missing(quote(text.name), ". Select the field with --text-field.");
     if (text.text.empty()) {
       ++work.counts.empty;
       return;
@@ -253,12 +252,12 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
     return;
   }
   if (options_.format == DocumentFormat::prompt) {
-    if (!prompt.there) missing("\"prompt\"", "; wanted \"prompt\" and \"response\"");
+    if (!prompt.there) missing("\"prompt\"", "; must have \"prompt\" and \"response\"");
     if (response.there && completion.there) {
-      throw DataError("it has \"response\" and \"completion\"; wanted one of them");
+      throw DataError("it has \"response\" and \"completion\"; must have only one of them");
     }
     if (!response.there && !completion.there) {
-      missing("\"response\" and no \"completion\"", "; wanted one of them beside \"prompt\"");
+      missing("\"response\" and no \"completion\"", "; must have one of them besides \"prompt\"");
     }
     begin_document(work);
     append(prompt.text, true, work);
@@ -268,10 +267,11 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
     work.learnt.resize(work.ids.size(), 1);
     return;
   }
-  if (!conversation) missing("\"messages\"", "; wanted a list of {\"role\", \"content\"}");
+  if (!conversation) missing("\"messages\"", "; must have a list of {\"role\", \"content\"}");
   if (std::none_of(messages.begin(), messages.end(),
                    [](const ChatMessage& one) { return one.role == "assistant"; })) {
-    throw DataError("it has no message of the role \"assistant\": there is nothing to learn");
+    throw DataError(
+        "it has no message with the role \"assistant\", so there is nothing to train on");
   }
   ChatTemplate::Out out{work.ids, work.learnt, work.counts.bytes_of_text};
   template_->append(messages, {.special = options_.special_text, .around = false}, out);

@@ -14,42 +14,43 @@
 
 namespace tessera::data {
 
-// What the documents are.
+// Format of the documents.
 enum class DocumentFormat : std::uint8_t {
-  text,    // a text, or the field of JSON lines that has it
-  prompt,  // {"prompt": …, "response" or "completion": …}: only the response is learnt
-  chat,  // {"messages": [{"role": …, "content": …}, …]}: only what the assistant says is learnt
+  text,    // plain text, or a field of JSON lines
+  prompt,  // {"prompt": …, "response" or "completion": …}: loss on the response only
+  chat,  // {"messages": [{"role": …, "content": …}, …]}: loss on the assistant's messages only
 };
 
+// Options of DocumentEncoder.
 struct DocumentOptions {
   DocumentFormat format = DocumentFormat::text;
   SplitDocuments split = SplitDocuments::file;
   std::string text_field = "text";
   std::string chat_template = "chatml";
   BadUtf8 bad_utf8 = BadUtf8::replace;
-  // Text that is that of a special token becomes this token.
+  // Encodes the text of a special token as that token.
   bool special_text = false;
-  TokenId end = 0;             // behind each document
-  std::vector<TokenId> begin;  // in front of each: [Note: beginning of a text]
+  TokenId end = 0;             // appended to each document
+  std::vector<TokenId> begin;  // prepended to each document: [Note: beginning of a text]
 };
 
-// What was found; sums over parts.
+// Statistics of encoded documents; additive over parts.
 struct DocumentCounts {
   std::uint64_t documents = 0, bytes_of_text = 0, learnt = 0;
-  std::uint64_t replaced = 0;  // sequences that were no UTF-8
-  std::uint64_t empty = 0;     // documents with nothing in them, which are left out
+  std::uint64_t replaced = 0;  // invalid UTF-8 sequences
+  std::uint64_t empty = 0;     // empty documents, which are dropped
 
   void add(const DocumentCounts& other);
   friend bool operator==(const DocumentCounts&, const DocumentCounts&) = default;
 };
 
-// Makes tokens of parts. From several threads at once.
+// Encodes parts of the input. Thread-safe.
 class DocumentEncoder {
  public:
-  // Throws UsageError for a template that the tokenizer has no tokens for.
+  // Throws UsageError if the tokenizer lacks the tokens of the template.
   DocumentEncoder(const Tokenizer& tokenizer, DocumentOptions options);
 
-  // Throws DataError with the file and the line.
+  // Throws DataError that names the file and the line.
   TokenPart encode(InputPart&& part, DocumentCounts& counts) const;
   bool masked() const { return options_.format != DocumentFormat::text; }
 
@@ -66,7 +67,7 @@ class DocumentEncoder {
   const Tokenizer& tokenizer_;
   DocumentOptions options_;
   int width_;
-  bool bytes_;  // every byte is its own token
+  bool bytes_;  // every byte is a token
   std::optional<ChatTemplate> template_;
 };
 

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The name without what says that it is compressed, in small letters.
+// Returns the lowercase file name without the compression extension.
 std::string inner_name(const std::string& path) {
   std::string name = fs::path(path).filename().string();
   for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -36,19 +36,19 @@ bool ends_in(const std::string& name, std::initializer_list<std::string_view> en
 
 bool is_jsonl(const std::string& name) { return ends_in(name, {".jsonl", ".ndjson"}); }
 
-InputFile look_at(const std::string& path, bool named) {
+InputFile stat_input(const std::string& path, bool named) {
   const std::string name = inner_name(path);
   if (ends_in(name, {".json", ".parquet", ".arrow", ".csv", ".tsv", ".bin", ".zip", ".bz2", ".xz",
                      ".7z", ".tar", ".tgz", ".pdf", ".docx"})) {
     throw UsageError(str(quote(path),
-                         ": wanted a text, JSON lines (.jsonl) or a folder, each also "
-                         "as .gz or .zst; convert it to one of these first"));
+                         ": must be text, JSON lines (.jsonl) or a folder, each also "
+                         "as .gz or .zst. Convert it to one of these first."));
   }
-  // Tells what is no regular file.
+  // Throws if it is not a regular file.
   const Fd fd = open_regular(path, "a text, JSON lines (.jsonl) or a folder");
   struct stat about {};
   if (::fstat(fd.get(), &about) != 0) {
-    throw UsageError(str("cannot look at ", quote(path), ": ", std::strerror(errno)));
+    throw UsageError(str("cannot stat ", quote(path), ": ", std::strerror(errno)));
   }
   return {path, is_jsonl(name), named, static_cast<std::uint64_t>(about.st_size),
           std::int64_t{about.st_mtim.tv_sec} * 1'000'000'000 + about.st_mtim.tv_nsec};
@@ -77,19 +77,19 @@ void list_folder(const fs::path& folder, const fs::path& out, InputList& list) {
       ++list.left_out;
       continue;
     }
-    list.files.push_back(look_at(entry.path().string(), false));
+    list.files.push_back(stat_input(entry.path().string(), false));
   }
 }
 
 }  // namespace
 
 InputList list_inputs(const std::vector<std::string>& inputs, const std::string& out) {
-  if (inputs.empty()) throw UsageError("no input; wanted files or folders");
+  if (inputs.empty()) throw UsageError("no input; give files or folders");
   InputList list;
   for (const std::string& input : inputs) {
     std::error_code error;
     if (!fs::is_directory(input, error)) {
-      list.files.push_back(look_at(input, true));
+      list.files.push_back(stat_input(input, true));
       continue;
     }
     const std::size_t before = list.files.size();
@@ -98,9 +98,9 @@ InputList list_inputs(const std::vector<std::string>& inputs, const std::string&
     if (list.files.size() > before) continue;
     const std::uint64_t others = list.left_out - left_out;
     throw UsageError(
-        str(quote(input), " has no text in it",
+        str(quote(input), " contains no text files",
             others > 0 ? str(", but ", others, others == 1 ? " other file" : " other files") : "",
-            "; wanted .txt, .text, .md, .jsonl or .ndjson, each also as .gz or .zst"));
+            "; they must end in .txt, .text, .md, .jsonl or .ndjson, each also with .gz or .zst"));
   }
   for (const InputFile& file : list.files) list.bytes += file.bytes;
   return list;

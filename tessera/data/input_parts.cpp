@@ -14,12 +14,14 @@ constexpr std::size_t kLookedForNul = 64 << 10;
 constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-// Is no white space, and begins no character that may be some.
-bool is_ink(char c) { return static_cast<unsigned char>(c) < 0x80 && !is_blank(c) && c != 0; }
+// ASCII character that is neither white space nor 0; other bytes may start Unicode white space.
+bool is_ascii_text(char c) {
+  return static_cast<unsigned char>(c) < 0x80 && !is_blank(c) && c != 0;
+}
 bool is_inside_character(char c) { return (static_cast<unsigned char>(c) & 0xc0u) == 0x80; }
 
-// Behind the last blank line that is whole; 0 where there is none.
-std::size_t behind_last_blank_line(std::string_view text) {
+// Returns the position after the last complete blank line; 0 if there is none.
+std::size_t after_last_blank_line(std::string_view text) {
   for (std::size_t end = text.rfind('\n'); end != std::string_view::npos && end > 0;) {
     const std::size_t before = text.rfind('\n', end - 1);
     if (before == std::string_view::npos) return 0;
@@ -43,9 +45,8 @@ bool is_blank_line(std::string_view text, std::size_t begin, std::size_t& end) {
 }
 
 std::size_t place_to_cut(std::string_view text, bool at_space) {
-  const std::size_t least =
-      text.size() - text.size() / 4;  // a part that is much shorter helps nobody
-  // Behind the last such character that stands between two others as they should be; else 0.
+  const std::size_t least = text.size() - text.size() / 4;  // a much shorter part is of no use
+  // Returns the position after the last `c` whose neighbors both satisfy `fits`; otherwise 0.
   const auto last = [&](char c, const auto& fits) {
     std::size_t i = text.size();
     for (;;) {
@@ -57,14 +58,14 @@ std::size_t place_to_cut(std::string_view text, bool at_space) {
       if (fits(text[i - 2]) && fits(text[i])) return i;
     }
   };
-  const auto is_no_blank = [](char c) { return !is_blank(c); };
+  const auto is_not_blank = [](char c) { return !is_blank(c); };
   if (at_space) {
-    if (const std::size_t i = last(' ', is_ink); i > 0) return i - 1;
+    if (const std::size_t i = last(' ', is_ascii_text); i > 0) return i - 1;
   }
-  if (const std::size_t i = last('\n', is_ink); i > 0) return i;
-  if (const std::size_t i = last('\n', is_no_blank); i > 0) return i;
-  if (const std::size_t i = last(' ', is_ink); i > 0) return i - 1;
-  // Not before white space: the next part would seem to begin with an empty line.
+  if (const std::size_t i = last('\n', is_ascii_text); i > 0) return i;
+  if (const std::size_t i = last('\n', is_not_blank); i > 0) return i;
+  if (const std::size_t i = last(' ', is_ascii_text); i > 0) return i - 1;
+  // Not before white space: the next part would appear to start with an empty line.
   for (std::size_t i = text.size() - 1; i > 0; --i) {
     if (!is_inside_character(text[i]) && !is_blank(text[i])) return i;
   }
@@ -82,7 +83,7 @@ std::uint64_t PartReader::consumed() const {
   return consumed_before_ + (stream_ ? stream_->consumed() : 0);
 }
 
-// Until the buffer has `wanted` bytes, or the file ends.
+// Reads until the buffer has `wanted` bytes or the file ends.
 void PartReader::read_more(std::size_t wanted) {
   while (!ended_ && buffer_.size() < wanted) {
     const std::size_t size = buffer_.size();
@@ -99,7 +100,7 @@ void PartReader::begin_file() {
   ended_ = false;
   buffer_.clear();
   if (at_.offset > 0) return;
-  // However small a part is, it must show whether the file begins with a byte order mark.
+  // Even a tiny part must contain a whole byte order mark.
   read_more(std::max(options_.part_bytes + 1, kByteOrderMark.size()));
   const std::string_view text(buffer_.data(), buffer_.size());
   const std::size_t nul = text.substr(0, kLookedForNul).find('\0');
@@ -108,15 +109,15 @@ void PartReader::begin_file() {
     buffer_.erase(buffer_.begin(), buffer_.begin() + kByteOrderMark.size());
   }
   if (nul != std::string_view::npos) {
-    throw DataError(str(quote(file.path), " is no text: the byte at offset ", nul,
-                        " is 0; wanted a text in UTF-8, or JSON lines"));
+    throw DataError(str(quote(file.path), " is not text: the byte at offset ", nul,
+                        " is 0; must be UTF-8 text or JSON lines"));
   }
   if (!buffer_.empty()) return;
-  if (file.named) throw DataError(str(quote(file.path), " is empty; wanted a text in it"));
+  if (file.named) throw DataError(str(quote(file.path), " is empty; must contain text"));
   ++at_.empty_files;
 }
 
-// Where the buffer's part ends, for a file that has more. 0: not in what is there.
+// Returns where the part in the buffer ends if the file continues; 0: not within the buffer.
 std::size_t PartReader::cut(const InputFile& file, bool& open) const {
   const std::string_view text(buffer_.data(), buffer_.size());
   open = false;
@@ -128,23 +129,23 @@ std::size_t PartReader::cut(const InputFile& file, bool& open) const {
       throw DataError(
           str(quote(file.path), " line ", at_.line, " has more than ",
               format_bytes(static_cast<std::int64_t>(options_.longest_line), ByteUnits::kBinary),
-              "; wanted JSON lines: is it one document of JSON?"));
+              "; must be JSON lines. It may be a single JSON document."));
     }
   } else if (options_.split == SplitDocuments::blank_line) {
-    if (const std::size_t end = behind_last_blank_line(text); end > 0) return end;
+    if (const std::size_t end = after_last_blank_line(text); end > 0) return end;
   }
   open = true;
   return place_to_cut(text, options_.at_space);
 }
 
-std::optional<InputPart> PartReader::next(Uninitialised<char> spare) {
+std::optional<InputPart> PartReader::next(UninitializedVector<char> spare) {
   for (; at_.file < list_.files.size();) {
     const InputFile& file = list_.files[at_.file];
     if (!stream_) begin_file();
     InputPart part;
     std::size_t end = 0;
     for (std::size_t wanted = options_.part_bytes; end == 0;) {
-      // One byte behind the part tells whether there is more.
+      // One byte after the part shows whether the file continues.
       if (buffer_.size() <= wanted) read_more(wanted + 1);
       if (ended_) {
         end = buffer_.size();
@@ -154,7 +155,7 @@ std::optional<InputPart> PartReader::next(Uninitialised<char> spare) {
       end = cut(file, part.open);
       wanted *= 2;
     }
-    if (end == 0) {  // the file ends here
+    if (end == 0) {  // end of the file
       const bool unfinished = at_.begun;
       consumed_before_ += file.bytes;
       stream_.reset();

@@ -39,7 +39,7 @@ class PlainInput final : public InputStream {
   void seek(std::uint64_t to) {
     if (::lseek(fd_.get(), static_cast<off_t>(to), SEEK_SET) < 0) {
       throw DataError(
-          str("cannot go to byte ", to, " of ", quote(path_), ": ", std::strerror(errno)));
+          str("cannot seek to byte ", to, " of ", quote(path_), ": ", std::strerror(errno)));
     }
     consumed_ = to;
   }
@@ -50,7 +50,7 @@ class PlainInput final : public InputStream {
   std::uint64_t consumed_ = 0;
 };
 
-// A compressed file: what is in it, and the file itself.
+// Compressed file and its decompressed stream.
 class UnpackedInput final : public InputStream {
  public:
   UnpackedInput(std::unique_ptr<PlainInput> raw, Compression kind, const std::string& path)
@@ -93,13 +93,13 @@ std::unique_ptr<InputStream> open_input(const std::string& path, std::uint64_t s
   plain->seek(kind == Compression::none ? skip : 0);
   if (kind == Compression::none) return plain;
   auto unpacked = std::make_unique<UnpackedInput>(std::move(plain), kind, path);
-  std::vector<char> thrown_away(std::min<std::uint64_t>(skip, 1 << 20));
+  std::vector<char> discarded(std::min<std::uint64_t>(skip, 1 << 20));
   for (std::uint64_t done = 0; done < skip;) {
-    const std::size_t more = unpacked->read(
-        thrown_away.data(), std::min<std::uint64_t>(thrown_away.size(), skip - done));
+    const std::size_t more =
+        unpacked->read(discarded.data(), std::min<std::uint64_t>(discarded.size(), skip - done));
     if (more == 0) {
-      throw DataError(str(quote(path), " has ", done, " bytes in it, wanted more than ", skip,
-                          ": it was changed since prepare stopped; begin anew with --restart"));
+      throw DataError(str(quote(path), " has ", done, " bytes, expected more than ", skip,
+                          ": it was changed since prepare stopped. Start over with --restart."));
     }
     done += more;
   }

@@ -8,28 +8,29 @@
 
 namespace tessera::data {
 
-// Bytes that come one after the other.
+// Sequential stream of bytes.
 class InputStream {
  public:
   virtual ~InputStream() = default;
-  // At most `bytes` of them; 0 at the end alone. Throws DataError for a file that is damaged.
+  // Reads at most `bytes` bytes and returns their number; 0 only at the end. Throws DataError if
+  // the file is damaged.
   virtual std::size_t read(char* into, std::size_t bytes) = 0;
-  // Bytes taken from the disk so far.
+  // Bytes read from disk so far.
   virtual std::uint64_t consumed() const = 0;
 };
 
-// How compressed bytes come: as InputStream::read.
+// Source of compressed bytes, with the contract of InputStream::read.
 using RawRead = std::function<std::size_t(char*, std::size_t)>;
 
 enum class Compression : std::uint8_t { none, gzip, zstd };
-// By the bytes that a file begins with.
+// Detects the compression from the first bytes of a file.
 Compression compression_of(const char* begin, std::size_t bytes);
-// What is in a compressed stream, all its members or frames one after the other. `path` names it in
-// errors. Throws DataError where the build cannot.
+// Returns the decompressed stream, all members or frames concatenated. `path` names it in errors.
+// Throws DataError if the build does not support the format.
 std::unique_ptr<InputStream> decompress(Compression kind, RawRead raw, const std::string& path);
 
-// A file's bytes from `skip` on, of what is in it where it is compressed: its first bytes tell, not
-// its name. Throws UsageError for what is no regular file.
+// Opens a file at byte `skip` of its decompressed contents. Compression is detected from the first
+// bytes, not the name. Throws UsageError if it is not a regular file.
 std::unique_ptr<InputStream> open_input(const std::string& path, std::uint64_t skip = 0);
 
 }  // namespace tessera::data

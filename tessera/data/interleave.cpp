@@ -13,8 +13,8 @@ namespace {
 constexpr std::uint64_t kMostWeight = (std::uint64_t{1} << 31) - 1;
 constexpr int kMostDigits = 9;
 
-// Of the first n samples at a branch, those that go left.
-std::uint64_t gone_left(std::uint64_t n, std::uint64_t left, std::uint64_t both) {
+// Returns how many of the first n samples at a branch go left.
+std::uint64_t count_left(std::uint64_t n, std::uint64_t left, std::uint64_t both) {
   return n / both * left + n % both * left / both;  // below 2^62: no overflow
 }
 
@@ -28,7 +28,7 @@ std::uint64_t sum_of(const std::vector<std::uint64_t>& weights) {
   return std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
 }
 
-// "0.70" as 7 and one digit behind the point.
+// Decimal number: "0.70" is 7 with one digit after the point.
 struct Decimal {
   std::uint64_t digits = 0;
   int behind = 0;
@@ -36,7 +36,7 @@ struct Decimal {
 Decimal parse_weight(const std::string& text, const std::string& flag) {
   const auto refuse = [&] {
     throw UsageError(str(flag, ": got the weight ", quote(text),
-                         ", wanted a number above 0 with at most ", kMostDigits,
+                         ", must be a positive number with at most ", kMostDigits,
                          " digits, such as 0.7 or 3"));
   };
   std::string digits = text;
@@ -61,13 +61,14 @@ Interleave::Interleave(std::vector<std::uint64_t> weights) : weights_(std::move(
   sums_.push_back(0);
   for (const std::uint64_t weight : weights_) {
     if (weight == 0 || weight > kMostWeight) {
-      throw UsageError(str("a mixture with a weight of ", weight, "; wanted 1 to ", kMostWeight));
+      throw UsageError(
+          str("a mixture has a weight of ", weight, "; must be from 1 to ", kMostWeight));
     }
     sums_.push_back(sums_.back() + weight);
   }
   if (weights_.empty() || sums_.back() > kMostWeight) {
-    throw UsageError(str("a mixture of ", weights_.size(), " sources with weights of ",
-                         sums_.back(), " in all; wanted one or more, and at most ", kMostWeight));
+    throw UsageError(str("a mixture has ", weights_.size(), " sources with a total weight of ",
+                         sums_.back(), "; must have at least one, and at most ", kMostWeight));
   }
 }
 
@@ -76,8 +77,8 @@ Interleave::Pick Interleave::pick(std::uint64_t sample) const {
   while (last - first > 1) {
     const std::size_t middle = first + (last - first) / 2;
     const std::uint64_t left = sums_[middle] - sums_[first], both = sums_[last] - sums_[first];
-    const std::uint64_t before = gone_left(sample, left, both);
-    if (gone_left(sample + 1, left, both) > before) {
+    const std::uint64_t before = count_left(sample, left, both);
+    if (count_left(sample + 1, left, both) > before) {
       sample = before;
       last = middle;
     } else {
@@ -90,7 +91,7 @@ Interleave::Pick Interleave::pick(std::uint64_t sample) const {
 
 std::vector<std::uint64_t> Interleave::counts(std::uint64_t samples) const {
   std::vector<std::uint64_t> out(weights_.size());
-  const auto divide = [&](const auto& again, std::size_t first, std::size_t last,
+  const auto divide = [&](const auto& recurse, std::size_t first, std::size_t last,
                           std::uint64_t n) -> void {
     if (last - first == 1) {
       out[first] = n;
@@ -98,9 +99,9 @@ std::vector<std::uint64_t> Interleave::counts(std::uint64_t samples) const {
     }
     const std::size_t middle = first + (last - first) / 2;
     const std::uint64_t left =
-        gone_left(n, sums_[middle] - sums_[first], sums_[last] - sums_[first]);
-    again(again, first, middle, left);
-    again(again, middle, last, n - left);
+        count_left(n, sums_[middle] - sums_[first], sums_[last] - sums_[first]);
+    recurse(recurse, first, middle, left);
+    recurse(recurse, middle, last, n - left);
   };
   divide(divide, 0, weights_.size(), samples);
   return out;
@@ -116,16 +117,18 @@ std::vector<std::uint64_t> whole_weights(const std::vector<std::string>& texts,
   }
   std::vector<std::uint64_t> weights;
   for (const Decimal& each : decimals) {
-    std::uint64_t weight = each.digits;  // below 10^9, and so below 10^18 in the end
+    std::uint64_t weight = each.digits;  // below 10^9, so the result is below 10^18
     for (int i = each.behind; i < behind; ++i) weight *= 10;
     weights.push_back(weight);
   }
   reduce(weights);
   for (const std::uint64_t weight : weights) {
     if (weight > kMostWeight || sum_of(weights) > kMostWeight) {
-      throw UsageError(str(flag, ": the weights ", join(texts, ", "),
-                           " are too far apart, or have too many digits; wanted proportions below ",
-                           kMostWeight, " to 1"));
+      throw UsageError(
+          str(flag, ": the weights ", join(texts, ", "),
+              " differ too much or have too many digits; the sum of the reduced integer weights "
+              "must be at most ",
+              kMostWeight));
     }
   }
   return weights;

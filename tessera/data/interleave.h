@@ -7,13 +7,14 @@
 
 namespace tessera::data {
 
-// [Note: interleave] Which of several sources a sample of a mixture comes from, and the how many-th
-// of that source it is, computed from the sample's number. The sources are the leaves of a tree; at
-// each branch of weights a and b, floor(n · a / (a + b)) of the first n samples go left: always as
-// many as is right, and exactly after every a + b. Each source sees 0, 1, 2, … without a gap.
+// [Note: interleave] Maps a sample number of a mixture to a source and a sample number of that
+// source, by computation alone. The sources are the leaves of a binary tree. At a branch with
+// weights a and b, floor(n · a / (a + b)) of the first n samples go left, so the proportion is
+// always as close as possible and exact after every a + b samples. Each source is read as 0, 1, 2,
+// … without gaps.
 class Interleave {
  public:
-  // Each above 0, their sum below 2^31.
+  // Weights must be positive, with a sum below 2^31.
   explicit Interleave(std::vector<std::uint64_t> weights);
 
   struct Pick {
@@ -21,18 +22,18 @@ class Interleave {
     std::uint64_t sample = 0;  // of that source
   };
   Pick pick(std::uint64_t sample) const;
-  // Of the first `samples`, those of each source.
+  // Returns how many of the first `samples` come from each source.
   std::vector<std::uint64_t> counts(std::uint64_t samples) const;
 
  private:
-  std::vector<std::uint64_t> weights_, sums_;  // sums_[i]: of those before i
+  std::vector<std::uint64_t> weights_, sums_;  // sums_[i]: sum of the weights before i
 };
 
-// Weights as people write them ("0.7", "3"), as whole numbers in the same proportion. Throws
-// UsageError that begins with `flag` for what is no number above 0, or has too many digits.
+// Converts decimal weights ("0.7", "3") to integers in the same proportion. Throws UsageError that
+// starts with `flag` if one is not a positive number or has too many digits.
 std::vector<std::uint64_t> whole_weights(const std::vector<std::string>& texts,
                                          const std::string& flag);
-// Counts, reduced to weights that an Interleave takes, exact where they fit.
+// Reduces counts to weights that Interleave accepts, exactly if possible.
 std::vector<std::uint64_t> weights_of_counts(std::vector<std::uint64_t> counts);
 
 }  // namespace tessera::data

@@ -26,7 +26,7 @@ void JsonReader::expect(char c) {
     return;
   }
   fail(at_ == text_.size() ? str("it ends where '", c, "' should be")
-                           : str("got ", quote(text_.substr(at_, 1)), ", wanted '", c, "'"));
+                           : str("got ", quote(text_.substr(at_, 1)), ", must be '", c, "'"));
 }
 
 bool JsonReader::take(char c) {
@@ -46,14 +46,14 @@ std::string_view JsonReader::string(std::string& storage) {
       ++end;
     }
     at_ = end;
-    if (end == text_.size()) fail("a string has no end");
+    if (end == text_.size()) fail("a string is not terminated");
     if (text_[end] == '"') {
       ++at_;
       if (!copied) return text_.substr(begin, end - begin);
       storage.append(text_.substr(from, end - from));
       return storage;
     }
-    if (text_[end] != '\\') fail("a string has a control character; wanted it as \\u00..");
+    if (text_[end] != '\\') fail("a string has a control character; it must be escaped as \\u00..");
     if (!copied) storage.clear();
     copied = true;
     storage.append(text_.substr(from, end - from));
@@ -71,13 +71,13 @@ std::uint32_t JsonReader::four_digits() {
                       : c >= 'a' && c <= 'f' ? c - 'a' + 10
                       : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                              : -1;
-    if (digit < 0) fail("\\u wants four hexadecimal digits");
+    if (digit < 0) fail("\\u must have four hexadecimal digits");
     value = value * 16 + static_cast<std::uint32_t>(digit);
   }
   return value;
 }
 
-// Behind the backslash.
+// Reads the rest of an escape after the backslash.
 void JsonReader::escape(std::string& out) {
   const char c = at_ < text_.size() ? text_[at_] : '\0';
   ++at_;
@@ -91,13 +91,13 @@ void JsonReader::escape(std::string& out) {
     case 'r': out += '\r'; return;
     case 't': out += '\t'; return;
     case 'u': break;
-    default: --at_; fail("a string has a backslash before what it does not escape");
+    default: --at_; fail("a string has an invalid escape");
   }
   const std::size_t begin = at_ - 2;
   std::uint32_t code = four_digits();
   const auto half = [&] {
     at_ = refuse_surrogates_ ? begin : at_;
-    if (refuse_surrogates_) fail("half of a pair of surrogates");
+    if (refuse_surrogates_) fail("an unpaired surrogate");
     ++replaced_;
     return std::uint32_t{0xfffd};
   };
@@ -145,7 +145,7 @@ void JsonReader::number() {
 }
 
 void JsonReader::word(std::string_view wanted) {
-  if (!text_.substr(at_).starts_with(wanted)) fail("wanted a value of JSON");
+  if (!text_.substr(at_).starts_with(wanted)) fail("this is not a JSON value");
   at_ += wanted.size();
 }
 
@@ -161,13 +161,13 @@ void JsonReader::skip_value(int depth) {
     case 'n': word("null"); return;
     default:
       if (peek() == '-' || is_json_digit(peek())) return number();
-      fail(at_ == text_.size() ? "it ends where a value should be" : "wanted a value of JSON");
+      fail(at_ == text_.size() ? "it ends where a value should be" : "this is not a JSON value");
   }
 }
 
 void JsonReader::finish() {
   peek();
-  if (at_ != text_.size()) fail("something stands behind the value; wanted one value in a line");
+  if (at_ != text_.size()) fail("there is text after the value; a line must have one value");
 }
 
 }  // namespace tessera::data

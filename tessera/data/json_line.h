@@ -8,8 +8,8 @@
 
 namespace tessera::data {
 
-// What is wrong with a line, and at which byte of it. Whoever knows the file and the line makes a
-// DataError of it.
+// Syntax error in a line and its byte position. The caller, which has the file and line number,
+// converts it to a DataError.
 class JsonProblem : public std::runtime_error {
  public:
   JsonProblem(const std::string& what, std::size_t at) : std::runtime_error(what), at_(at) {}
@@ -19,42 +19,42 @@ class JsonProblem : public std::runtime_error {
   std::size_t at_;
 };
 
-// Reads JSON (RFC 8259, strictly) from front to back, and keeps only what it is asked for: several
-// times as quick as a parser that makes a tree of it. The text is valid UTF-8.
+// Streaming reader of JSON (strict RFC 8259). Extracts only the requested values, several times as
+// fast as a parser that builds a tree. The text must be valid UTF-8.
 class JsonReader {
  public:
   static constexpr int kMostDepth = 100;
 
-  // `refuse_surrogates`: half of a pair (\ud800 alone) is an error. Otherwise it becomes U+FFFD,
-  // and is counted.
+  // `refuse_surrogates`: an unpaired surrogate (\ud800 alone) is an error. Otherwise it becomes
+  // U+FFFD and is counted.
   explicit JsonReader(std::string_view text, bool refuse_surrogates = true)
       : text_(text), refuse_surrogates_(refuse_surrogates) {}
 
-  char peek();  // the character that comes next, behind white space; 0 at the end
+  char peek();  // next character after white space; 0 at the end
   std::size_t at() const { return at_; }
-  void expect(char c);  // …which has to be this one
-  bool take(char c);    // …and is passed if it is this one
-  // A string. What it has is valid until the next call, or as long as the text.
+  void expect(char c);  // consumes `c`, or fails
+  bool take(char c);    // consumes `c` if it is next
+  // Reads a string. The result is valid as long as the text, or until `storage` changes.
   std::string_view string(std::string& storage);
   void skip_value(int depth = 0);
-  void finish();  // nothing but white space comes
+  void finish();  // fails unless only white space is left
   std::int64_t replaced() const { return replaced_; }
 
-  // Calls member(key) for each member of an object: it reads the value.
+  // Calls member(key) for each member of an object; it must read the value.
   template <typename Member>
   void object(const Member& member) {
     expect('{');
     if (take('}')) return;
     std::string storage;
     do {
-      if (peek() != '"') fail("wanted a name in double quotes");
+      if (peek() != '"') fail("a member must start with a name in double quotes");
       const std::string_view key = string(storage);
       expect(':');
       member(key);
     } while (take(','));
     expect('}');
   }
-  // Likewise for each element of a list.
+  // Calls element() for each element of a list; it must read the value.
   template <typename Element>
   void array(const Element& element) {
     expect('[');

@@ -17,7 +17,7 @@ namespace tessera::data {
 MappedFile::MappedFile(const Fd& fd, const std::string& path) {
   struct stat about {};
   if (::fstat(fd.get(), &about) != 0) {
-    throw DataError(str("cannot look at ", quote(path), ": ", std::strerror(errno)));
+    throw DataError(str("cannot stat ", quote(path), ": ", std::strerror(errno)));
   }
   size_ = static_cast<std::size_t>(about.st_size);
   if (size_ == 0) return;
@@ -45,17 +45,17 @@ MappedFile map_file_of_folder(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (!fd.open() && errno == ELOOP) {
     throw DataError(str(quote(path),
-                        " is a symbolic link; the files of a token folder are regular files in it: "
-                        "put the file itself there"));
+                        " is a symbolic link. The files of a token folder must be regular files: "
+                        "copy the file into the folder."));
   }
   if (!fd.open()) {
     throw DataError(str("cannot open ", quote(path), ": ", std::strerror(errno),
-                        "; the folder is not whole: copy it again, or prepare it anew"));
+                        ". The folder is incomplete: copy it again, or prepare it again."));
   }
   struct stat about {};
   if (::fstat(fd.get(), &about) != 0 || !S_ISREG(about.st_mode)) {
     throw DataError(
-        str(quote(path), " is ", kind_of_file(about.st_mode), ", wanted a regular file"));
+        str(quote(path), " is ", kind_of_file(about.st_mode), ", must be a regular file"));
   }
   return MappedFile(fd, path);
 }

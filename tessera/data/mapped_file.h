@@ -9,11 +9,11 @@
 
 namespace tessera::data {
 
-// A file's bytes, mapped for reading: processes on one machine share them.
+// Bytes of a file, mapped read-only and shared between the processes of a machine.
 class MappedFile {
  public:
   MappedFile() = default;
-  // The file that `fd` is; `path` names it in errors, which are DataErrors.
+  // Maps the file of `fd`. `path` names it in errors. Throws DataError.
   MappedFile(const Fd& fd, const std::string& path);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
@@ -27,8 +27,8 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// A file of a folder that may come from anybody: a regular file, and no link (see [Note: no links]
-// in checkpoint/files.h). Throws DataError.
+// Maps a file of an untrusted folder: a regular file, not a link (see [Note: no links] in
+// checkpoint/files.h). Throws DataError.
 MappedFile map_file_of_folder(const std::string& path);
 
 }  // namespace tessera::data

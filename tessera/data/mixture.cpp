@@ -1,4 +1,4 @@
-// Sources that are made of others.
+// Sources that combine other sources.
 
 #include <algorithm>
 #include <utility>
@@ -11,23 +11,24 @@
 namespace tessera::data {
 namespace {
 
-// What several sources have in common.
-class Several : public Source {
+// Base of sources that combine several.
+class CompositeSource : public Source {
  public:
-  explicit Several(std::vector<std::unique_ptr<Source>> sources) : sources_(std::move(sources)) {
-    if (sources_.empty()) throw UsageError("a mixture of no sources");
+  explicit CompositeSource(std::vector<std::unique_ptr<Source>> sources)
+      : sources_(std::move(sources)) {
+    if (sources_.empty()) throw UsageError("a mixture must have at least one source");
     for (const auto& each : sources_) {
       if (each->seq() != first().seq()) {
         throw UsageError(str("a mixture of ", first().name(), " with sequences of ", first().seq(),
                              " and ", each->name(), " with ", each->seq(),
-                             "; wanted the same length"));
+                             "; the lengths must be equal"));
       }
       // Ids of different tokenizers mean different things.
       if (!each->fingerprint().empty() && !fingerprint().empty() &&
           each->fingerprint() != fingerprint()) {
         throw DataError(str("--data: ", each->name(), " was made with another tokenizer (",
                             each->fingerprint(), ") than the data before it (", fingerprint(),
-                            "); prepare both with the same one"));
+                            "). Prepare both with the same one."));
       }
     }
   }
@@ -81,7 +82,7 @@ class Several : public Source {
   void check(std::int64_t vocabulary) const override {
     for (const auto& each : sources_) each->check(vocabulary);
   }
-  // The questions of the sources by turns.
+  // Takes the questions of the sources in turn.
   Question question(std::uint64_t number) const override {
     const std::uint64_t count = sources_.size();
     return sources_[number % count]->question(number / count);
@@ -101,13 +102,13 @@ class Several : public Source {
   std::vector<std::unique_ptr<Source>> sources_;
 };
 
-class Mixture final : public Several {
+class Mixture final : public CompositeSource {
  public:
   Mixture(std::vector<std::unique_ptr<Source>> sources, std::vector<std::uint64_t> weights)
-      : Several(std::move(sources)), weights_(weights), interleave_(std::move(weights)) {
+      : CompositeSource(std::move(sources)), weights_(weights), interleave_(std::move(weights)) {
     if (weights_.size() != this->sources().size()) {
-      throw UsageError(str("a mixture of ", this->sources().size(), " sources with ",
-                           weights_.size(), " weights; wanted one for each"));
+      throw UsageError(str("a mixture of ", this->sources().size(), " sources has ",
+                           weights_.size(), " weights; must have one per source"));
     }
   }
 
@@ -138,12 +139,13 @@ class Mixture final : public Several {
   Interleave interleave_;
 };
 
-class OneAfterAnother final : public Several {
+class ConcatenatedSources final : public CompositeSource {
  public:
-  explicit OneAfterAnother(std::vector<std::unique_ptr<Source>> all) : Several(std::move(all)) {
+  explicit ConcatenatedSources(std::vector<std::unique_ptr<Source>> all)
+      : CompositeSource(std::move(all)) {
     for (const auto& each : sources()) {
       if (each->samples_per_epoch() == 0) {
-        throw UsageError(str(each->name(), " has no end, so that nothing can come after it"));
+        throw UsageError(str(each->name(), " is unlimited, so no source can follow it"));
       }
     }
   }
@@ -216,7 +218,7 @@ std::unique_ptr<Source> mixture(std::vector<std::unique_ptr<Source>> sources,
 }
 
 std::unique_ptr<Source> one_after_another(std::vector<std::unique_ptr<Source>> sources) {
-  return std::make_unique<OneAfterAnother>(std::move(sources));
+  return std::make_unique<ConcatenatedSources>(std::move(sources));
 }
 
 std::unique_ptr<Source> part_of(std::unique_ptr<Source> source, std::uint64_t first,

@@ -13,19 +13,19 @@
 
 namespace tessera::data {
 
-// [Note: prefetch] A thread prepares the data of the next steps while one is computed. It begins
-// with the first step that is taken, goes on by the samples of a step, and never has more than
-// `ahead` steps ready. Whoever takes another step than the next one (after a resumption, say) gets
-// that, and the thread goes on from there. What goes wrong is thrown by take(), for the step that
-// it belongs to.
+// [Note: prefetch] A thread prepares the data of later steps while one is computed. It starts at
+// the first step that is taken, advances by the samples of a step, and keeps at most `ahead` steps
+// ready. If take() asks for another step than the next one (after a resume, for example), it gets
+// that step and the thread continues from there. Errors are thrown by take() for the step they
+// belong to.
 template <typename Data>
 class Prefetch {
  public:
-  // What this rank needs for the step whose first sample has this number.
+  // Returns this rank's data of the step whose first sample has this number.
   using Make = std::function<Data(std::uint64_t first)>;
   using Time = std::chrono::steady_clock::time_point;
 
-  // ahead 0: no thread, take() prepares.
+  // ahead 0: no thread; take() prepares the data itself.
   Prefetch(Make make, std::uint64_t samples_per_step, std::size_t ahead)
       : make_(std::move(make)), samples_per_step_(samples_per_step), ahead_(ahead) {}
   // Waits for the step that is being prepared.
@@ -44,7 +44,7 @@ class Prefetch {
     Data data{};
     Time begin, end;  // of its preparation
   };
-  // By one thread.
+  // Returns the data of a step. Must be called from one thread only.
   Step take(std::uint64_t first) {
     Ready got = ahead_ == 0 ? prepare(first) : wait_for(first);
     if (got.problem) std::rethrow_exception(got.problem);
@@ -73,11 +73,11 @@ class Prefetch {
 
   Ready wait_for(std::uint64_t first) {
     std::unique_lock lock(mutex_);
-    const std::uint64_t comes = ready_.empty() ? next_ : ready_.front().first;
-    if (!thread_.joinable() || comes != first || (failed_ && ready_.empty())) {
+    const std::uint64_t upcoming = ready_.empty() ? next_ : ready_.front().first;
+    if (!thread_.joinable() || upcoming != first || (failed_ && ready_.empty())) {
       ready_.clear();
       next_ = first;
-      ++order_;
+      ++generation_;
       failed_ = false;
       if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
       changed_.notify_all();
@@ -94,11 +94,11 @@ class Prefetch {
     while (true) {
       changed_.wait(lock, [this] { return stop_ || (!failed_ && ready_.size() < ahead_); });
       if (stop_) return;
-      const std::uint64_t order = order_, first = next_;
+      const std::uint64_t generation = generation_, first = next_;
       lock.unlock();
       Ready made = prepare(first);
       lock.lock();
-      if (order != order_) continue;  // somebody wants another
+      if (generation != generation_) continue;  // take() asked for another step
       failed_ = made.problem != nullptr;
       next_ = first + samples_per_step_;
       ready_.push_back(std::move(made));
@@ -112,9 +112,9 @@ class Prefetch {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Ready> ready_;
-  std::uint64_t next_ = 0;   // to be prepared
-  std::uint64_t order_ = 0;  // counts the changes of next_ by take()
-  bool failed_ = false;      // nothing is prepared until take() says where to go on
+  std::uint64_t next_ = 0;        // first sample of the next step to prepare
+  std::uint64_t generation_ = 0;  // number of times take() changed next_
+  bool failed_ = false;           // preparation stopped until the next take()
   bool stop_ = false;
   std::thread thread_;
 };

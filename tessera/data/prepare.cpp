@@ -27,8 +27,10 @@ namespace fs = std::filesystem;
 using Call = std::map<std::string, std::string>;
 
 constexpr std::int64_t kMostStateBytes = std::int64_t{256} << 20;
-constexpr const char* kNames = "names";    // of the inputs, and their sizes: the same anywhere
-constexpr const char* kInputs = "inputs";  // as they lie on this machine
+// Hash of the inputs' names and sizes: equal on every machine.
+constexpr const char* kNames = "names";
+// Hash of the inputs' paths, sizes and times on this machine.
+constexpr const char* kInputs = "inputs";
 constexpr const char* kAppendedTo = "appended_to";
 
 DocumentOptions document_options(const PrepareOptions& options, const Tokenizer& tokenizer) {
@@ -45,7 +47,7 @@ DocumentOptions document_options(const PrepareOptions& options, const Tokenizer&
     throw UsageError(
         options.end_token.empty()
             ? str("the tokenizer ", quote(options.tokenizer),
-                  " names no token that ends a document; choose one with --end-token")
+                  " names no end-of-document token. Select one with --end-token.")
             : str("--end-token: the tokenizer has no token ", quote(options.end_token)));
   }
   out.end = *end;
@@ -54,14 +56,14 @@ DocumentOptions document_options(const PrepareOptions& options, const Tokenizer&
   if (options.begin == PrepareOptions::Begin::always && out.begin.empty()) {
     const std::optional<TokenId> begin = tokenizer.begin_of_text();
     if (!begin) {
-      throw UsageError("--begin-token always: the tokenizer names no token that begins a text");
+      throw UsageError("--begin-token always: the tokenizer names no begin-of-text token");
     }
     out.begin = {*begin};
   }
   return out;
 }
 
-// All that decides the bytes.
+// Returns everything that determines the output.
 Call call_of(const PrepareOptions& options, const DocumentOptions& documents,
              const Tokenizer& tokenizer, const InputList& list) {
   Sha256 names, inputs;
@@ -92,8 +94,8 @@ Call call_of(const PrepareOptions& options, const DocumentOptions& documents,
   return call;
 }
 
-// A number for the call that is the same on every machine.
-std::string number_of(Call call) {
+// Returns an id of the call that is equal on every machine.
+std::string call_id(Call call) {
   call.erase(kInputs);
   Sha256 all;
   for (const auto& [key, value] : call) all.add(str(key, "=", value, "\n"));
@@ -127,33 +129,33 @@ bool is_there(const std::string& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
-// What a prepare that was killed leaves of a file that it was publishing.
+// Returns true for temporary files that a killed prepare leaves behind.
 bool is_own_draft(const std::string& name) {
   const std::string_view file = published_by(name);
   return file == kPreparingName || file == kTokensName ||
          std::find(kTokenizerFiles.begin(), kTokenizerFiles.end(), file) != kTokenizerFiles.end();
 }
 
-// Only for whoever holds the folder.
+// The caller must hold the lock of the folder.
 void remove_own_drafts(const std::string& out) {
   for (const std::string& name : checkpoint::local_files()->list(out)) {
     if (is_own_draft(name)) ::unlink(in_folder(out, name).c_str());
   }
 }
 
-// A folder of somebody else's is not written into.
+// Throws if `out` contains files that prepare did not write.
 void check_out(const std::string& out) {
   std::error_code error;
-  if (out.empty()) throw UsageError("--out: got \"\", wanted the folder to write");
+  if (out.empty()) throw UsageError("--out: got \"\", must be the folder to write");
   if (!is_there(out)) return;
   if (!fs::is_directory(out, error)) {
-    throw UsageError(str("--out: ", quote(out), " is ", kind_of_file(out), "; wanted a folder"));
+    throw UsageError(str("--out: ", quote(out), " is ", kind_of_file(out), "; must be a folder"));
   }
   if (is_there(in_folder(out, kTokensName)) || is_there(in_folder(out, kPreparingName))) return;
   for (const std::string& name : checkpoint::local_files()->list(out)) {
     if (name.starts_with(".") || is_own_draft(name)) continue;
-    throw UsageError(str("--out: ", quote(out), " has other files in it, such as ", quote(name),
-                         "; wanted a new folder, an empty one, or one with tokens"));
+    throw UsageError(str("--out: ", quote(out), " contains other files, such as ", quote(name),
+                         "; must be a new folder, an empty one, or one with tokens"));
   }
 }
 
@@ -162,7 +164,7 @@ bool is_shard_file(const std::string& name) {
          (name.ends_with(".bin") || name.ends_with(".idx") || name.ends_with(".mask"));
 }
 
-// tokens.json first: without it nothing takes the folder for finished.
+// Removes tokens.json first: without it the folder counts as unfinished.
 void remove_tokens(const std::string& out) {
   const auto files = checkpoint::local_files();
   files->remove(in_folder(out, kTokensName));
@@ -172,8 +174,8 @@ void remove_tokens(const std::string& out) {
   files->remove(in_folder(out, kPreparingName));
 }
 
-// Not a document was found: what was made for them goes away again.
-void remove_nothing(const std::string& out, bool appended) {
+// Cleans up after an input without documents.
+void remove_empty_output(const std::string& out, bool appended) {
   ::unlink(in_folder(out, kPreparingName).c_str());
   if (appended) return;
   for (const char* name : kTokenizerFiles) ::unlink(in_folder(out, name).c_str());
@@ -197,10 +199,10 @@ void copy_tokenizer(const std::string& from, const std::string& out) {
   }
 }
 
-// What a call finds in the folder, and goes on from.
+// State of the folder that a call resumes from.
 struct Start {
   PrepareState state;
-  std::optional<TokenManifest> base;  // what is appended to
+  std::optional<TokenManifest> base;  // manifest to append to
   bool finished = false;
 };
 
@@ -215,14 +217,14 @@ Start start_from(const PrepareOptions& options, const Tokenizer& tokenizer, bool
     TokenManifest manifest = read_token_manifest(out);
     const auto last = manifest.reading.find("call");
     const std::string number = last == manifest.reading.end() ? "" : last->second;
-    std::optional<PrepareState> left;  // by a run that ended between its last two steps
+    std::optional<PrepareState> left;  // left by a run that was stopped between its last two steps
     if (is_there(state_path)) {
       left = parse_prepare_state(read_small_file(state_path, kMostStateBytes), state_path);
-      if (number_of(left->call) != number) left.reset();
+      if (call_id(left->call) != number) left.reset();
     }
     Call same = call;
     if (left && left->call.contains(kAppendedTo)) same[kAppendedTo] = left->call.at(kAppendedTo);
-    if (number_of(left ? same : call) == number) {
+    if (call_id(left ? same : call) == number) {
       if (left) checkpoint::local_files()->remove(state_path);
       start.finished = true;
       start.base = std::move(manifest);
@@ -231,27 +233,27 @@ Start start_from(const PrepareOptions& options, const Tokenizer& tokenizer, bool
     if (!options.append) {
       throw UsageError(str("--out: ", quote(out), " has ",
                            format_grouped(static_cast<std::int64_t>(manifest.tokens())),
-                           " tokens of another call already; choose another folder, add to them "
-                           "with --append, or replace them with --restart"));
+                           " tokens from another call. Choose another folder, add to them "
+                           "with --append, or replace them with --restart."));
     }
     if (manifest.fingerprint != tokenizer.fingerprint()) {
-      throw UsageError(str("--append: the tokens in ", quote(out), " are those of the tokenizer ",
+      throw UsageError(str("--append: the tokens in ", quote(out), " were made with the tokenizer ",
                            quote(manifest.tokenizer), " (", manifest.fingerprint.substr(0, 12),
                            "), but --tokenizer ", options.tokenizer, " is ",
                            quote(tokenizer.name()), " (", tokenizer.fingerprint().substr(0, 12),
-                           "); one folder has one tokenizer"));
+                           "). A folder must have one tokenizer."));
     }
     if (manifest.masked != masked) {
-      throw UsageError(str(
-          "--append: the tokens in ", quote(out),
-          manifest.masked ? " say which are to be learnt" : " are all to be learnt",
-          ", those of --format ", name_of(options.format), manifest.masked ? " do not" : " are not",
-          "; prepare them into a folder of their own"));
+      throw UsageError(str("--append: the tokens in ", quote(out),
+                           manifest.masked ? " have a loss mask" : " have no loss mask",
+                           ", those of --format ", name_of(options.format),
+                           manifest.masked ? " do not" : " do",
+                           ". Prepare them in a separate folder."));
     }
     call[kAppendedTo] = checkpoint::to_hex({checkpoint::crc32c(to_text(manifest))});
     for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
       if (manifest.shards[i].name != shard_name(i)) {
-        throw UsageError(str("--append: the shards in ", quote(out), " have other names; wanted ",
+        throw UsageError(str("--append: the shards in ", quote(out), " have other names; expected ",
                              shard_name(i), ".bin"));
       }
     }
@@ -263,9 +265,10 @@ Start start_from(const PrepareOptions& options, const Tokenizer& tokenizer, bool
   PrepareState state =
       parse_prepare_state(read_small_file(state_path, kMostStateBytes), state_path);
   if (state.call != call) {
-    throw UsageError(str("--out: ", quote(out), " is unfinished, of a call that differed in ",
-                         differences(state.call, call),
-                         "; finish that one, choose another folder, or begin anew with --restart"));
+    throw UsageError(
+        str("--out: ", quote(out), " is unfinished, from a call that differed in ",
+            differences(state.call, call),
+            ". Finish that call, choose another folder, or start over with --restart."));
   }
   start.state = std::move(state);
   return start;
@@ -282,7 +285,7 @@ PrepareSummary prepare(const PrepareOptions& options) {
     for (const InputFile& file : list.files) {
       if (file.jsonl) continue;
       throw UsageError(str("--format ", name_of(options.format), ": ", quote(file.path),
-                           " is no file of JSON lines by its name; wanted .jsonl or .ndjson"));
+                           " does not end in .jsonl or .ndjson; must be a file of JSON lines"));
     }
   }
   Call call = call_of(options, documents, *tokenizer, list);
@@ -347,10 +350,10 @@ PrepareSummary prepare(const PrepareOptions& options) {
   TokenManifest& manifest = summary.manifest;
   manifest.shards = writer.finish();
   if (manifest.documents() == documents_before) {
-    remove_nothing(options.out, start.base.has_value());
+    remove_empty_output(options.out, start.base.has_value());
     throw DataError(str(
         "no documents in the input: ", plural(static_cast<std::int64_t>(list.files.size()), "file"),
-        " with ", list.bytes, " bytes, and nothing to learn in them"));
+        " with ", list.bytes, " bytes, all without text"));
   }
   manifest.tokenizer = tokenizer->name();
   manifest.fingerprint = tokenizer->fingerprint();
@@ -369,7 +372,7 @@ PrepareSummary prepare(const PrepareOptions& options) {
       str(plural(static_cast<std::int64_t>(list.files.size()), "file"), ", ",
           format_grouped(static_cast<std::int64_t>(list.bytes)), " bytes");
   manifest.reading["replaced"] = std::to_string(summary.counts.replaced);
-  manifest.reading["call"] = number_of(call);
+  manifest.reading["call"] = call_id(call);
   checkpoint::local_files()->sync_folder(options.out);
   publish(in_folder(options.out, kTokensName), to_text(manifest));
   checkpoint::local_files()->remove(state_path);

@@ -11,50 +11,52 @@
 
 namespace tessera::data {
 
+// Options of prepare().
 struct PrepareOptions {
   std::vector<std::string> inputs;  // see [Note: inputs]
-  std::string out;                  // the folder
+  std::string out;                  // output folder
   std::string tokenizer = "bytes";  // as load_tokenizer() takes it
   DocumentFormat format = DocumentFormat::text;
   SplitDocuments split = SplitDocuments::file;
   std::string text_field = "text";
   std::string chat_template = "chatml";
   BadUtf8 bad_utf8 = BadUtf8::replace;
-  bool special_text = false;  // text may become special tokens
-  std::string end_token;      // by its text; otherwise the tokenizer's own
-  // Tokens in front of each document: [Note: beginning of a text]. Always: also where the
-  // tokenizer only names a token for it.
+  bool special_text = false;  // encodes the text of special tokens as such tokens
+  std::string end_token;      // text of the token; "": the tokenizer's own
+  // Tokens prepended to each document: [Note: beginning of a text]. always: even if the tokenizer
+  // only names such a token.
   enum class Begin : std::uint8_t { as_tokenizer, never, always } begin = Begin::as_tokenizer;
-  int threads = 0;       // 0: as many as there are cores
-  bool append = false;   // to what the folder has
-  bool restart = false;  // not from where an earlier call stopped
+  int threads = 0;       // 0: number of cores
+  bool append = false;   // appends to the tokens in the folder
+  bool restart = false;  // starts over instead of resuming an earlier call
 
   std::int64_t shard_bytes = 256'000'000;
   std::size_t part_bytes = std::size_t{1} << 20;
   std::size_t longest_line = std::size_t{64} << 20;
-  // Parts of so many bytes of tokens are written around the page cache, where there is so much
-  // input at least.
+  // Minimum bytes of tokens for writing a part around the page cache, and minimum bytes of input
+  // for doing so at all.
   std::uint64_t direct_bytes = std::uint64_t{256} << 10;
   std::uint64_t direct_input = std::uint64_t{64} << 20;
-  double save_seconds = 5;  // between two times that the state is written; 0: after each part
-  // Bytes of the input that were read so far, and how many there are.
+  double save_seconds = 5;  // interval between saves of the state; 0: after each part
+  // Progress callback: bytes of the input read so far, and in total.
   std::function<void(std::uint64_t done, std::uint64_t total)> told;
 };
 
+// Result of prepare().
 struct PrepareSummary {
   TokenManifest manifest;
-  DocumentCounts counts;  // of what this call added, from the first run of it on
+  DocumentCounts counts;  // of what this call added, including interrupted runs of it
   std::uint64_t input_bytes = 0, input_files = 0;
-  std::uint64_t empty_files = 0, left_out = 0;  // files
-  std::uint64_t cuts = 0;          // places where long documents were cut: see [Note: parts]
-  std::uint64_t resumed_at = 0;    // bytes of input that an earlier run had done
-  bool was_finished = false;       // there was nothing to do
-  std::vector<std::string> notes;  // of the tokenizer and of the template
+  std::uint64_t empty_files = 0, left_out = 0;  // numbers of files
+  std::uint64_t cuts = 0;          // number of cuts inside long documents: see [Note: parts]
+  std::uint64_t resumed_at = 0;    // bytes of input that an earlier run had processed
+  bool was_finished = false;       // the folder was already complete
+  std::vector<std::string> notes;  // about the tokenizer and the template
 };
 
-// Writes a folder of tokens: see [Note: token folders] and [Note: going on]. The bytes do not
-// depend on the number of threads. Throws UsageError for a call that is wrong, DataError for input
-// that is bad (file and line); the folder is then unfinished, and nothing takes it for finished.
+// Writes a token folder: see [Note: token folders] and [Note: resuming prepare]. The result does
+// not depend on the number of threads. Throws UsageError for invalid options and DataError for
+// invalid input (naming file and line); the folder is then marked as unfinished.
 PrepareSummary prepare(const PrepareOptions& options);
 
 }  // namespace tessera::data

@@ -7,7 +7,7 @@
 
 namespace tessera::data {
 
-// As flags and files have them.
+// Names used in flags and files.
 inline std::string name_of(DocumentFormat format) {
   return format == DocumentFormat::text     ? "text"
          : format == DocumentFormat::prompt ? "prompt"
@@ -19,7 +19,7 @@ inline std::string name_of(SplitDocuments split) {
                                          : "blank-line";
 }
 
-// What a folder with a tokenizer may have of it.
+// Files that a tokenizer's folder may contain.
 inline constexpr std::array<const char*, 8> kTokenizerFiles = {"tokenizer.json",
                                                                "tokenizer_config.json",
                                                                "special_tokens_map.json",

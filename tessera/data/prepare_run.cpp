@@ -8,7 +8,7 @@
 namespace tessera::data {
 namespace {
 
-constexpr auto kLookAgain = std::chrono::milliseconds(100);  // at the progress, and at the clock
+constexpr auto kPollInterval = std::chrono::milliseconds(100);  // for progress and saves
 
 }  // namespace
 
@@ -30,12 +30,12 @@ void PrepareRun::run() {
     const std::lock_guard lock(mutex_);
     fail(0);
   }
-  threads.clear();  // joined
+  threads.clear();  // joins them
   if (error_) std::rethrow_exception(error_);
 }
 
 void PrepareRun::fail(std::uint64_t part) {
-  if (is_wanted(part)) {
+  if (is_needed(part)) {
     failed_ = part;
     error_ = std::current_exception();
   }
@@ -44,17 +44,17 @@ void PrepareRun::fail(std::uint64_t part) {
 
 bool PrepareRun::is_over() const {
   if (failed_ && *failed_ == 0) return true;
-  return ended_ && on_their_way_ == 0;
+  return ended_ && in_flight_ == 0;
 }
 
 void PrepareRun::read() {
   const int most = 3 * options_.threads + 1;
   std::uint64_t number = 0;
   for (bool more = true; more;) {
-    Uninitialised<char> spare;
+    UninitializedVector<char> spare;
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return on_their_way_ < most || failed_; });
+      changed_.wait(lock, [&] { return in_flight_ < most || failed_; });
       more = !failed_;
       if (!spare_.empty()) {
         spare = std::move(spare_.back());
@@ -77,7 +77,7 @@ void PrepareRun::read() {
     more = job != nullptr;
     if (more) {
       ++number;
-      ++on_their_way_;
+      ++in_flight_;
       to_encode_.push_back(std::move(job));
     } else {
       ended_ = true;
@@ -111,9 +111,9 @@ void PrepareRun::work() {
     std::unique_ptr<Job> job = std::move(queue.front());
     queue.pop_front();
     const std::uint64_t number = job->part.number;
-    bool gone = !is_wanted(number);
+    bool finished = !is_needed(number);
     try {
-      if (!gone) {
+      if (!finished) {
         lock.unlock();
         if (writes) {
           writer_.write(job->place, job->tokens, buffer);
@@ -121,11 +121,11 @@ void PrepareRun::work() {
           job->tokens = encoder_.encode(std::move(job->part), job->counts);
         }
         lock.lock();
-        Uninitialised<char>& bytes = writes ? job->tokens.text : job->part.bytes;
+        UninitializedVector<char>& bytes = writes ? job->tokens.text : job->part.bytes;
         if (!bytes.empty() && spare_.size() < static_cast<std::size_t>(options_.threads)) {
           spare_.push_back(std::move(bytes));
         }
-        gone = writes;
+        finished = writes;
         if (writes) {
           marks_.at(number).written = true;
           for (; !marks_.empty() && marks_.begin()->second.written; ++next_done_) {
@@ -136,19 +136,18 @@ void PrepareRun::work() {
           encoded_.emplace(number, std::move(job));
           claim_in_order();
         } else {
-          gone = true;
+          finished = true;
         }
       }
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
       fail(number);
-      // Nothing is claimed any more; what lies before this part is encoded, in case it is wrong
-      // too.
-      on_their_way_ -= static_cast<int>(encoded_.size());
+      // No more parts are claimed. Earlier parts are still encoded in case one of them fails too.
+      in_flight_ -= static_cast<int>(encoded_.size());
       encoded_.clear();
-      gone = job != nullptr;
+      finished = job != nullptr;
     }
-    if (gone) --on_their_way_;
+    if (finished) --in_flight_;
     changed_.notify_all();
   }
 }
@@ -158,7 +157,7 @@ void PrepareRun::watch() {
   std::uint64_t saved = 0;
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (!is_over()) changed_.wait_for(lock, kLookAgain);
+    if (!is_over()) changed_.wait_for(lock, kPollInterval);
     const bool over = is_over();
     const auto now = std::chrono::steady_clock::now();
     const bool due = std::chrono::duration<double>(now - saved_at).count() >= options_.save_seconds;

@@ -18,27 +18,29 @@
 
 namespace tessera::data {
 
+// Options of PrepareRun.
 struct RunOptions {
   int threads = 1;
   double save_seconds = 5;
-  // Both are called by the thread that called run(). `save` gets the state after a number of parts
-  // that all lie in their files, synced.
+  // Both are called on the thread of run(). `save` receives a state whose parts are all written and
+  // synced.
   std::function<void(const InputPosition&, const WriterState&, const DocumentCounts&)> save;
   std::function<void(std::uint64_t consumed)> told;
 };
 
-// [Note: preparing] One thread reads and cuts the input, several encode; what they have is claimed
-// in the order of the input (see [Note: writing tokens]) and then written by whoever is free. The
-// parts on their way are bounded, so memory is too. Of several errors that of the earliest part is
-// thrown: it does not depend on who was quicker.
+// [Note: preparing] One thread reads and cuts the input, several encode parts. Encoded parts are
+// claimed in input order (see [Note: writing tokens]) and then written by any idle thread. The
+// number of parts in flight is bounded, and so is memory. Of several errors, that of the earliest
+// part is thrown, independent of timing.
 class PrepareRun {
  public:
   PrepareRun(PartReader& reader, const DocumentEncoder& encoder, TokenWriter& writer,
              RunOptions options, const DocumentCounts& before);
 
-  // Until the input ends.
+  // Runs until the input ends.
   void run();
-  const DocumentCounts& counts() const { return counts_; }  // and those before
+  // Including the counts passed to the constructor.
+  const DocumentCounts& counts() const { return counts_; }
 
  private:
   struct Job {
@@ -47,10 +49,10 @@ class PrepareRun {
     DocumentCounts counts;
     TokenWriter::Place place;
   };
-  // The state after a part.
+  // State after a part.
   struct Mark {
     InputPosition position;
-    std::size_t finished;  // shards
+    std::size_t finished;  // number of finished shards
     TokenShard open;
     std::uint8_t mask_rest;
     DocumentCounts counts;
@@ -59,11 +61,11 @@ class PrepareRun {
 
   void read();
   void work();
-  void claim_in_order();  // under the lock
+  void claim_in_order();  // requires the lock
   void watch();
-  void fail(std::uint64_t part);  // with the exception that is being handled; under the lock
-  bool is_over() const;           // likewise
-  bool is_wanted(std::uint64_t part) const { return !failed_ || part < *failed_; }
+  void fail(std::uint64_t part);  // records the current exception; requires the lock
+  bool is_over() const;           // requires the lock
+  bool is_needed(std::uint64_t part) const { return !failed_ || part < *failed_; }
 
   PartReader& reader_;
   const DocumentEncoder& encoder_;
@@ -75,12 +77,12 @@ class PrepareRun {
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Job>> to_encode_, to_write_;
   std::map<std::uint64_t, std::unique_ptr<Job>> encoded_;
-  std::vector<Uninitialised<char>> spare_;  // memory of parts that are written
-  std::map<std::uint64_t, Mark> marks_;  // of parts that are claimed, but not all before is written
-  std::optional<Mark> done_;             // of the last part that all up to it are written
+  std::vector<UninitializedVector<char>> spare_;  // buffers of written parts, for reuse
+  std::map<std::uint64_t, Mark> marks_;  // of claimed parts, until all parts up to them are written
+  std::optional<Mark> done_;  // of the last part for which all parts up to it are written
   std::uint64_t next_claim_ = 0, next_done_ = 0;
-  int on_their_way_ = 0;
-  bool ended_ = false;  // nothing more is read
+  int in_flight_ = 0;
+  bool ended_ = false;  // reading has finished
   DocumentCounts counts_;
   std::optional<std::uint64_t> failed_;
   std::exception_ptr error_;

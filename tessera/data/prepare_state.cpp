@@ -20,7 +20,7 @@ std::uint64_t state_number(const StateJson& value, std::uint64_t most) {
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most) {
     throw DataError(str("a number is ",
                         value.dump(-1, ' ', true, StateJson::error_handler_t::replace),
-                        ", wanted at most ", most));
+                        ", must be at most ", most));
   }
   return value.get<std::uint64_t>();
 }
@@ -59,7 +59,7 @@ PrepareState parse_prepare_state(std::string_view text, const std::string& where
   std::vector<std::uint32_t> crc;
   if (text.size() < 9 || text[8] != '\n' || !checkpoint::from_hex(text.substr(0, 8), crc) ||
       checkpoint::crc32c(text.substr(9)) != crc[0]) {
-    throw DataError(str(where, " was changed or cut short; begin anew with --restart"));
+    throw DataError(str(where, " was changed or truncated. Start over with --restart."));
   }
   const StateJson json = checkpoint::parse_strictly(text.substr(9), 8, where);
   constexpr std::uint64_t kMost = std::uint64_t{1} << 60;
@@ -75,7 +75,7 @@ PrepareState parse_prepare_state(std::string_view text, const std::string& where
       state.writer.finished.push_back(shard_of(shard));
       const TokenShard& last = state.writer.finished.back();
       if (last.name != shard_name(state.writer.finished.size() - 1)) {
-        throw DataError(str("a shard has the name ", quote(last.name)));
+        throw DataError(str("a shard has the unexpected name ", quote(last.name)));
       }
       tokens += last.tokens;
       if (tokens > kMostTokens) throw DataError("too many tokens");
@@ -89,9 +89,9 @@ PrepareState parse_prepare_state(std::string_view text, const std::string& where
                     state_number(counts.at(4), kMost)};
   } catch (const StateJson::exception& error) {
     throw DataError(
-        str(where, " is not as prepare wrote it: ", error.what(), "; begin anew with --restart"));
+        str(where, " was not written by prepare: ", error.what(), ". Start over with --restart."));
   } catch (const DataError& error) {
-    throw DataError(str(where, ": ", error.what(), "; begin anew with --restart"));
+    throw DataError(str(where, ": ", error.what(), ". Start over with --restart."));
   }
   return state;
 }

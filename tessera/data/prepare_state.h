@@ -10,19 +10,19 @@
 
 namespace tessera::data {
 
-// [Note: going on] While prepare runs, prepare.json in its folder says how far it came: a position
-// in the input, and what lies in the folder for all before it. It is written now and then, behind a
-// sync of the files. Whoever runs the same call again goes on there, and gets the same bytes as one
-// run would have written: parts, and where they lie, follow from the input alone.
+// [Note: resuming prepare] While prepare runs, prepare.json in its folder stores its progress: a
+// position in the input, and what the folder contains for everything before it. It is written
+// periodically, after the files are synced. The same call resumes there and produces the same bytes
+// as an uninterrupted run, because parts and their locations depend on the input alone.
 struct PrepareState {
-  std::map<std::string, std::string> call;  // all that decides the bytes
+  std::map<std::string, std::string> call;  // everything that determines the output
   InputPosition position;
   WriterState writer;
   DocumentCounts counts;
 };
 
 std::string to_text(const PrepareState& state);
-// Throws DataError that begins with `where`.
+// Throws DataError that starts with `where`.
 PrepareState parse_prepare_state(std::string_view text, const std::string& where);
 
 }  // namespace tessera::data

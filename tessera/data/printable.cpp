@@ -14,7 +14,8 @@ std::size_t valid_length(std::span<const unsigned char> text) {
                                             : 0;
   const std::size_t there = std::min(length, text.size());
   for (std::size_t i = 1; i < there; ++i) {
-    // Of the second byte less may be used: no long forms, no surrogates, nothing over U+10FFFF.
+    // The second byte has a smaller range: no overlong forms, no surrogates, nothing above
+    // U+10FFFF.
     const unsigned char least = i > 1 ? 0x80 : first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
     const unsigned char most = i > 1 ? 0xbf : first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
     if (text[i] < least || text[i] > most) return 0;
@@ -40,7 +41,7 @@ std::string printable(std::string_view text) {
       }
       continue;
     }
-    // U+0080 to U+009F are controls too; and a character that is cut off is none.
+    // U+0080 to U+009F are control characters too; a truncated character is invalid.
     const bool control = bytes[at] == 0xc2 && bytes[at + 1] < 0xa0;
     if (control || length < whole(bytes[at])) {
       out += std::string(length, '.');

@@ -7,11 +7,11 @@
 
 namespace tessera::data {
 
-// Bytes of the character of UTF-8 that a text, which is not empty, begins with; 0 if there is none.
-// A character that the end cuts off counts as the rest of the text.
+// Returns the bytes of the UTF-8 character at the start of a non-empty text; 0 if it is invalid. A
+// character truncated by the end of the text counts as the rest of the text.
 std::size_t valid_length(std::span<const unsigned char> text);
 
-// One line of UTF-8, with nothing in it that a terminal would act upon: a point for each such byte.
+// Returns one line of UTF-8 without terminal control characters; each such byte becomes a dot.
 std::string printable(std::string_view text);
 
 }  // namespace tessera::data

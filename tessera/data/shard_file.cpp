@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t kReserveStep = std::uint64_t{64} << 20;
 
-// False, with errno, where something went wrong; then `bytes` is what is left.
+// Returns false with errno set on failure; `bytes` is then what is left.
 bool write_at(int fd, const std::byte*& from, std::uint64_t& offset, std::size_t& bytes) {
   while (bytes > 0) {
     const ssize_t n = ::pwrite(fd, from, bytes, static_cast<off_t>(offset));
@@ -50,15 +50,15 @@ void ShardFile::fail(const char* what) const {
 
 void ShardFile::check(std::uint64_t bytes, std::uint32_t crc) const {
   const MappedFile mapped(fd_, path_);
-  const std::string what = "; begin anew with --restart";
+  const std::string what = ". Start over with --restart.";
   if (mapped.size() < bytes) {
-    throw DataError(str(quote(path_), " has ", mapped.size(), " bytes, wanted at least the ", bytes,
-                        " that were written before prepare stopped", what));
+    throw DataError(str(quote(path_), " has ", mapped.size(), " bytes, expected at least the ",
+                        bytes, " that were written before prepare stopped", what));
   }
   const std::uint32_t got = checkpoint::crc32c(mapped.bytes().data(), bytes);
   if (got != crc) {
     throw DataError(str(quote(path_), " has the checksum ", checkpoint::to_hex({got}),
-                        " up to byte ", bytes, ", wanted ", checkpoint::to_hex({crc}),
+                        " up to byte ", bytes, ", expected ", checkpoint::to_hex({crc}),
                         ": it was changed since prepare stopped", what));
   }
 }
@@ -79,7 +79,7 @@ void ShardFile::write(std::uint64_t offset, const void* data, std::size_t bytes,
   const auto* from = static_cast<const std::byte*>(data);
   const std::uint64_t begin = offset;
   if (!write_at(fd_.get(), from, offset, bytes)) fail("write");
-  // sync() then waits for little. Only a hint.
+  // Shortens a later sync(). Only a hint.
   if (hurry && offset > begin) {
     (void)::sync_file_range(fd_.get(), static_cast<off_t>(begin),
                             static_cast<off_t>(offset - begin), SYNC_FILE_RANGE_WRITE);
@@ -89,7 +89,7 @@ void ShardFile::write(std::uint64_t offset, const void* data, std::size_t bytes,
 void ShardFile::write_direct(std::uint64_t offset, const void* data, std::size_t bytes) const {
   const auto* from = static_cast<const std::byte*>(data);
   if (write_at(direct_.get(), from, offset, bytes)) return;
-  // A disk with larger blocks, or a write that ended inside one.
+  // The disk has larger blocks, or a write ended inside one.
   if (errno != EINVAL) fail("write");
   write(offset, from, bytes);
 }
@@ -98,13 +98,13 @@ void ShardFile::reserve(std::uint64_t bytes) {
   while (direct() && reserved_ < bytes) {
     const bool done = ::fallocate(fd_.get(), 0, static_cast<off_t>(reserved_),
                                   static_cast<off_t>(kReserveStep)) == 0;
-    // Not every file system can, and a full disk may still have room for what comes.
+    // Not every file system supports it, and a full disk may still have room for the data.
     reserved_ = done ? reserved_ + kReserveStep : std::numeric_limits<std::uint64_t>::max();
   }
 }
 
 void ShardFile::cut(std::uint64_t bytes) {
-  if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) fail("cut");
+  if (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) fail("truncate");
   reserved_ = bytes;
 }
 

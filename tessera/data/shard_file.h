@@ -12,15 +12,14 @@
 
 namespace tessera::data {
 
-// What a direct write takes: addresses, offsets and sizes are multiples of it. Not less than a
-// page, which is 64 KiB on some machines: a page that is written through the cache at one end must
-// not be written around it at the other by somebody else.
+// Alignment of direct writes: addresses, offsets and sizes are multiples of it. At least one page,
+// which is 64 KiB on some machines: no page may be written through the cache at one end and around
+// it at the other.
 inline std::size_t direct_block() {
   return std::max<std::size_t>(4096, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)));
 }
 
-// Memory that a thread puts what it writes into, at an address that is a multiple of
-// direct_block(), as its size must be.
+// Write buffer of one thread. Its address and size are multiples of direct_block().
 class WriteBuffer {
  public:
   explicit WriteBuffer(std::size_t bytes = std::size_t{1} << 20);
@@ -36,26 +35,27 @@ class WriteBuffer {
   std::size_t size_;
 };
 
-// [Note: around the page cache] The kernel takes 1 to 3 ns for each byte that it copies into its
-// pages and sends on to the disk from there, many times what making the tokens takes. Large parts
-// therefore go to the disk from where they lie (O_DIRECT). What does not fill a block at either end
-// of a part goes through the pages, which the kernel keeps in step. Where a file system has no such
-// writes, all goes through the pages.
+// [Note: around the page cache] The kernel takes 1 to 3 ns per byte to copy data into its page
+// cache and write it to disk from there, many times the cost of making the tokens. Large parts are
+// therefore written directly from their buffers (O_DIRECT). The ends of a part that do not fill a
+// block go through the page cache, which the kernel keeps coherent. On file systems without direct
+// writes everything goes through the page cache.
 
-// A file of a shard, which grows. Throws DataError.
+// Growing file of a shard. Throws DataError.
 class ShardFile {
  public:
-  // Made anew where `bytes` is 0, else as it was when it had so many, with this checksum.
+  // Creates the file if `bytes` is 0, otherwise truncates it to `bytes` after checking their
+  // checksum.
   void open(std::string path, std::uint64_t bytes, std::uint32_t crc, bool direct = false);
-  // Through the page cache. `hurry`: it begins its way to the disk now.
+  // Writes through the page cache. `hurry`: starts writing to disk at once.
   void write(std::uint64_t offset, const void* data, std::size_t bytes, bool hurry = true) const;
   bool direct() const { return direct_.open(); }
-  // Around it: all three are multiples of direct_block().
+  // Writes around the page cache; all three must be multiples of direct_block().
   void write_direct(std::uint64_t offset, const void* data, std::size_t bytes) const;
-  // Makes room up to `bytes`, in large steps: writes that do not make a file longer do not wait for
-  // each other. Only where it is direct; one call at a time.
+  // Allocates space up to `bytes` in large steps: writes that do not extend a file do not wait for
+  // each other. Only for direct files; one call at a time.
   void reserve(std::uint64_t bytes);
-  // It has so many bytes, and no room behind them.
+  // Truncates the file to `bytes`, including reserved space.
   void cut(std::uint64_t bytes);
   void sync() const;
 

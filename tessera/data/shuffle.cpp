@@ -9,29 +9,29 @@
 namespace tessera::data {
 namespace {
 
-// A random function of a half and a round's key: multiplied so that every bit reaches the upper
-// ones, which then reach the lower ones.
+// Random function of a half and a round key. The multiplications spread every bit to the upper
+// ones, and the shifts back to the lower ones.
 std::uint64_t scrambled(std::uint64_t half, std::uint32_t key) {
   std::uint64_t x = (half ^ (std::uint64_t{key} << 16)) * 0x9e3779b97f4a7c15u + key;
   x = (x ^ (x >> 32)) * 0xd1342543de82ef95u;
   return x >> 32;
 }
 
-// Of a few bits a network makes but few orders: small sizes walk through a larger domain.
+// A network of few bits has few permutations, so small sizes use a larger domain.
 constexpr int kFewestHalfBits = 4;
 
 }  // namespace
 
 Shuffle::Shuffle(std::uint64_t size, std::uint64_t seed, std::uint64_t stream) : size_(size) {
   if (size == 0 || size > std::uint64_t{1} << 62) {
-    throw UsageError(str("a shuffle of ", size, " samples; wanted 1 to 2^62"));
+    throw UsageError(str("a shuffle of ", size, " samples; must be from 1 to 2^62"));
   }
   const PhiloxBlock words = Philox(seed, stream_of("data.shuffle")).block(stream);
   key_ = {words[0], words[1]};
   half_bits_ = std::max(kFewestHalfBits, static_cast<int>((std::bit_width(size - 1) + 1) / 2));
 }
 
-std::uint64_t Shuffle::around(const Keys& keys, std::uint64_t number) const {
+std::uint64_t Shuffle::permute(const Keys& keys, std::uint64_t number) const {
   const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
   std::uint64_t left = number >> half_bits_, right = number & mask;
   for (const std::uint32_t key : keys) {
@@ -51,7 +51,7 @@ std::uint64_t Shuffle::at(std::uint64_t epoch, std::uint64_t place) const {
     std::copy(words.begin(), words.end(), keys.begin() + i);
   }
   do {
-    place = around(keys, place);
+    place = permute(keys, place);
   } while (place >= size_);
   return place;
 }

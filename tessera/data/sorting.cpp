@@ -11,14 +11,15 @@ namespace {
 
 constexpr Token kBar = 10, kEnd = 11;
 constexpr std::int64_t kVocab = 12;
-constexpr std::int64_t kDigits = 7;  // a problem takes 16 tokens, so it divides common lengths
+constexpr std::int64_t kDigits = 7;  // a problem takes 16 tokens, which divides common lengths
 
 class Sorting final : public Source {
  public:
   Sorting(std::int64_t seq, std::uint64_t seed)
       : seq_(seq), digits_(std::min(kDigits, seq / 2)), random_(seed, stream_of("data.sorting")) {
     if (seq < 2) {
-      throw UsageError(str("--seq is ", seq, "; sorting needs 2 or more, and 16 to be hard"));
+      throw UsageError(
+          str("--seq is ", seq, "; the sorting task needs at least 2, and 16 to be hard"));
     }
   }
 

@@ -10,89 +10,90 @@
 
 namespace tessera::data {
 
-// Samples from here on are questions for the end of a run: far from any that it trains on.
+// First sample number of questions for the end of a run, far from any training sample.
 inline constexpr std::uint64_t kQuestions = std::uint64_t{1} << 62;
 
 using Token = std::int64_t;
-inline constexpr Token kIgnored = -1;  // a target that no loss is taken of
+inline constexpr Token kIgnored = -1;  // target without loss
 
-// int64 [B, T]: targets[b][t] is what should follow ids[b][0..t], or kIgnored.
+// Batch of samples, int64 [B, T]: targets[b][t] is the token after ids[b][0..t], or kIgnored.
 struct Batch {
   at::Tensor ids;
   at::Tensor targets;
-  std::int64_t predicted = 0;  // targets that are not kIgnored
-  // int32 [B, T]: the position at which the document of each token begins, as in nn/pass.h.
-  // Undefined where rows are not separated.
+  std::int64_t predicted = 0;  // number of targets that are not kIgnored
+  // int32 [B, T]: position where the document of each token starts, as in nn/pass.h. Undefined if
+  // documents are not separated.
   at::Tensor document_starts = {};
 };
-// One sample of it, to be filled.
+// One row of a batch, to be filled.
 struct Row {
   std::span<Token> ids, targets;
-  std::span<std::int32_t> starts = {};  // empty: nobody asks
+  std::span<std::int32_t> starts = {};  // empty: not requested
 };
 
-// What a trained model is asked at the end, and what it should say.
+// Prompt for the trained model at the end of a run, and the expected answer.
 struct Question {
   std::vector<Token> prompt;
   std::int64_t answer_length = 0;
-  std::vector<Token> answer;  // empty where any answer will do
+  std::vector<Token> answer;  // empty if any answer is accepted
 };
 
-// Samples by number. A sample is a function of the source's seed and its number alone, so what a
-// run sees does not depend on how many ranks or micro-batches it is divided over.
+// Numbered samples. A sample is a function of the source's seed and its number alone, so the data
+// of a run does not depend on how it is divided over ranks and micro-batches.
 class Source {
  public:
   virtual ~Source() = default;
 
   virtual std::string name() const = 0;
-  virtual std::int64_t vocab() const = 0;  // every token is below; 0: not known
-  virtual std::int64_t seq() const = 0;    // T
-  // From any thread.
+  virtual std::int64_t vocab() const = 0;  // all tokens are below; 0: unknown
+  virtual std::int64_t seq() const = 0;    // sequence length T
+  // Fills a row. Thread-safe.
   virtual void fill(std::uint64_t sample, const Row& row) const = 0;
 
-  // Do rows hold documents that must not see each other? Then fill() says where they begin.
+  // Returns true if the documents of a row must not attend to each other; fill() then sets their
+  // starts.
   virtual bool separate() const { return false; }
-  // So many samples are all there is, and what follows is the next epoch. 0: they never end.
+  // Number of samples of an epoch, after which the next one starts. 0: unlimited.
   virtual std::uint64_t samples_per_epoch() const { return 0; }
-  virtual std::string fingerprint() const { return ""; }  // of the tokenizer; "": not known
-  // Of text, that a predicted token stands for, on average; 0: not known.
+  virtual std::string fingerprint() const { return ""; }  // of the tokenizer; "": unknown
+  // Average bytes of text per predicted token; 0: unknown.
   virtual double bytes_per_token() const { return 0; }
-  // Which tokens a sample has, for errors: "document 3 from its token 128 of tokens.bin".
+  // Describes the tokens of a sample for errors: "document 3 from its token 128 of tokens.bin".
   virtual std::string where(std::uint64_t sample) const;
-  // Lines for people, said once before training: what is left out or cut.
+  // Notes for the user, printed once before training: what is left out or cut.
   virtual std::vector<std::string> notes() const { return {}; }
-  // Throws DataError, with the place, if a token is not below this and nobody knows that yet; then
-  // all of them are read.
+  // Throws DataError with the position if a token is not below `vocabulary`. Reads all tokens
+  // unless vocab() already guarantees it.
   virtual void check(std::int64_t vocabulary) const { static_cast<void>(vocabulary); }
 
   virtual Question question(std::uint64_t number) const = 0;
-  // A line that shows the question and what a model answered; where the answer can be judged it
-  // ends in a tick or a cross.
+  // Returns a line with the question and the model's answer. It ends in a tick or a cross if the
+  // answer can be judged.
   virtual std::string show(const Question& question, std::span<const Token> answer) const = 0;
 
-  // Samples first … first + count - 1.
+  // Returns samples first … first + count - 1.
   Batch batch(std::uint64_t first, std::int64_t count) const;
 };
 
-// A row of which nothing is learnt.
+// Fills a row without any loss.
 void blank(const Row& row);
 
-// [Note: sorting] Seven digits, a bar, the same digits in order, and so on until the sequence is
-// full; only the sorted half is predicted. A small transformer goes from knowing nothing, ln(vocab)
-// where vocab is the model's, to nearly no mistakes.
+// [Note: sorting] Synthetic task: seven digits, a bar, the same digits sorted, repeated until the
+// sequence is full. Only the sorted half is predicted. The loss of a small transformer falls from
+// ln(vocab), where vocab is the model's, to nearly 0.
 std::unique_ptr<Source> sorting(std::int64_t seq, std::uint64_t seed);
 
-// Windows of a file at random places, byte by byte: tokens 0 to 255. Throws UsageError where there
-// is no such file, and DataError for one that is empty or shorter than a window.
+// Random windows of a file, one token per byte (0 to 255). Throws UsageError if the file does not
+// exist, and DataError if it is empty or shorter than a window.
 std::unique_ptr<Source> text_file(const std::string& path, std::int64_t seq, std::uint64_t seed);
 
-// Samples of several sources of the same length, in these proportions: see [Note: interleave]. An
-// epoch has as many samples as theirs have together, in whatever proportion they come.
+// Mixes several sources of equal sequence length in these proportions: see [Note: interleave]. An
+// epoch has as many samples as those of the sources together.
 std::unique_ptr<Source> mixture(std::vector<std::unique_ptr<Source>> sources,
                                 std::vector<std::uint64_t> weights);
-// All samples of one source, then all of the next; each has an end.
+// All samples of one source, then all of the next. None may be unlimited.
 std::unique_ptr<Source> one_after_another(std::vector<std::unique_ptr<Source>> sources);
-// `count` samples of another, from its number `first` on, and blank ones after them.
+// `count` samples of a source starting at `first`, followed by blank ones.
 std::unique_ptr<Source> part_of(std::unique_ptr<Source> source, std::uint64_t first,
                                 std::uint64_t count);
 

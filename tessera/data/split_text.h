@@ -6,14 +6,15 @@
 
 namespace tessera::data {
 
-// A document of a part, or what of it lies there.
+// Document, or the fragment of one that lies in a part.
 struct TextPiece {
   std::string_view text;
-  bool begins, ends;  // there
+  bool begins, ends;  // in this part
 };
 
-// Calls piece(TextPiece) for each, in order. `begun`: the text begins inside a document; `open`: it
-// ends inside one. Of a document by lines or blank lines the last '\n' is no part of it.
+// Calls piece(TextPiece) for each document in order. `begun`: the text starts inside a document;
+// `open`: it ends inside one. For documents split by lines or blank lines the last '\n' is not
+// included.
 template <typename Piece>
 void split_text(std::string_view text, SplitDocuments split, bool begun, bool open,
                 const Piece& piece) {
@@ -29,11 +30,11 @@ void split_text(std::string_view text, SplitDocuments split, bool begun, bool op
       at = behind;
       continue;
     }
-    if (behind == text.size()) {  // nothing but white space up to the end
+    if (behind == text.size()) {  // only white space up to the end
       if (begun) piece(TextPiece{open ? text.substr(at) : std::string_view(), false, !open});
       return;
     }
-    // A line with something in it: the document ends there, or before the next blank line.
+    // A line with text: the document ends after it, or before the next blank line.
     std::size_t end = text.find('\n', at);
     while (split == SplitDocuments::blank_line && end != std::string_view::npos &&
            end + 1 < text.size() && !is_blank_line(text, end + 1, behind)) {

@@ -14,7 +14,7 @@
 namespace tessera::data {
 namespace {
 
-// A .bin of llm.c begins with these: its magic number, its version, its tokens.
+// Header of a .bin of llm.c: magic number, version, number of tokens.
 constexpr std::size_t kHeaderNumbers = 256;
 struct BinKind {
   std::int32_t magic, version;
@@ -29,9 +29,9 @@ bool is_token_folder(const std::string& path) {
 
 [[noreturn]] void refuse_size(const std::string& path, std::uint64_t got, std::uint64_t wanted,
                               const std::string& what) {
-  throw DataError(str(quote(path), " has ", got, " bytes, wanted ", wanted, " for ", what, ": it ",
-                      got < wanted ? "was cut short" : "was changed",
-                      "; copy it again, or prepare it anew"));
+  throw DataError(str(quote(path), " has ", got, " bytes, expected ", wanted, " for ", what,
+                      ": it ", got < wanted ? "was truncated" : "was changed",
+                      ". Copy it again, or prepare it again."));
 }
 
 TokenFile open_shard(const std::string& folder, const TokenManifest& manifest,
@@ -48,7 +48,7 @@ TokenFile open_shard(const std::string& folder, const TokenManifest& manifest,
     return mapped;
   };
   const std::string tokens = str(about.tokens, " tokens");
-  // None overflows: a manifest has at most kMostTokens.
+  // No overflow: a manifest has at most kMostTokens.
   file.bin = map(".bin", about.tokens * static_cast<std::uint64_t>(file.width), tokens);
   file.idx = map(".idx", about.documents * 8, str(about.documents, " documents"));
   if (manifest.masked) file.mask = map(".mask", (about.tokens + 7) / 8, tokens);
@@ -67,18 +67,19 @@ TokenFile open_bin(const std::string& path) {
     file.data_begin = kHeaderNumbers * sizeof(std::int32_t);
     file.width = kind.width;
     if (header[1] != kind.version) {
-      throw DataError(str(quote(path), " has the version ", header[1], ", wanted ", kind.version,
-                          " behind the magic number ", kind.magic));
+      throw DataError(str(quote(path), " has the version ", header[1], ", must be ", kind.version,
+                          " for the magic number ", kind.magic));
     }
     const auto tokens = static_cast<std::uint64_t>(std::max(header[2], 0));
     const std::uint64_t wanted = file.data_begin + tokens * static_cast<std::uint64_t>(kind.width);
     if (header[2] < 0 || size != wanted) {
-      refuse_size(path, size, wanted, str("a header and the ", header[2], " tokens it says"));
+      refuse_size(path, size, wanted,
+                  str("a header and the ", header[2], " tokens that it declares"));
     }
   }
   const auto width = static_cast<std::uint64_t>(file.width);
   if (size % width != 0) {
-    throw DataError(str(quote(path), " has ", size, " bytes, wanted two for each token"));
+    throw DataError(str(quote(path), " has ", size, " bytes, must be two per token"));
   }
   file.about.tokens = (size - file.data_begin) / width;
   if (file.about.tokens == 0) throw DataError(str(quote(path), " has no tokens"));
@@ -105,11 +106,11 @@ std::unique_ptr<TokenData> open_tokens(const std::string& path) {
     if (::stat(str(path, "/", kPreparingName).c_str(), &about) == 0) {
       throw DataError(str(quote(path), " is unfinished: it has ", kPreparingName, " and no ",
                           kTokensName,
-                          "; run the same `tessera data prepare` again, and it goes "
-                          "on where it stopped"));
+                          "; run the same `tessera data prepare` again to "
+                          "resume it"));
     }
     throw UsageError(str(quote(path), " has no ", kTokensName,
-                         "; wanted a folder that `tessera data prepare` wrote, or a .bin"));
+                         "; must be a folder written by `tessera data prepare`, or a .bin"));
   }
   TokenManifest manifest = read_token_manifest(path);
   std::vector<TokenFile> files;

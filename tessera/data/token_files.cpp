@@ -12,7 +12,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-// Widens, and returns the largest: one pass that the compiler makes vectors of.
+// Widens ids and returns the largest, in one vectorizable pass.
 template <typename Stored>
 std::uint32_t widen(const std::byte* from, std::span<std::int64_t> out) {
   Stored largest = 0;
@@ -61,7 +61,7 @@ TokenFiles::TokenFiles(std::string path, std::optional<TokenManifest> manifest,
   }
   if (open_since != tokens_) {
     throw DataError(str(quote(path_), ": the last document ends at token ", open_since, " of ",
-                        tokens_, ": the index is cut short"));
+                        tokens_, ": the index is truncated"));
   }
 }
 
@@ -83,7 +83,8 @@ Document TokenFiles::document(std::uint64_t number) const {
   if (number >= documents_) {
     throw UsageError(str("document ", number, " of ", quote(path_), ", which has ", documents_));
   }
-  // The last that begins with at most so many documents: those without any are behind one another.
+  // The last file whose first_document is at most `number`: files without documents share the value
+  // of the next one.
   const auto after = std::upper_bound(
       files_.begin(), files_.end(), number,
       [](std::uint64_t at, const TokenFile& file) { return at < file.first_document; });
@@ -103,7 +104,7 @@ Document TokenFiles::document(std::uint64_t number) const {
 std::uint64_t TokenFiles::document_at(std::uint64_t token) const {
   check_range(token, 1);
   const TokenFile& file = files_[file_of_token(token)];
-  std::uint64_t low = 0, high = file.about.documents;  // the first whose end is behind the token
+  std::uint64_t low = 0, high = file.about.documents;  // first document that ends after the token
   while (low < high) {
     const std::uint64_t middle = low + (high - low) / 2;
     if (file.end_of(middle) > token - file.first_token) {
@@ -125,8 +126,9 @@ void TokenFiles::refuse_id(std::uint64_t at, std::uint64_t id, std::int64_t voca
   const std::uint64_t number = document_at(at);
   const TokenFile& file = files_[file_of_token(at)];
   throw DataError(str(quote(file.path), ": token ", at - document(number).begin, " of document ",
-                      number, " (", at, " of all) is ", id, ", wanted less than ", vocab,
-                      ", the vocabulary: it was made for another tokenizer, or changed"));
+                      number, " (", at, " of all) is ", id,
+                      ", must be less than the vocabulary of ", vocab,
+                      ": it was made for another tokenizer, or changed"));
 }
 
 void TokenFiles::read(std::uint64_t begin, std::span<std::int64_t> out) const {

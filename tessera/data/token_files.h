@@ -1,6 +1,6 @@
 #pragma once
 
-// What open_tokens() gives, for whoever looks inside: verify_tokens() and `tessera data inspect`.
+// Result of open_tokens(), for code that needs its files: verify_tokens(), `tessera data inspect`.
 
 #include <optional>
 
@@ -10,26 +10,27 @@
 
 namespace tessera::data {
 
-// One .bin, with its index and its mask where it has them.
+// One .bin with its index and mask, if any.
 struct TokenFile {
   TokenShard about;
   std::string path;  // of the .bin
   MappedFile bin, idx, mask;
-  std::uint64_t data_begin = 0;  // bytes in front of the tokens
-  int width = 2;                 // bytes of a token
-  bool indexed = false;          // else all of it is one document
+  std::uint64_t data_begin = 0;  // bytes before the tokens
+  int width = 2;                 // bytes per token
+  bool indexed = false;          // otherwise the file is one document
 
-  // Of all shards before it.
+  // Totals of the shards before it.
   std::uint64_t first_token = 0, first_document = 0;
-  std::uint64_t open_since = 0;  // where the document begins that this one begins with
+  std::uint64_t open_since = 0;  // start of the document that continues at its first token
 
-  std::uint64_t end_of(std::uint64_t document) const;  // counted in this file
+  std::uint64_t end_of(std::uint64_t document) const;  // relative to this file
   std::uint32_t token(std::uint64_t at) const;
 };
 
+// Token data in memory-mapped files.
 class TokenFiles final : public TokenData {
  public:
-  // `manifest` is empty for a single .bin. Throws DataError for files that do not fit together.
+  // `manifest` is nullopt for a single .bin. Throws DataError if the files are inconsistent.
   TokenFiles(std::string path, std::optional<TokenManifest> manifest, std::vector<TokenFile> files);
 
   std::string path() const override { return path_; }
@@ -47,7 +48,7 @@ class TokenFiles final : public TokenData {
 
   const std::optional<TokenManifest>& manifest() const { return manifest_; }
   const std::vector<TokenFile>& files() const { return files_; }
-  // Throws the DataError for the token at `at`, which is `id`.
+  // Throws the DataError for an invalid `id` at token `at`.
   [[noreturn]] void refuse_id(std::uint64_t at, std::uint64_t id, std::int64_t vocab) const;
 
  private:

@@ -14,17 +14,17 @@ namespace {
 
 using TokenJson = nlohmann::json;
 
-// The first line has the checksum of all that follows it.
+// The first line holds the checksum of everything after it.
 constexpr std::string_view kCrcBefore = "{\"crc32c\": \"", kCrcAfter = "\",\n";
 constexpr std::size_t kCrcDigits = 8;
 constexpr std::string_view kTokensFormat = "tessera-tokens";
 constexpr std::uint64_t kTokensVersion = 1;
 
-// The members of an object, with errors that name them.
+// Members of a JSON object, with errors that name them.
 class TokenFields {
  public:
   TokenFields(const TokenJson& value, std::string where) : value_(value), where_(std::move(where)) {
-    if (!value.is_object()) throw DataError(str(where_, " is no object of JSON"));
+    if (!value.is_object()) throw DataError(str(where_, " is not a JSON object"));
   }
   const TokenJson& get(const char* name) const {
     const auto found = value_.find(name);
@@ -35,14 +35,14 @@ class TokenFields {
     const TokenJson& value = get(name);
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most) {
       throw DataError(str(where_, ": \"", name, "\" is ", shown(value),
-                          ", wanted a whole number from 0 to ", most));
+                          ", must be a whole number from 0 to ", most));
     }
     return value.get<std::uint64_t>();
   }
   std::string text(const char* name) const {
     const TokenJson& value = get(name);
     if (!value.is_string()) {
-      throw DataError(str(where_, ": \"", name, "\" is ", shown(value), ", wanted a text"));
+      throw DataError(str(where_, ": \"", name, "\" is ", shown(value), ", must be a string"));
     }
     return value.get<std::string>();
   }
@@ -51,7 +51,7 @@ class TokenFields {
     const std::string digits = text(name);
     if (!checkpoint::from_hex(digits, crc) || crc.size() != 1) {
       throw DataError(str(where_, ": \"", name, "\" is ", quote(digits),
-                          ", wanted the 8 hexadecimal digits of a checksum"));
+                          ", must be a checksum of 8 hexadecimal digits"));
     }
     return crc[0];
   }
@@ -65,7 +65,7 @@ class TokenFields {
   std::string where_;
 };
 
-// A file of the folder itself, which no path leads out of.
+// Returns true for a file name that cannot lead out of the folder.
 bool is_plain_name(const std::string& name) {
   if (name.empty() || name.size() > 200 || name[0] == '.') return false;
   for (const char c : name) {
@@ -81,7 +81,7 @@ TokenShard parse_shard(const TokenFields& fields, bool masked) {
   const std::string file = fields.text("file");
   if (!file.ends_with(".bin") || !is_plain_name(file) || file == ".bin") {
     throw DataError(str(fields.where(), ": \"file\" is ", quote(file),
-                        ", wanted the name of a .bin in the folder itself"));
+                        ", must be the name of a .bin in the folder itself"));
   }
   shard.name = file.substr(0, file.size() - 4);
   shard.tokens = fields.count("tokens", kMostTokens);
@@ -149,22 +149,22 @@ TokenManifest parse_token_manifest(std::string_view text, const std::string& whe
   if (text.size() < begin || !text.starts_with(kCrcBefore) ||
       text.substr(kCrcBefore.size() + kCrcDigits, kCrcAfter.size()) != kCrcAfter ||
       !checkpoint::from_hex(text.substr(kCrcBefore.size(), kCrcDigits), crc)) {
-    throw DataError(str(where, " begins with ", quote(text.substr(0, 40)),
-                        ", wanted the checksum of what `tessera data prepare` wrote"));
+    throw DataError(str(where, " starts with ", quote(text.substr(0, 40)),
+                        ", must start with the checksum that `tessera data prepare` writes"));
   }
   if (const std::uint32_t got = checkpoint::crc32c(text.substr(begin)); got != crc[0]) {
-    throw DataError(str(where, " has the checksum ", checkpoint::to_hex({got}), ", wanted ",
+    throw DataError(str(where, " has the checksum ", checkpoint::to_hex({got}), ", expected ",
                         checkpoint::to_hex(crc),
-                        ": it was changed or cut short; copy it again, or prepare it anew"));
+                        ": it was changed or truncated. Copy it again, or prepare it again."));
   }
   const TokenJson json = checkpoint::parse_strictly(text, 16, where);
   const TokenFields top(json, where);
   if (const std::string format = top.text("format"); format != kTokensFormat) {
-    throw DataError(str(where, ": \"format\" is ", quote(format), ", wanted ", kTokensFormat));
+    throw DataError(str(where, ": \"format\" is ", quote(format), ", must be ", kTokensFormat));
   }
   if (const std::uint64_t version = top.count("version", UINT32_MAX); version != kTokensVersion) {
-    throw DataError(str(where, ": \"version\" is ", version, ", wanted ", kTokensVersion,
-                        ": a newer Tessera wrote it"));
+    throw DataError(str(where, ": \"version\" is ", version, ", must be ", kTokensVersion,
+                        ": it was written by a newer Tessera"));
   }
   TokenManifest manifest;
   const TokenFields tokenizer(top.get("tokenizer"), where + ": \"tokenizer\"");
@@ -178,7 +178,7 @@ TokenManifest parse_token_manifest(std::string_view text, const std::string& whe
   }
   manifest.bytes_per_token = static_cast<int>(top.count("bytes_per_token", 4));
   if (manifest.bytes_per_token != bytes_per_token(manifest.vocab)) {
-    throw DataError(str(where, ": \"bytes_per_token\" is ", manifest.bytes_per_token, ", wanted ",
+    throw DataError(str(where, ": \"bytes_per_token\" is ", manifest.bytes_per_token, ", must be ",
                         bytes_per_token(manifest.vocab), " for a vocabulary of ", manifest.vocab));
   }
   const TokenJson& masked = top.get("masked");
@@ -186,15 +186,15 @@ TokenManifest parse_token_manifest(std::string_view text, const std::string& whe
   manifest.masked = masked.get<bool>();
   manifest.bytes_of_text = top.count("bytes_of_text", std::uint64_t{1} << 60);
   const TokenJson& reading = top.get("reading");
-  if (!reading.is_object()) throw DataError(str(where, ": \"reading\" is no object of JSON"));
+  if (!reading.is_object()) throw DataError(str(where, ": \"reading\" is not a JSON object"));
   for (const auto& [key, value] : reading.items()) {
     if (!value.is_string()) {
-      throw DataError(str(where, ": \"reading\": ", quote(key), " is no text"));
+      throw DataError(str(where, ": \"reading\": ", quote(key), " is not a string"));
     }
     manifest.reading[key] = value.get<std::string>();
   }
   const TokenJson& shards = top.get("shards");
-  if (!shards.is_array()) throw DataError(str(where, ": \"shards\" is no list"));
+  if (!shards.is_array()) throw DataError(str(where, ": \"shards\" is not a list"));
   std::set<std::string> names;
   std::uint64_t tokens = 0;
   for (std::size_t i = 0; i < shards.size(); ++i) {
@@ -203,18 +203,18 @@ TokenManifest parse_token_manifest(std::string_view text, const std::string& whe
     if (!names.insert(shard.name).second) {
       throw DataError(str(where, " names ", quote(shard.name + ".bin"), " twice"));
     }
-    tokens += shard.tokens;  // both at most kMostTokens
+    tokens += shard.tokens;  // both are at most kMostTokens
     if (tokens > kMostTokens)
       throw DataError(str(where, " has more than ", kMostTokens, " tokens"));
     manifest.shards.push_back(std::move(shard));
   }
-  const std::uint64_t said = top.count("tokens", kMostTokens);
-  const std::uint64_t said_documents = top.count("documents", kMostTokens);
-  if (said != tokens || said_documents != manifest.documents()) {
-    throw DataError(str(where, " says ", said, " tokens in ", said_documents,
+  const std::uint64_t declared = top.count("tokens", kMostTokens);
+  const std::uint64_t declared_documents = top.count("documents", kMostTokens);
+  if (declared != tokens || declared_documents != manifest.documents()) {
+    throw DataError(str(where, " declares ", declared, " tokens in ", declared_documents,
                         " documents, but its shards have ", tokens, " in ", manifest.documents()));
   }
-  if (tokens == 0 || said_documents == 0) throw DataError(str(where, " has no documents"));
+  if (tokens == 0 || declared_documents == 0) throw DataError(str(where, " has no documents"));
   return manifest;
 }
 

@@ -8,7 +8,7 @@
 
 namespace tessera::data {
 
-// The two are apart, which the compiler has to know to make vectors of it.
+// The buffers do not overlap; __restrict lets the compiler vectorize.
 void widen_bytes(const char* __restrict from, std::size_t count, std::byte* __restrict to) {
   auto* const out = reinterpret_cast<unsigned char*>(to);
   for (std::size_t i = 0; i < count; ++i) {
@@ -34,12 +34,12 @@ void TokenPart::copy(std::uint64_t from, std::size_t count, std::byte* to,
 
 std::uint32_t checksum_of(const TokenPart& part) {
   if (part.text.empty()) return checkpoint::crc32c(part.tokens.data(), part.tokens.size());
-  std::array<std::byte, 32 << 10> some;  // stays in the nearest cache
+  std::array<std::byte, 32 << 10> block;  // fits in the L1 cache
   std::uint32_t crc = 0;
-  for (std::uint64_t at = 0; at < part.bytes(); at += some.size()) {
-    const std::size_t count = std::min<std::uint64_t>(some.size(), part.bytes() - at);
-    part.copy(at, count, some.data());
-    crc = checkpoint::crc32c(some.data(), count, crc);
+  for (std::uint64_t at = 0; at < part.bytes(); at += block.size()) {
+    const std::size_t count = std::min<std::uint64_t>(block.size(), part.bytes() - at);
+    part.copy(at, count, block.data());
+    crc = checkpoint::crc32c(block.data(), count, crc);
   }
   return crc;
 }

@@ -4,30 +4,31 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/data/uninitialised.h"
+#include "tessera/data/uninitialized_vector.h"
 
 namespace tessera::data {
 
-// The tokens of one part of the input, as they will lie in a shard.
+// Tokens of one part of the input, in the format of a shard.
 struct TokenPart {
-  Uninitialised<std::byte> tokens;  // u16 or u32
-  // Where every byte is a token: these bytes, with one more for the end of a document, instead of
-  // `tokens`. They are made u16 on their way to the file, so that half as much goes through memory.
-  Uninitialised<char> text;
-  std::uint16_t end = 0;             // what stands in `text` where a document ends
-  std::vector<std::uint64_t> ends;   // of the documents that end in it, counted from its beginning
-  std::vector<std::uint8_t> learnt;  // a byte a token; empty where there is no mask
-  std::uint32_t crc = 0;             // of what bytes() counts
+  UninitializedVector<std::byte> tokens;  // u16 or u32
+  // If every byte is a token: these bytes plus one per end of a document, instead of `tokens`. They
+  // are widened to u16 when written, which halves the memory traffic.
+  UninitializedVector<char> text;
+  std::uint16_t end = 0;             // token that ends a document; `text` has a placeholder there
+  std::vector<std::uint64_t> ends;   // ends of its documents, relative to its start
+  std::vector<std::uint8_t> learnt;  // one byte per token; empty without a mask
+  std::uint32_t crc = 0;             // of the bytes that the file receives
 
-  // That the file gets.
+  // Number of bytes that the file receives.
   std::uint64_t bytes() const { return text.empty() ? tokens.size() : 2 * text.size(); }
-  // `count` of them from `from` on, both even. `first` is what `ends` count the part's beginning.
+  // Copies `count` of these bytes starting at `from`, both even. `first` is the token at which the
+  // part starts in `ends`.
   void copy(std::uint64_t from, std::size_t count, std::byte* to, std::uint64_t first = 0) const;
 };
 
-// Bytes to u16.
+// Widens bytes to u16.
 void widen_bytes(const char* from, std::size_t count, std::byte* to);
-// The checksum of what a part gives the file, before it is claimed.
+// Returns the checksum of the bytes that the file receives, before the part is claimed.
 std::uint32_t checksum_of(const TokenPart& part);
 
 }  // namespace tessera::data

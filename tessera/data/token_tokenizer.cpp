@@ -12,8 +12,8 @@ std::unique_ptr<Tokenizer> tokenizer_of(const TokenData& data) {
       files->manifest()->tokenizer == "bytes" ? byte_tokenizer() : load_tokenizer(data.path());
   if (tokenizer->fingerprint() != data.fingerprint()) {
     throw DataError(str("the tokenizer in ", quote(data.path()), " has the fingerprint ",
-                        tokenizer->fingerprint(), ", wanted ", data.fingerprint(),
-                        ": its files are not those that the tokens were made with"));
+                        tokenizer->fingerprint(), ", expected ", data.fingerprint(),
+                        ": the tokens were made with other tokenizer files"));
   }
   return tokenizer;
 }

@@ -21,9 +21,9 @@ void check_token_file(const MappedFile& file, const std::string& path, std::uint
     done(part.size());
   }
   if (crc != wanted) {
-    throw DataError(str(quote(path), " has the checksum ", checkpoint::to_hex({crc}), ", wanted ",
+    throw DataError(str(quote(path), " has the checksum ", checkpoint::to_hex({crc}), ", expected ",
                         checkpoint::to_hex({wanted}),
-                        ": its bytes were changed; copy it again, or prepare it anew"));
+                        ": its bytes were changed. Copy it again, or prepare it again."));
   }
 }
 
@@ -33,7 +33,7 @@ void check_token_index(const TokenFiles& data, const TokenFile& file) {
     const std::uint64_t end = file.end_of(i);
     if (end > file.about.tokens || end <= last) {
       throw DataError(str(quote(file.path), ": its index has document ", file.first_document + i,
-                          " end at token ", end, ", wanted more than ", last, " and at most ",
+                          " end at token ", end, ", must be more than ", last, " and at most ",
                           file.about.tokens));
     }
     last = end;
@@ -41,11 +41,11 @@ void check_token_index(const TokenFiles& data, const TokenFile& file) {
   const std::uint64_t bits = file.about.tokens % 8;
   if (data.masked() && bits != 0 &&
       std::to_integer<unsigned>(file.mask.bytes().back()) >> bits != 0) {
-    throw DataError(str(quote(file.path), ": its mask has bits behind the last token"));
+    throw DataError(str(quote(file.path), ": its mask has bits after the last token"));
   }
 }
 
-// Each id, without widening it.
+// Checks each id without widening it.
 template <typename Stored>
 void check_token_ids(const TokenFiles& data, const TokenFile& file, std::int64_t vocab) {
   for (std::uint64_t at = 0; at < file.about.tokens; at += kVerifiedAtOnce) {
@@ -63,7 +63,7 @@ void check_token_ids(const TokenFiles& data, const TokenFile& file, std::int64_t
   }
 }
 
-// A part of other tokens (--val-fraction) has no files of its own: its ids are looked at.
+// Views (--val-fraction) have no files of their own; only their ids are checked.
 void check_ids_of_view(const TokenData& data, std::int64_t vocab,
                        const std::function<void(std::uint64_t)>& told) {
   if (vocab == 0) return;
@@ -79,9 +79,9 @@ void check_ids_of_view(const TokenData& data, std::int64_t vocab,
       const std::uint64_t token = at + static_cast<std::uint64_t>(bad - part.begin());
       const std::uint64_t number = data.document_at(token);
       throw DataError(str(quote(data.path()), ": token ", token - data.document(number).begin,
-                          " of document ", number, " of this part is ", *bad, ", wanted less than ",
-                          vocab,
-                          ", the vocabulary: it was made for another tokenizer, or changed"));
+                          " of document ", number, " of this part is ", *bad,
+                          ", must be less than the vocabulary of ", vocab,
+                          ": it was made for another tokenizer, or changed"));
     }
     if (told) told(at + count);
   }

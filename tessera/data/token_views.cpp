@@ -15,19 +15,20 @@
 namespace tessera::data {
 namespace {
 
-constexpr std::size_t kLookedAt = 16 << 20;  // bytes: enough to tell a text from something else
+// Enough to recognize files that are not text.
+constexpr std::size_t kCheckedBytes = 16 << 20;
 
-// Images, archives and the like train as well as texts do, to no use.
+// Images, archives and the like would train without an error, but uselessly.
 void refuse_binary(std::span<const unsigned char> bytes, const std::string& path) {
-  bytes = bytes.first(std::min(bytes.size(), kLookedAt));
+  bytes = bytes.first(std::min(bytes.size(), kCheckedBytes));
   for (std::size_t at = 0; at < bytes.size();) {
     const std::size_t length = bytes[at] == 0 ? 0 : valid_length(bytes.subspan(at));
     if (length == 0) {
       constexpr const char* kHex = "0123456789abcdef";
-      throw DataError(str("--data: ", quote(path), " is no text: the byte at offset ", at, " is 0x",
-                          kHex[bytes[at] >> 4], kHex[bytes[at] & 15],
+      throw DataError(str("--data: ", quote(path), " is not text: the byte at offset ", at,
+                          " is 0x", kHex[bytes[at] >> 4], kHex[bytes[at] & 15],
                           bytes[at] == 0 ? "" : ", which is not UTF-8 there",
-                          "; wanted a text in UTF-8 (iconv converts other encodings)"));
+                          "; must be UTF-8 text (iconv converts other encodings)"));
     }
     at += length;
   }
@@ -71,7 +72,7 @@ class TextTokens final : public TokenData {
   MappedFile file_;
 };
 
-// Tokens [begin, end) of others, which begin and end documents where there are several.
+// Tokens [begin, end) of other data, at document borders if there are several documents.
 class PartOfTokens final : public TokenData {
  public:
   PartOfTokens(std::shared_ptr<const TokenData> all, std::uint64_t begin, std::uint64_t end)
@@ -129,7 +130,7 @@ SplitTokens split(const std::shared_ptr<const TokenData>& data, double fraction)
     throw DataError(str("--val-fraction: got ", fraction, ", but ", quote(data->path()), " has ",
                         plural(static_cast<std::int64_t>(data->documents()), "document"), " and ",
                         plural(static_cast<std::int64_t>(all), "token"),
-                        ", which leaves nothing on one side; wanted another share, or --val-data"));
+                        ", which leaves one side empty. Use another fraction, or --val-data."));
   }
   return {std::make_shared<PartOfTokens>(data, 0, at),
           std::make_shared<PartOfTokens>(data, at, all)};

@@ -7,12 +7,13 @@
 
 namespace tessera::data {
 
-// A text file as one document, a byte a token: 0 to 255. Throws UsageError where there is no such
-// file, and DataError, with the place, for one that is not UTF-8 (its first 16 MiB are looked at).
+// Opens a text file as one document with one token per byte (0 to 255). Throws UsageError if the
+// file does not exist, and DataError with the position if it is not UTF-8 (only the first 16 MiB
+// are checked).
 std::shared_ptr<const TokenData> text_tokens(const std::string& path);
 
-// What is trained on, and what is kept to validate: the last `fraction` of the tokens, by whole
-// documents where there are several. Throws DataError where one of the two would be empty.
+// Splits off the last `fraction` of the tokens for validation, by whole documents if there are
+// several. Throws DataError if one of the two would be empty.
 struct SplitTokens {
   std::shared_ptr<const TokenData> training, validation;
 };

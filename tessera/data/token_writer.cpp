@@ -64,7 +64,7 @@ void TokenWriter::close_shard() {
   shard_.reset();
 }
 
-// In the order of the parts, because a byte may have bits of two of them.
+// Called in part order, because a byte may hold bits of two parts.
 void TokenWriter::write_mask(const TokenPart& part) {
   std::vector<std::uint8_t> bytes((state_.open.tokens % 8 + part.learnt.size()) / 8 + 1);
   bytes[0] = state_.mask_rest;
@@ -73,7 +73,7 @@ void TokenWriter::write_mask(const TokenPart& part) {
     bytes[bit / 8] = static_cast<std::uint8_t>(bytes[bit / 8] | (learnt & 1u) << bit % 8);
     ++bit;
   }
-  state_.mask_rest = bytes.back();  // the last byte is not full: it may be empty
+  state_.mask_rest = bytes.back();  // the last byte is incomplete, possibly empty
   bytes.pop_back();
   shard_->mask.write(state_.open.tokens / 8, bytes.data(), bytes.size());
   state_.open.mask_crc = checkpoint::crc32c(bytes.data(), bytes.size(), state_.open.mask_crc);
@@ -115,7 +115,7 @@ void TokenWriter::write(const Place& place, const TokenPart& part,
   const std::uint64_t block = direct_block();
   for (std::uint64_t at = 0; at < bytes;) {
     std::uint64_t count = std::min<std::uint64_t>(bytes - at, buffer.size());
-    const std::uint64_t inside = (begin + at) % block;  // of a block that is begun
+    const std::uint64_t inside = (begin + at) % block;  // offset within a block
     const bool whole = large && inside == 0 && count >= block;
     if (whole) count -= count % block;
     if (large && inside > 0) count = std::min(count, block - inside);

@@ -13,49 +13,53 @@
 
 namespace tessera::data {
 
-// How far a folder came: enough to go on from there.
+// Progress of a folder, sufficient to resume.
 struct WriterState {
   std::vector<TokenShard> finished;
-  TokenShard open;               // its counts and checksums so far; without tokens: there is none
-  std::uint8_t mask_rest = 0;    // bits of the mask that do not fill a byte yet
-  std::uint64_t tokens() const;  // of all
+  TokenShard open;               // counts and checksums so far; tokens 0: no open shard
+  std::uint8_t mask_rest = 0;    // mask bits of the incomplete last byte
+  std::uint64_t tokens() const;  // total
   std::uint64_t documents() const;
 };
 
+// Options of TokenWriter.
 struct WriterOptions {
-  std::string folder;  // is there
+  std::string folder;  // must exist
   int bytes_per_token = 2;
   bool masked = false;
-  std::int64_t shard_bytes = 256'000'000;  // of tokens; a part that is larger has one of its own
-  // Parts of so many bytes are written around the page cache; 0: none is. See the note there.
+  std::int64_t shard_bytes = 256'000'000;  // maximum, of tokens; a larger part gets its own shard
+  // Minimum size of parts that are written around the page cache; 0: none. See [Note: around the
+  // page cache].
   std::uint64_t direct_bytes = 0;
 };
 
-// [Note: writing tokens] Parts are claimed in their order, which says where each lies: that takes
-// no time. Then they are written in any order, by any thread. What the folder holds thus depends on
+// [Note: writing tokens] Parts are claimed in order, which determines their location and is fast.
+// Then they are written in any order by any thread. The contents of the folder therefore depend on
 // the parts alone.
 class TokenWriter {
  public:
-  // Goes on from `state`, which is removed of all that lies behind it. Throws DataError where the
-  // files are not as it says.
+  // Resumes from `state` and removes everything after it. Throws DataError if the files do not
+  // match it.
   TokenWriter(WriterOptions options, WriterState state);
   ~TokenWriter();
 
-  struct Shard;  // files that are open
+  struct Shard;  // open files
+  // Location of a part.
   struct Place {
     std::shared_ptr<Shard> shard;
-    std::uint64_t token = 0, document = 0;  // in it
+    std::uint64_t token = 0, document = 0;  // within the shard
   };
-  // Where the next part lies; its `ends` become those of the shard. One call at a time.
+  // Assigns the location of the next part and makes its `ends` relative to the shard. One call at a
+  // time.
   Place claim(TokenPart& part);
-  // Writes it there. The buffer is the thread's own.
+  // Writes a part to its place. `buffer` must belong to the calling thread.
   void write(const Place& place, const TokenPart& part, const WriteBuffer& buffer) const;
-  // As it is after all claims so far.
+  // State after all claims so far.
   const WriterState& state() const { return state_; }
-  // Makes durable what was written of shards up to `upto`: all writes of parts before must be done.
+  // Syncs the shards up to `upto`. All writes of its parts must have finished.
   void sync(const WriterState& upto);
 
-  // No part comes any more: the shards.
+  // Closes the last shard and returns all shards. No part may follow.
   std::vector<TokenShard> finish();
 
  private:

@@ -35,7 +35,8 @@ class ByteTokenizer final : public Tokenizer {
     out.reserve(ids.size());
     for (const TokenId id : ids) {
       if (id > kByteEnd) {
-        throw DataError(str("there is no token ", id, " among bytes, whose vocabulary is 257"));
+        throw DataError(
+            str("token ", id, " does not exist in the byte tokenizer, whose vocabulary is 257"));
       }
       if (id != kByteEnd) out.push_back(static_cast<char>(id));
     }
@@ -60,7 +61,7 @@ bool file_exists(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0;
 }
 
-// The tokens that begin and end a text: by name in one file or another, else by number.
+// Returns the tokens that begin and end a text: named in one of the files, otherwise by id.
 NumberedTokens end_tokens(const std::string& folder, const TokenizerSpec& spec) {
   NumberedTokens out;
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
@@ -71,9 +72,10 @@ NumberedTokens end_tokens(const std::string& folder, const TokenizerSpec& spec) 
       if (token.empty() || id) return;
       id = find_token(spec, token);
       if (!id) {
-        throw DataError(str(path, " names the token ", quote(token),
-                            ", which the tokenizer.json beside it is without: is it of another "
-                            "model?"));
+        throw DataError(
+            str(path, " names the token ", quote(token),
+                ", which the tokenizer.json next to it does not have. It may be from another "
+                "model."));
       }
     };
     number(named.begin, out.begin);
@@ -99,7 +101,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& where) {
   const std::string path = is_folder(where) ? where + "/tokenizer.json" : where;
   const std::string text = read_small_file(
       path, kMostTokenizerBytes,
-      "\"bytes\", a tokenizer.json as the tokenizers package writes it, or a folder that has one");
+      "\"bytes\", a tokenizer.json of the tokenizers package, or a folder that has one");
   TokenizerSpec spec = parse_tokenizer(text, path);
   const std::size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "" : path.substr(0, slash + 1);

@@ -12,66 +12,69 @@ namespace tessera::data {
 
 using TokenId = std::uint32_t;
 
+// Options of Tokenizer::encode().
 struct EncodeOptions {
-  // Text that is that of a special token ("<|endoftext|>") becomes this token. Off for text from
-  // elsewhere that should not be able to end a document.
+  // Encodes the text of a special token ("<|endoftext|>") as that token. Turn it off for untrusted
+  // text that must not end a document.
   bool special = true;
-  // What the tokenizer puts around a text by itself (a token for its beginning, say).
+  // Adds the tokens that the tokenizer puts around a text (a begin-of-text token, for example).
   bool around = false;
-  // What stands before the text: tokenizers that mark spaces put a mark at the beginning of a
-  // text, some of them behind a token too, and none where a text goes on.
+  // Context before the text. Tokenizers that mark spaces add a mark at the start of a text, some
+  // also after a token, but none where a text continues.
   enum class Behind : std::uint8_t { nothing, token, text } behind = Behind::nothing;
 };
 
-// Text to numbers and back. All calls are const and may come from several threads.
+// Converts text to token ids and back. All methods are const and thread-safe.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
   virtual std::string name() const = 0;
-  virtual std::int64_t vocab() const = 0;  // every id is below
-  // Two tokenizers with the same one give the same ids for every text: a SHA-256 of what decides.
+  virtual std::int64_t vocab() const = 0;  // all ids are below
+  // SHA-256 of everything that determines the ids: tokenizers with equal fingerprints give equal
+  // ids for every text.
   virtual std::string fingerprint() const = 0;
 
-  // Appends the ids of a text, which is valid UTF-8: see clean_utf8().
+  // Appends the ids of a text, which must be valid UTF-8: see clean_utf8().
   virtual void encode(std::string_view text, std::vector<TokenId>& out,
                       const EncodeOptions& options = {}) const = 0;
-  // May a text be cut before a single space between letters, and the second part be encoded as
-  // `Behind::text`, without a change of the ids? False where only the ends of lines are sure.
+  // Returns true if cutting a text before a single space between letters, and encoding the second
+  // part as `Behind::text`, does not change the ids. If false, only cuts at line ends are safe.
   virtual bool may_cut_at_space() const { return false; }
-  // The bytes of ids; a part of a text may end inside a character. Throws DataError for an id that
-  // there is none of. `skip_special`: special tokens leave nothing.
+  // Returns the bytes of ids; they may end inside a character. Throws DataError for an id that does
+  // not exist. `skip_special`: drops special tokens.
   virtual std::string decode(std::span<const TokenId> ids, bool skip_special = false) const = 0;
 
-  virtual std::optional<TokenId> find(std::string_view token) const = 0;  // by its own text
+  virtual std::optional<TokenId> find(std::string_view token) const = 0;  // by its text
   virtual bool is_special(TokenId id) const = 0;
-  // What stands between documents, and what ends an answer. Nothing where the files name none.
+  // Token that separates documents and ends an answer. nullopt if the files name none.
   virtual std::optional<TokenId> end_of_text() const = 0;
   virtual std::optional<TokenId> begin_of_text() const = 0;
-  // [Note: beginning of a text] The tokens that the tokenizer puts before a text by itself: those
-  // of the file's post-processor, whether or not another file names one as bos_token. Training data
-  // (`tessera data prepare`) and prompts (`tessera generate`) both begin with these.
+  // [Note: beginning of a text] Tokens that the tokenizer puts before a text: those of the file's
+  // post-processor, whether or not another file names one as bos_token. Training data (`tessera
+  // data prepare`) and prompts (`tessera generate`) both start with these.
   virtual std::vector<TokenId> before_text() const { return {}; }
-  // Notes for the user about its files: parts that are ignored.
+  // Notes for the user about ignored parts of its files.
   virtual std::vector<std::string> notes() const { return {}; }
 };
 
-// 256 tokens, a byte each, and one that ends a document (256). Takes any bytes.
+// Returns a tokenizer with one token per byte and 256 as the end of a document. Accepts any bytes.
 std::unique_ptr<Tokenizer> byte_tokenizer();
 
-// "bytes", a tokenizer.json, or a folder that has one (tokenizer_config.json beside it names the
-// special tokens). Throws UsageError where there is no such file, DataError for one that is bad or
-// asks for what is not there, by its name.
+// Loads "bytes", a tokenizer.json, or a folder that has one (the tokenizer_config.json next to it
+// names the special tokens). Throws UsageError if there is no such file, DataError if it is invalid
+// or uses unsupported features, which are named.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& where);
 
-// What to do about text that is not UTF-8.
+// Handling of text that is not UTF-8.
 enum class BadUtf8 : std::uint8_t { replace, refuse };
+// Result of clean_utf8().
 struct CleanText {
-  std::string_view text;      // the same, or what is in `storage`
-  std::int64_t replaced = 0;  // sequences of bytes that became U+FFFD
+  std::string_view text;      // the input, or the contents of `storage`
+  std::int64_t replaced = 0;  // number of byte sequences replaced by U+FFFD
 };
-// As most programs replace: one U+FFFD for each largest part that could have begun a character.
-// Throws DataError with the offset where it is to refuse.
+// Replaces invalid UTF-8 the usual way: one U+FFFD for each longest prefix of a character. Throws
+// DataError with the offset if `policy` is refuse.
 CleanText clean_utf8(std::string_view text, BadUtf8 policy, std::string& storage);
 
 }  // namespace tessera::data

@@ -64,7 +64,7 @@ bool AddedTokenFinder::find(std::string_view text, std::size_t from, Found& foun
   return false;
 }
 
-bool AddedTokenFinder::wanted(std::string_view text, bool special, const Found& found) const {
+bool AddedTokenFinder::is_allowed(std::string_view text, bool special, const Found& found) const {
   const Flags& token = tokens_[found.token];
   if (token.special && !special) return false;
   if (!token.single_word) return true;

@@ -14,18 +14,18 @@ namespace tessera::data {
 class AddedTokenFinder {
  public:
   AddedTokenFinder();
-  // `text` is what is looked for. Of tokens with the same text, the first that was added is found.
+  // Adds a token that is matched by `text`. Of tokens with equal text, the first one is found.
   void add(const AddedToken& token, const std::string& text);
   bool empty() const { return tokens_.empty(); }
 
-  // Calls piece(begin, end) for what is between tokens, which may be all, and token(id) for each,
-  // in order. `special` is EncodeOptions::special.
+  // Calls piece(begin, end) for the text between tokens and token(id) for each token, in order.
+  // `special` is EncodeOptions::special.
   template <typename Piece, typename Token>
   void split(std::string_view text, bool special, const Piece& piece, const Token& token) const {
     std::size_t done = 0;
     Found found;
     for (std::size_t from = 0; from < text.size() && find(text, from, found); from = found.end) {
-      if (!wanted(text, special, found)) continue;
+      if (!is_allowed(text, special, found)) continue;
       Found taken = found;
       take_spaces(text, done, taken);
       if (done < taken.begin) piece(done, taken.begin);
@@ -50,12 +50,12 @@ class AddedTokenFinder {
   };
 
   bool find(std::string_view text, std::size_t from, Found& found) const;
-  bool wanted(std::string_view text, bool special, const Found& found) const;
+  bool is_allowed(std::string_view text, bool special, const Found& found) const;
   void take_spaces(std::string_view text, std::size_t done, Found& found) const;
   std::int32_t child(std::int32_t node, unsigned char byte) const;
 
   std::vector<Node> nodes_;
-  std::array<std::int32_t, 256> first_;  // nodes of first bytes
+  std::array<std::int32_t, 256> first_;  // root nodes by first byte
   std::vector<Flags> tokens_;
 };
 

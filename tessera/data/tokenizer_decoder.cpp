@@ -8,14 +8,14 @@
 namespace tessera::data {
 namespace {
 
-// Throws DataError for more than `most` bytes.
+// Replaces all occurrences of `from`. Throws DataError if the result exceeds `most` bytes.
 std::string replaced(std::string_view text, std::string_view from, std::string_view to,
                      std::size_t most) {
   std::string out;
   const auto check_size = [&](std::size_t size) {
     if (size <= most) return;
     throw DataError(str("the tokenizer's decoder makes ", size, " bytes or more of ", quote(text),
-                        "; at most ", most, " are allowed: no tokenizer of a model needs that"));
+                        "; must be at most ", most));
   };
   std::size_t done = 0;
   for (std::size_t at = text.find(from); at != std::string_view::npos; at = text.find(from, done)) {
@@ -37,7 +37,7 @@ std::string_view stripped(std::string_view text, const DecoderStep& step) {
   return text;
 }
 
-// "<0x0A>", as a byte.
+// Converts "<0x0A>" to a byte; returns other tokens unchanged.
 std::string byte_named(const std::string& token) {
   if (token.size() != 6 || token.compare(0, 3, "<0x") != 0 || token[5] != '>') return token;
   unsigned byte = 0;
@@ -79,7 +79,7 @@ TokenDecoder::TokenDecoder(const TokenizerSpec& spec, std::vector<std::string> t
     bool fused = false;
     for (const DecoderStep& step : *spec.decoder) {
       (fused ? all_ : each_).push_back(step);
-      // Both leave one text.
+      // Both produce a single text.
       fused |= step.kind == DecoderStep::Kind::fuse || step.kind == DecoderStep::Kind::byte_level;
     }
   }

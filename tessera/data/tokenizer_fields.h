@@ -12,8 +12,8 @@
 
 namespace tessera::data {
 
-// The fields of an object of a tokenizer's file. Whatever is not asked for is refused by its name,
-// so that nothing of a file is silently off.
+// Fields of a JSON object in a tokenizer file. Fields that were not read are rejected by name, so
+// that no part of a file is silently ignored.
 class TokenizerFields {
  public:
   using Json = nlohmann::json;
@@ -25,7 +25,7 @@ class TokenizerFields {
   const std::string& where() const { return where_; }
   std::string where(std::string_view key) const { return str(where_, ", ", key); }
 
-  // Null and absent are one.
+  // Returns null if the field is null or absent.
   const Json* get(const std::string& key) {
     asked_.insert(key);
     const auto found = json_.find(key);
@@ -56,7 +56,7 @@ class TokenizerFields {
     if (!json.is_array()) bad(key, "a list");
     return json;
   }
-  // A token's number.
+  // Returns a token id.
   std::int64_t count_of(const Json& json, const std::string& key) const {
     if (!json.is_number_unsigned() || json.get<std::uint64_t>() >= (std::uint64_t{1} << 31)) {
       bad(key, "a whole number from 0 to 2147483647");
@@ -64,17 +64,17 @@ class TokenizerFields {
     return json.get<std::int64_t>();
   }
 
-  // Fields that change nothing here.
+  // Accepts fields that have no effect here.
   void ignore(std::initializer_list<const char*> keys) { asked_.insert(keys.begin(), keys.end()); }
   void done() const {
     for (const auto& [key, value] : json_.items()) {
       if (asked_.count(key) == 0) {
         throw DataError(
-            str(where_, " has ", quote(key), ": ", shown(value), ", which is not known here"));
+            str(where_, " has ", quote(key), ": ", shown(value), ", which is not supported"));
       }
     }
   }
-  // For what is known and not done.
+  // Throws for a known but unsupported value.
   [[noreturn]] void refuse(const std::string& key, std::string_view why) {
     throw DataError(
         str(where_, " has ", quote(key), ": ", shown(need(key, "something")), ", ", why));
@@ -85,7 +85,7 @@ class TokenizerFields {
                         key.empty()            ? shown(json_)
                         : found == json_.end() ? "nothing"
                                                : shown(*found),
-                        ", wanted ", wanted));
+                        ", must be ", wanted));
   }
 
   static std::string shown(const Json& value) {

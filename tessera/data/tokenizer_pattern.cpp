@@ -38,18 +38,18 @@ class LiteralPattern final : public Pattern {
   std::string text_;
 };
 
-// Steps through a text by kinds of characters.
+// Scans a text by character classes.
 class KindScanner {
  public:
   explicit KindScanner(std::string_view text) : text_(text), classes_(unicode().classes.data()) {}
 
-  // The kind of the character at `at`, which moves behind it: letter, number, space or none (0).
+  // Returns the class of the character at `at` and advances it: letter, number, space or none (0).
   unsigned next(std::size_t& at) const {
     const auto byte = static_cast<unsigned char>(text_[at]);
     if (byte < 0x80) return ++at, classes_[byte] & kKinds;
     return classes_[utf8_next(text_, at)] & kKinds;
   }
-  // Behind the characters of this kind from `at` on, of which there may be none.
+  // Returns the position after the characters of this class at `at`, possibly none.
   std::size_t skip(std::size_t at, unsigned kind) const {
     while (at < text_.size()) {
       std::size_t behind = at;
@@ -58,14 +58,14 @@ class KindScanner {
     }
     return at;
   }
-  // Behind the spaces of which the last is left for what follows, unless nothing does.
+  // Returns the position after the spaces, leaving the last one for the following text, if any.
   std::size_t skip_spaces(std::size_t begin) const {
     const std::size_t end = skip(begin, kSpace);
     if (end == text_.size()) return end;
     const std::size_t last = utf8_before(text_, end);
     return last == begin ? end : last;
   }
-  // Behind 's 't 're 've 'm 'll 'd at `at`, or `at`.
+  // Returns the position after 's 't 're 've 'm 'll 'd at `at`, or `at`.
   std::size_t skip_ending(std::size_t at, bool caseless) const {
     if (text_[at] != '\'' || at + 1 == text_.size()) return at;
     const auto lower = [&](std::size_t i) {
@@ -77,7 +77,7 @@ class KindScanner {
     if ((first == 'l' && second == 'l') || ((first == 'r' || first == 'v') && second == 'e')) {
       return at + 3;
     }
-    if (caseless && text_.substr(at + 1, 2) == "\xc5\xbf") return at + 3;  // a long s
+    if (caseless && text_.substr(at + 1, 2) == "\xc5\xbf") return at + 3;  // U+017F, long s
     return at;
   }
 
@@ -111,7 +111,7 @@ class Gpt2Pattern final : public Pattern {
   }
 };
 
-// Llama 3's, with up to three numbers together, and that of Qwen 2, with one.
+// Patterns of Llama 3, with up to three digits together, and of Qwen 2, with one.
 class Llama3Pattern final : public Pattern {
  public:
   explicit Llama3Pattern(int numbers) : numbers_(numbers) {}
@@ -147,7 +147,7 @@ class Llama3Pattern final : public Pattern {
       }
       return true;
     }
-    // Spaces: up to the last end of a line among them, if there is one.
+    // Spaces up to the last line end among them, if any.
     const std::size_t end = scan.skip(at, kSpace);
     const std::size_t line = text.substr(from, end - from).find_last_of("\r\n");
     match.end = line == std::string_view::npos ? scan.skip_spaces(from) : from + line + 1;
@@ -164,7 +164,7 @@ class Llama3Pattern final : public Pattern {
 
 namespace {
 
-// Far more than any pattern of a tokenizer takes, and still soon over.
+// Far more than any tokenizer's pattern needs, but still fast.
 constexpr std::uint32_t kMostSteps = 10'000'000;
 constexpr std::uint32_t kFirstSteps = 1'000;
 constexpr std::size_t kFirstWindow = 256;  // bytes
@@ -211,21 +211,21 @@ class PcrePattern final : public Pattern {
       PCRE2_UCHAR message[256] = {};
       pcre2_get_error_message(error, message, sizeof message);
       throw DataError(str(where, ": the pattern ", quote(regex),
-                          " is refused by PCRE2: ", reinterpret_cast<const char*>(message)));
+                          " is rejected by PCRE2: ", reinterpret_cast<const char*>(message)));
     }
     std::uint32_t empty = 0;
     pcre2_pattern_info(code_.get(), PCRE2_INFO_MATCHEMPTY, &empty);
     if (empty != 0) {
       throw DataError(str(where, ": the pattern ", quote(regex),
-                          " may match nothing, which is not known here"));
+                          " may match an empty text, which is not supported"));
     }
-    // Without it, more slowly.
+    // Matching also works without JIT, more slowly.
     pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
   }
 
-  // PCRE2 does not say how far it looked. So it gets the next few hundred bytes first, and says by
-  // a partial match that it wants more; none at all in these wants more too. Then it gets twice as
-  // many, and what it had counts as work: [Note: work of patterns].
+  // PCRE2 does not report how far it looked. It therefore gets the next few hundred bytes first,
+  // and requests more by a partial match or no match. Then it gets twice as many, and the bytes
+  // examined count as work: [Note: work of patterns].
   bool find(std::string_view text, std::size_t from, PatternMatch& match,
             PatternScratch& scratch) const override {
     PatternScratch::State& state = scratch.state();
@@ -267,10 +267,11 @@ class PcrePattern final : public Pattern {
  private:
   void spend(PatternScratch& scratch, std::uint64_t work, std::size_t at) const {
     if (scratch.spend(work)) return;
-    throw DataError(str(where_, ": the pattern ", quote(regex_),
-                        " takes too long for this text: it was stopped at byte ", at,
-                        ", since each match looks at much of what follows. Shorter documents, or "
-                        "a tokenizer with another pattern, avoid that"));
+    throw DataError(
+        str(where_, ": the pattern ", quote(regex_),
+            " takes too long for this text: it was stopped at byte ", at,
+            ", since each match scans much of the following text. Use shorter documents "
+            "or a tokenizer with another pattern."));
   }
 
   std::string regex_, where_;
@@ -293,8 +294,8 @@ namespace {
 
 std::unique_ptr<Pattern> general_pattern(const std::string& regex, const std::string& where) {
   throw DataError(str(where, ": the pattern ", quote(regex),
-                      " needs PCRE2, which this build is without. Install it (Debian: "
-                      "libpcre2-dev) and build again"));
+                      " needs PCRE2, which this build does not have. Install it (Debian: "
+                      "libpcre2-dev) and rebuild."));
 }
 
 }  // namespace
@@ -305,7 +306,7 @@ bool have_pcre2() { return false; }
 
 namespace {
 
-// A few seconds at most: PCRE2 looks at some hundred million bytes in one.
+// A few seconds at most: PCRE2 scans some hundred million bytes per second.
 std::uint64_t most_work(std::uint64_t bytes) { return (std::uint64_t{256} << 20) + 256 * bytes; }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 namespace tessera::data {
 
-// What matching writes to. One for each thread.
+// Buffers of Pattern::find(), one per thread.
 class PatternScratch {
  public:
   PatternScratch();
@@ -15,13 +15,13 @@ class PatternScratch {
   PatternScratch(PatternScratch&&) noexcept;
   PatternScratch& operator=(PatternScratch&&) noexcept;
 
-  // [Note: work of patterns] A pattern such as a+b|a looks at all that follows for every match, and
-  // one with nested repetitions tries very many ways. So work is counted: bytes that a match looked
-  // at beyond the first few hundred, and PCRE2's steps beyond the first thousand. A text may cost
-  // so much in proportion to its size, and some more; then find() throws DataError. Begins the
-  // count of a text of so many bytes.
+  // [Note: work of patterns] A pattern such as a+b|a scans all following text for every match, and
+  // nested repetitions can try very many alternatives. Work is therefore counted: bytes that a
+  // match examined beyond the first few hundred, and PCRE2's steps beyond the first thousand. The
+  // limit grows with the size of the text; beyond it find() throws DataError. Resets the count for
+  // a text of `bytes` bytes.
   void begin_text(std::size_t bytes);
-  // Counts work. False: there is none left.
+  // Counts work. Returns false if the limit is exceeded.
   bool spend(std::uint64_t work);
 
   struct State;
@@ -32,39 +32,41 @@ class PatternScratch {
   std::uint64_t left_;
 };
 
+// Match of a pattern.
 struct PatternMatch {
   std::size_t begin = 0;
-  std::size_t end = 0;  // behind `begin`: no pattern matches nothing
+  std::size_t end = 0;  // after `begin`: matches are never empty
 };
 
-// A pattern that pieces of text are found with. The three that nearly all byte-level tokenizers
-// have are matched by code of their own, which tests hold equal to PCRE2; others by PCRE2. [Note:
-// patterns] The files are written for Oniguruma, whose language is not PCRE2's: `\s`, `\w`,
-// `^` and (?i:ss) mean other things. What is the same in both is passed on, `\s` and its like are
-// written out, and whatever else there is gets refused by name.
+// Pattern that splits text. The three that nearly all byte-level tokenizers use have their own
+// code, which tests compare with PCRE2; others are matched by PCRE2. [Note: patterns] The files are
+// written for Oniguruma, whose language differs from PCRE2's: `\s`, `\w`, `^` and (?i:ss) mean
+// other things. Syntax with equal meaning is passed on, `\s` and similar classes are written out,
+// and everything else is rejected by name.
 class Pattern {
  public:
   virtual ~Pattern() = default;
-  // The first match at or behind `from`. False: none. Text and `from` are at whole characters.
+  // Finds the first match at or after `from`. Returns false if there is none. `from` must be at a
+  // character boundary.
   virtual bool find(std::string_view text, std::size_t from, PatternMatch& match,
                     PatternScratch& scratch) const = 0;
 };
 
-// The pattern of GPT-2, which ByteLevel has built in.
+// Pattern of GPT-2, which is built into ByteLevel.
 extern const char* const kGpt2Pattern;
 extern const char* const kLlama3Pattern;
 extern const char* const kQwen2Pattern;
 
-// Throws DataError for what cannot be matched just as the tokenizers package would; `where` names
-// the place in the file. `plain`: never code of its own for a pattern that is known.
+// Throws DataError if the pattern cannot be matched exactly as in the tokenizers package; `where`
+// names its location. `plain`: use PCRE2 even for the patterns with their own code.
 std::unique_ptr<Pattern> regex_pattern(const std::string& regex, const std::string& where,
                                        bool plain = false);
 std::unique_ptr<Pattern> literal_pattern(std::string text);
 
-// The pattern in PCRE2's language. Throws DataError: [Note: patterns].
+// Returns the pattern in PCRE2's language. Throws DataError: [Note: patterns].
 std::string translate_pattern(std::string_view regex, const std::string& where);
 
-// Whether patterns other than the known ones can be matched.
+// Returns true if the build has PCRE2, which other patterns need.
 bool have_pcre2();
 
 }  // namespace tessera::data

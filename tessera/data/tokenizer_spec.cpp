@@ -28,7 +28,7 @@ void read_vocabulary(TokenizerFields& fields, BpeModel& model) {
   const Json& vocab = fields.need("vocab", "an object of tokens and their ids");
   if (!vocab.is_object()) fields.bad("vocab", "an object of tokens and their ids");
   std::vector<bool> seen(vocab.size() + vocab.size() / 8);  // vocabularies have few gaps
-  std::unordered_set<TokenId> far;                          // ids behind these
+  std::unordered_set<TokenId> far;                          // ids beyond these
   model.ids.reserve(vocab.size());
   for (const auto& [token, number] : vocab.items()) {
     const auto id = static_cast<TokenId>(fields.count_of(number, "vocab"));
@@ -51,7 +51,7 @@ void read_merges(TokenizerFields& fields, BpeModel& model) {
       const std::size_t space = text.find(' ');
       if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
         throw DataError(
-            str(where, ": got ", quote(text), ", wanted two tokens with a space between"));
+            str(where, ": got ", quote(text), ", must be two tokens separated by a space"));
       }
       left = text.substr(0, space);
       right = text.substr(space + 1);
@@ -61,26 +61,26 @@ void read_merges(TokenizerFields& fields, BpeModel& model) {
       right = merge[1].get<std::string>();
     } else {
       throw DataError(str(where, ": got ", TokenizerFields::shown(merge),
-                          ", wanted two tokens, as \"a b\" or [\"a\", \"b\"]"));
+                          ", must be two tokens, as \"a b\" or [\"a\", \"b\"]"));
     }
     model.merges.push_back({id_in(model.ids, left, where, "the token"),
                             id_in(model.ids, right, where, "the token"),
-                            id_in(model.ids, left + right, where, "what a merge makes,")});
+                            id_in(model.ids, left + right, where, "the result of a merge,")});
   }
 }
 
 BpeModel read_model(const Json& json, const std::string& where, std::string& missing_unknown) {
   TokenizerFields fields(json, where);
   const std::string type = fields.text("type", json.contains("merges") ? "BPE" : "");
-  if (type != "BPE") fields.bad("type", "BPE, the one kind of model that is known here");
+  if (type != "BPE") fields.bad("type", "BPE, the only supported kind of model");
   BpeModel model;
   if (const Json* dropout = fields.get("dropout")) {
     if (!dropout->is_number() || dropout->get<double>() != 0) {
-      fields.refuse("dropout", "with which a text has no certain ids. Set it to null");
+      fields.refuse("dropout", "which makes the ids of a text random. Set it to null.");
     }
   }
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (!fields.text(key, "").empty()) fields.refuse(key, "which is not known here");
+    if (!fields.text(key, "").empty()) fields.refuse(key, "which is not supported");
   }
   read_vocabulary(fields, model);
   read_merges(fields, model);
@@ -116,17 +116,18 @@ std::vector<AddedToken> read_added(const Json& json, const BpeModel& model,
     token.rstrip = fields.flag("rstrip", false);
     token.normalized = fields.flag("normalized", !token.special);
     fields.done();
-    if (token.content.empty()) fields.bad("content", "a token that is not empty");
+    if (token.content.empty()) fields.bad("content", "a non-empty token");
     if (!seen.insert(token.content).second) {
-      throw DataError(str(where, ": the token ", quote(token.content), " is there twice"));
+      throw DataError(str(where, ": the token ", quote(token.content), " is listed twice"));
     }
-    // The package numbers tokens itself and only warns where a file says otherwise.
+    // The tokenizers package assigns the ids itself and only warns if a file differs.
     const auto known = model.ids.find(token.content);
     const TokenId expected = known == model.ids.end() ? next : known->second;
     if (token.id != expected) {
       throw DataError(str(where, ": the token ", quote(token.content), " has id ", token.id,
-                          known == model.ids.end() ? ", but the next that is free is "
-                                                   : ", but in the vocabulary of the model ",
+                          known == model.ids.end()
+                              ? ", but the next free id is "
+                              : ", but its id in the vocabulary of the model is ",
                           expected));
     }
     if (token.id >= next) next = token.id + 1;
@@ -156,12 +157,11 @@ TokenizerSpec parse_tokenizer(std::string_view text, const std::string& where) {
     fields.bad("version", "\"1.0\"");
   }
   TokenizerSpec spec;
-  // Libraries write these after any call that padded or cut. They are settings of a call.
+  // Libraries write these after any call that padded or truncated. They are settings of a call.
   for (const char* const key : {"truncation", "padding"}) {
     if (fields.get(key) == nullptr) continue;
     spec.notes.push_back(str(where, " has ", quote(key),
-                             ", which is ignored: texts are encoded whole, without ",
-                             key == std::string_view("padding") ? "padding" : "being cut"));
+                             ", which is ignored: texts are encoded whole, without ", key));
   }
   spec.model =
       read_model(fields.need("model", "an object"), fields.where("model"), spec.missing_unknown);

@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kMostTokenizerSteps = 32;
 
-// Calls `read` for the step, or for each of a sequence of them.
+// Calls `read` for the step, or for each step of a sequence.
 template <typename Read>
 void each_step(const Json& json, const std::string& where, const std::string& list,
                const Read& read, int depth = 0) {
@@ -27,7 +27,7 @@ void each_step(const Json& json, const std::string& where, const std::string& li
   }
   const Json& steps = fields.list(list);
   if (depth > 4 || steps.size() > kMostTokenizerSteps) {
-    throw DataError(str(where, ": a sequence of too many steps"));
+    throw DataError(str(where, ": a sequence has too many steps"));
   }
   for (std::size_t i = 0; i < steps.size(); ++i) {
     each_step(steps[i], str(where, "[", i, "]"), list, read, depth + 1);
@@ -36,7 +36,7 @@ void each_step(const Json& json, const std::string& where, const std::string& li
 }
 
 [[noreturn]] void unknown_type(TokenizerFields& fields, std::string_view known) {
-  fields.refuse("type", str("which is not known here: ", known, " are"));
+  fields.refuse("type", str("which is not supported; must be one of ", known));
 }
 
 std::shared_ptr<const Pattern> read_pattern(TokenizerFields& fields) {
@@ -46,14 +46,14 @@ std::shared_ptr<const Pattern> read_pattern(TokenizerFields& fields) {
     out = regex_pattern(pattern.text("Regex"), pattern.where());
   } else {
     const std::string text = pattern.text("String");
-    if (text.empty()) pattern.bad("String", "a text that is not empty");
+    if (text.empty()) pattern.bad("String", "a non-empty string");
     out = literal_pattern(text);
   }
   pattern.done();
   return out;
 }
 
-// A single character.
+// Reads a string of one character.
 std::string read_character(TokenizerFields& fields, const std::string& key) {
   const std::string text = fields.text(key);
   if (text.empty() || utf8_length(text[0]) != text.size()) fields.bad(key, "one character");
@@ -74,10 +74,10 @@ SplitBehavior read_behavior(TokenizerFields& fields) {
   fields.bad("behavior", "Isolated, Removed, Contiguous, MergedWithPrevious or MergedWithNext");
 }
 
-// Metaspace, with the fields of its older versions.
+// Reads the prefix setting of Metaspace, including the fields of older versions.
 PreTokenizerStep::Prepend read_prepend(TokenizerFields& fields) {
   using Prepend = PreTokenizerStep::Prepend;
-  const bool told = fields.get("prepend_scheme") != nullptr;
+  const bool given = fields.get("prepend_scheme") != nullptr;
   const std::string text = fields.text("prepend_scheme", "always");
   const Prepend scheme = text == "always"  ? Prepend::always
                          : text == "first" ? Prepend::first
@@ -86,8 +86,8 @@ PreTokenizerStep::Prepend read_prepend(TokenizerFields& fields) {
     fields.bad("prepend_scheme", "always, first or never");
   }
   const bool space = fields.flag("add_prefix_space", scheme != Prepend::never);
-  if (told && space != (scheme != Prepend::never)) {
-    fields.bad("add_prefix_space", "what prepend_scheme says");
+  if (given && space != (scheme != Prepend::never)) {
+    fields.bad("add_prefix_space", "consistent with prepend_scheme");
   }
   fields.ignore({"str_rep"});
   return space ? scheme : Prepend::never;
@@ -111,7 +111,7 @@ void read_normalizer(const Json& json, const std::string& where, TokenizerSpec& 
       step.pattern = read_pattern(fields);
       step.text = fields.text("content");
     } else {
-      unknown_type(fields, "NFC, NFD, Prepend, Replace and Sequence");
+      unknown_type(fields, "NFC, NFD, Prepend, Replace or Sequence");
     }
     spec.normalizer.push_back(std::move(step));
   });
@@ -145,7 +145,7 @@ void read_pre_tokenizer(const Json& json, const std::string& where, TokenizerSpe
       step.behavior = fields.flag("individual_digits", false) ? SplitBehavior::isolated
                                                               : SplitBehavior::contiguous;
     } else {
-      unknown_type(fields, "Split, ByteLevel, Metaspace, Digits and Sequence");
+      unknown_type(fields, "Split, ByteLevel, Metaspace, Digits or Sequence");
     }
     spec.pre_tokenizer.push_back(std::move(step));
   });
@@ -154,11 +154,11 @@ void read_pre_tokenizer(const Json& json, const std::string& where, TokenizerSpe
 void read_post_processor(const Json& json, const std::string& where, TokenizerSpec& spec) {
   int templates = 0;
   each_step(json, where, "processors", [&](TokenizerFields& fields, const std::string& type) {
-    if (type == "ByteLevel") {  // about offsets alone
+    if (type == "ByteLevel") {  // affects offsets only
       fields.ignore({"add_prefix_space", "trim_offsets", "use_regex"});
       return;
     }
-    if (++templates > 1) throw DataError(str(where, ": more than one that adds tokens"));
+    if (++templates > 1) throw DataError(str(where, ": more than one step adds tokens"));
     if (type == "BertProcessing" || type == "RobertaProcessing") {
       const auto id = [&](const char* key) {
         const Json& pair = fields.list(key);
@@ -172,7 +172,7 @@ void read_post_processor(const Json& json, const std::string& where, TokenizerSp
     }
     if (type != "TemplateProcessing") {
       unknown_type(fields,
-                   "ByteLevel, TemplateProcessing, BertProcessing, RobertaProcessing and Sequence");
+                   "ByteLevel, TemplateProcessing, BertProcessing, RobertaProcessing or Sequence");
     }
     const Json& tokens = fields.need("special_tokens", "an object");
     TokenizerFields known(tokens, fields.where("special_tokens"));
@@ -200,8 +200,8 @@ void read_post_processor(const Json& json, const std::string& where, TokenizerSp
       }
       part.done();
     }
-    if (!text) fields.bad("single", "a template with the text in it");
-    fields.ignore({"pair"});  // of two texts, which nothing here encodes
+    if (!text) fields.bad("single", "a template that contains the text");
+    fields.ignore({"pair"});  // for pairs of texts, which are not encoded here
   });
 }
 
@@ -221,7 +221,7 @@ void read_decoder(const Json& json, const std::string& where, TokenizerSpec& spe
       step.kind = Kind::replace;
       TokenizerFields pattern(fields.need("pattern", "an object"), fields.where("pattern"));
       step.from = pattern.text("String");
-      if (step.from.empty()) pattern.bad("String", "a text that is not empty");
+      if (step.from.empty()) pattern.bad("String", "a non-empty string");
       pattern.done();
       step.to = fields.text("content");
     } else if (type == "ByteFallback") {
@@ -234,11 +234,11 @@ void read_decoder(const Json& json, const std::string& where, TokenizerSpec& spe
       step.start = fields.count("start");
       step.stop = fields.count("stop");
     } else {
-      unknown_type(fields, "ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip and Sequence");
+      unknown_type(fields, "ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip or Sequence");
     }
     if (!spec.decoder->empty() && spec.decoder->back().kind == Kind::byte_fallback &&
         step.kind != Kind::fuse) {
-      fields.refuse("type", "behind ByteFallback, where only Fuse is known");
+      fields.refuse("type", "after ByteFallback, where only Fuse is supported");
     }
     spec.decoder->push_back(std::move(step));
   });
@@ -250,7 +250,8 @@ void check_steps(TokenizerSpec& spec, const std::string& where) {
     const PreTokenizerStep& step = spec.pre_tokenizer[i];
     if (step.kind == Kind::byte_level) {
       if (i + 1 != spec.pre_tokenizer.size()) {
-        throw DataError(str(where, ", pre_tokenizer: ByteLevel is known as the last step alone"));
+        throw DataError(
+            str(where, ", pre_tokenizer: ByteLevel is supported only as the last step"));
       }
       spec.model.byte_level = true;
     }
@@ -260,13 +261,14 @@ void check_steps(TokenizerSpec& spec, const std::string& where) {
         sure &= each.kind != NormalizerStep::Kind::replace || !each.text.empty();
       }
       if (!sure) {
-        throw DataError(str(where,
-                            ", pre_tokenizer: Metaspace with prepend_scheme \"first\" is known as "
-                            "the first step alone, with no normalizer that takes text away"));
+        throw DataError(
+            str(where,
+                ", pre_tokenizer: Metaspace with prepend_scheme \"first\" is supported only as "
+                "the first step, without a normalizer that removes text"));
       }
     }
   }
-  // Files of byte-level tokenizers may name one that is never needed.
+  // Files of byte-level tokenizers may name an unknown token that is never needed.
   bool needed = !spec.missing_unknown.empty() && !spec.model.byte_level;
   for (const std::string& byte : byte_alphabet().of_byte) {
     needed |= !spec.missing_unknown.empty() && spec.model.ids.count(byte) == 0;
@@ -282,7 +284,7 @@ void check_steps(TokenizerSpec& spec, const std::string& where) {
   if (tokens == 0) throw DataError(str(where, ", model: the vocabulary is empty"));
   if (most > 4 * tokens + 4096) {
     throw DataError(str(where, ": the largest id is ", most, " for ", tokens,
-                        " tokens: such gaps are no vocabulary"));
+                        " tokens: the vocabulary has too many gaps"));
   }
   for (const std::vector<TokenId>* ids : {&spec.before, &spec.behind}) {
     for (const TokenId id : *ids) {

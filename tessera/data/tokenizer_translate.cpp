@@ -1,4 +1,4 @@
-// From Oniguruma's patterns to PCRE2's: [Note: patterns].
+// Translation of Oniguruma's patterns to PCRE2's: [Note: patterns].
 
 #include <array>
 #include <set>
@@ -11,7 +11,7 @@
 namespace tessera::data {
 namespace {
 
-// Inside of brackets. PCRE2's own \s has U+180E besides, and its \S is without.
+// For use inside brackets. PCRE2's own \s also includes U+180E, and its \S excludes it.
 constexpr const char* kSpaceSet =
     "\\x{09}-\\x{0d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"
     "\\x{205f}\\x{3000}";
@@ -26,7 +26,7 @@ class Translator {
 
   std::string run() {
     alternatives(0, false);
-    if (at_ < regex_.size()) refuse("a ) that closes nothing", 1);
+    if (at_ < regex_.size()) refuse("an unmatched )", 1);
     return out_;
   }
 
@@ -34,7 +34,7 @@ class Translator {
   [[noreturn]] void refuse(std::string_view what, std::size_t size = 0) const {
     throw DataError(str(where_, ": the pattern has ", what,
                         size == 0 ? "" : str(" (", quote(regex_.substr(at_, size)), ")"),
-                        " at byte ", at_, ", which is not known here: ", quote(regex_)));
+                        " at byte ", at_, ", which is not supported: ", quote(regex_)));
   }
   bool more() const { return at_ < regex_.size(); }
   bool sees(std::string_view text) const { return regex_.substr(at_, text.size()) == text; }
@@ -48,7 +48,7 @@ class Translator {
 
   void alternatives(int depth, bool caseless) {
     if (depth > 40) refuse("groups nested too deeply");
-    std::string letters;  // side by side in a caseless group
+    std::string letters;  // adjacent letters in a caseless group
     while (more() && !sees(")")) {
       if (takes("|")) {
         out_ += '|';
@@ -69,7 +69,7 @@ class Translator {
       } else if (regex_.find_first_of("^$*+?{}]", at_) == at_) {
         refuse(std::string_view("^$").find(regex_[at_]) != std::string_view::npos
                    ? "an anchor"
-                   : "a sign that wants a \\ before it or something to repeat",
+                   : "a special character without a \\ or an item to repeat",
                1);
       } else {
         literal(caseless, letters);
@@ -83,10 +83,10 @@ class Translator {
     if (caseless) {
       if (c >= 0x80) refuse("a caseless character outside ASCII");
       letters += static_cast<char>(c | 0x20);
-      // Two letters that one character may stand for where case is ignored, to Oniguruma.
+      // Letter pairs that Oniguruma matches with a single character if case is ignored.
       static const std::set<std::string, std::less<>> joined = {"ss", "st", "ff", "fi", "fl"};
       if (letters.size() > 1 && joined.count(letters.substr(letters.size() - 2)) != 0) {
-        refuse("caseless letters that are also written as one");
+        refuse("caseless letters that may match a single character");
       }
     }
     out_ += code(c);
@@ -117,7 +117,7 @@ class Translator {
     refuse("a group of this kind", 4);
   }
 
-  // True: there was one.
+  // Returns true if there was one.
   bool quantifier() {
     bool counted = false, exact = false;
     if (more() && std::string_view("*+?").find(regex_[at_]) != std::string_view::npos) {
@@ -140,7 +140,7 @@ class Translator {
       return false;
     }
     if (counted && (sees("+") || (exact && sees("?")))) {
-      refuse("a count that means something else to other programs", 1);
+      refuse("a count with a different meaning in Oniguruma", 1);
     }
     if (sees("?") || sees("+")) out_ += regex_[at_++];
     if (more() && std::string_view("*+?{").find(regex_[at_]) != std::string_view::npos) {
@@ -149,14 +149,14 @@ class Translator {
     return true;
   }
 
-  // A \ and what follows. Returns the character, if it is one; kSet otherwise.
+  // Reads a \ and what follows. Returns the character, or kSet if it is a class.
   static constexpr char32_t kSet = 0xffffffff;
   char32_t escape(bool in_set, bool caseless) {
     const std::size_t begin = at_++;
     if (!more()) refuse("a \\ at its end");
     const char kind = regex_[at_];
     const auto bracketed = [&](const std::string& inside) {
-      if (caseless) refuse("a kind of characters in a caseless group");
+      if (caseless) refuse("a character class in a caseless group");
       out_ += in_set ? inside : str("[", inside, "]");
       ++at_;
       return kSet;
@@ -207,18 +207,18 @@ class Translator {
     for (const char digit : text) {
       const std::size_t value = std::string_view("0123456789abcdef").find(digit | 0x20);
       if (value == std::string_view::npos || (digit != (digit | 0x20) && value < 10)) {
-        refuse("a number of a character that is none");
+        refuse("an invalid character number");
       }
       c = c * 16 + static_cast<char32_t>(value);
     }
     if (text.size() != digits || digits == 0 || c > most || (c >= 0xd800 && c < 0xe000)) {
-      refuse("a number of a character that is none");
+      refuse("an invalid character number");
     }
     return character(c, skip + digits, in_set);
   }
 
   void property(bool caseless) {
-    if (caseless) refuse("a kind of characters in a caseless group", 1);
+    if (caseless) refuse("a character class in a caseless group", 1);
     static const std::set<std::string, std::less<>> categories = {
         "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N", "Nd",
         "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S", "Sm",
@@ -232,7 +232,7 @@ class Translator {
                                       ? regex_.substr(at_ + 2, end - at_ - 2)
                                       : std::string_view();
     const bool category = categories.count(name) != 0;
-    if (!category && scripts.count(name) == 0) refuse("a kind of characters", 12);
+    if (!category && scripts.count(name) == 0) refuse("an unknown character class", 12);
     out_ += str("\\", regex_[at_], category ? "{" : "{sc:", name, "}");
     at_ = end + 1;
   }
@@ -245,7 +245,7 @@ class Translator {
       if (!more()) refuse("a set that is not closed");
       const char32_t first = set_member();
       if (first == kSet) {
-        if (sees("-") && !sees("-]")) refuse("a range that begins with more than a character", 2);
+        if (sees("-") && !sees("-]")) refuse("a range that starts with a class", 2);
         continue;
       }
       out_ += code(first);
@@ -253,7 +253,7 @@ class Translator {
         ++at_;
         if (!more()) refuse("a set that is not closed");
         const char32_t last = set_member();
-        if (last == kSet || last < first) refuse("a range that does not go up");
+        if (last == kSet || last < first) refuse("a range in descending order");
         out_ += str("-", code(last));
         if (sees("-") && !sees("-]")) refuse("a range of a range", 2);
       }

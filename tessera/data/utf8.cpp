@@ -11,7 +11,7 @@
 namespace tessera::data {
 namespace {
 
-// What begins at `at`: a character of `size` bytes, or so many that could have begun one.
+// Sequence at `at`: a character of `size` bytes, or `size` bytes that could start one.
 struct Utf8Piece {
   bool whole;
   std::size_t size;
@@ -25,7 +25,7 @@ Utf8Piece utf8_piece(std::string_view text, std::size_t at) {
   if (first < 0x80) return {true, 1};
   if (first < 0xc2 || first > 0xf4) return {false, 1};
   const std::size_t size = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-  // The second byte rules out long ways to write short numbers, surrogates and what is too large.
+  // The second byte rules out overlong forms, surrogates and characters above U+10FFFF.
   const unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
   const unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
   if (byte(at + 1) < low || byte(at + 1) > high) return {false, 1};
@@ -35,19 +35,20 @@ Utf8Piece utf8_piece(std::string_view text, std::size_t at) {
   return {true, size};
 }
 
-// [Note: checking UTF-8] A machine with nine states. What a byte does to all of them is one number,
-// six bits a state: a state is where its six bits are, and these are where the next one's are. So a
-// byte is a load, which does not wait for the byte before it, and a shift, which does.
+// [Note: checking UTF-8] State machine with nine states. The transitions of one byte are a 64-bit
+// number with six bits per state: a state is the bit offset of its entry, which holds the offset of
+// the next state. A byte thus costs a load, which is independent of the previous byte, and a shift,
+// which is not.
 enum Utf8State : unsigned {
-  kUtf8Wrong = 0,     // and stays so
+  kUtf8Wrong = 0,     // final
   kUtf8Whole = 6,     // between two characters
-  kUtf8One = 12,      // one more byte of a character comes
-  kUtf8Two = 18,      // two
-  kUtf8Three = 24,    // three
-  kUtf8AfterE0 = 30,  // the next must not be small: there is a shorter way to write it
-  kUtf8AfterEd = 36,  // or large: that is half of a pair
-  kUtf8AfterF0 = 42,  // as after E0
-  kUtf8AfterF4 = 48,  // or large: there are no such characters
+  kUtf8One = 12,      // one more byte of a character follows
+  kUtf8Two = 18,      // two more bytes
+  kUtf8Three = 24,    // three more bytes
+  kUtf8AfterE0 = 30,  // the next byte must not be small: overlong form
+  kUtf8AfterEd = 36,  // must not be large: surrogate
+  kUtf8AfterF0 = 42,  // must not be small: overlong form
+  kUtf8AfterF4 = 48,  // must not be large: above U+10FFFF
 };
 constexpr std::size_t kUtf8Block = 64;
 
@@ -76,7 +77,7 @@ constexpr std::array<std::uint64_t, 256> utf8_steps() {
 }
 constexpr std::array<std::uint64_t, 256> kUtf8Steps = utf8_steps();
 
-// In words, without a branch in between: the compiler makes vectors of it.
+// In words without branches, so that the compiler vectorizes it.
 bool is_ascii(const unsigned char* bytes, std::size_t count) {
   std::uint64_t any = 0;
   if (count == kUtf8Block) {
@@ -95,7 +96,7 @@ bool is_ascii(const unsigned char* bytes, std::size_t count) {
 
 std::size_t utf8_valid_until(std::string_view text, std::size_t at) {
   const auto* const bytes = reinterpret_cast<const unsigned char*>(text.data());
-  std::size_t whole = at;  // up to here there are whole characters
+  std::size_t whole = at;  // end of the complete characters
   std::uint64_t state = kUtf8Whole;
   while (at < text.size()) {
     const std::size_t end = std::min(text.size(), at + kUtf8Block);
@@ -105,7 +106,7 @@ std::size_t utf8_valid_until(std::string_view text, std::size_t at) {
     }
     for (; at < end; ++at) state = kUtf8Steps[bytes[at]] >> state & 63;
     if (state == kUtf8Wrong) break;
-    // A character may go on in the next block; its first byte is one of the last three.
+    // A character may continue in the next block; its first byte is one of the last three.
     whole = end;
     if (state != kUtf8Whole) {
       do --whole;
@@ -113,7 +114,7 @@ std::size_t utf8_valid_until(std::string_view text, std::size_t at) {
     }
   }
   if (state == kUtf8Whole) return text.size();
-  // Something is wrong in the last block: the slow way says where.
+  // The last block has an error; the slow path locates it.
   for (at = whole; at < text.size();) {
     const Utf8Piece piece = utf8_piece(text, at);
     if (!piece.whole) return at;
@@ -126,10 +127,11 @@ CleanText clean_utf8(std::string_view text, BadUtf8 policy, std::string& storage
   std::size_t good = utf8_valid_until(text);
   if (good == text.size()) return {text, 0};
   if (policy == BadUtf8::refuse) {
-    throw DataError(str("the text is no UTF-8: byte ",
-                        hex(static_cast<unsigned char>(text[good]), 2), " at offset ", good,
-                        " begins no character. Convert the file to UTF-8, or have such bytes "
-                        "replaced"));
+    throw DataError(
+        str("the text is not UTF-8: byte ", hex(static_cast<unsigned char>(text[good]), 2),
+            " at offset ", good,
+            " does not start a character. Convert the file to UTF-8, or have such bytes "
+            "replaced"));
   }
   CleanText clean;
   storage.clear();

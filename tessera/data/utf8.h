@@ -7,13 +7,13 @@
 
 namespace tessera::data {
 
-// How many bytes the character has that begins with this byte. In valid UTF-8 only.
+// Returns the length of the character that starts with this byte. Valid UTF-8 only.
 inline std::size_t utf8_length(char first) {
   const auto byte = static_cast<unsigned char>(first);
   return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
 }
 
-// The character at `at`, which moves on behind it. In valid UTF-8 only.
+// Returns the character at `at` and advances it. Valid UTF-8 only.
 inline char32_t utf8_next(std::string_view text, std::size_t& at) {
   const auto byte = [&](std::size_t i) {
     return static_cast<char32_t>(static_cast<unsigned char>(text[i]));
@@ -33,7 +33,7 @@ inline char32_t utf8_next(std::string_view text, std::size_t& at) {
          (byte(at - 1) & 0x3f);
 }
 
-// Where the character begins that ends at `at`, which is not 0. In valid UTF-8 only.
+// Returns the start of the character that ends at `at`, which must not be 0. Valid UTF-8 only.
 inline std::size_t utf8_before(std::string_view text, std::size_t at) {
   do --at;
   while ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80);
@@ -54,7 +54,8 @@ inline void append_utf8(std::string& out, char32_t c) {
   }
 }
 
-// How many bytes from `at` on are whole characters: all, or up to the first byte that is wrong.
+// Returns the end of the valid characters from `at` on: the size of the text, or the first invalid
+// byte.
 std::size_t utf8_valid_until(std::string_view text, std::size_t at = 0);
 
 }  // namespace tessera::data

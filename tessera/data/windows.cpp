@@ -14,7 +14,7 @@
 namespace tessera::data {
 namespace {
 
-// Of a question: bytes, and tokens, which are a few bytes each.
+// Lengths of a question in bytes, and in tokens, which are a few bytes each.
 constexpr std::int64_t kPromptBytes = 32, kAnswerBytes = 96, kPromptTokens = 16, kAnswerTokens = 48;
 constexpr std::int64_t kBytesVocab = 256;
 
@@ -45,7 +45,7 @@ class Windows final : public Source {
   void fill(std::uint64_t sample, const Row& row) const override {
     const Document window = window_of(sample);
     const auto seq = static_cast<std::size_t>(options_.seq);
-    const auto length = static_cast<std::size_t>(window.end - window.begin);  // up to seq + 1
+    const auto length = static_cast<std::size_t>(window.end - window.begin);  // at most seq + 1
     if (length == 0) return blank(row);
     const std::size_t ids = std::min(length, seq);
     data_->read(window.begin, row.ids.first(ids));
@@ -103,14 +103,14 @@ class Windows final : public Source {
  private:
   void check_length() const {
     const auto have = static_cast<std::int64_t>(tokens_);
-    // Rows that may be padded; windows at random places are whole.
+    // Rows may be padded, but windows at random positions may not.
     const bool rows = options_.order != Order::random && (!options_.packed || options_.tail);
     const std::int64_t least = rows ? 2 : options_.seq + 1;
     if (have >= least) return;
     const char* const unit = vocab() == kBytesVocab ? "byte" : "token";
     throw DataError(str("--data: ", quote(data_->path()), " has ", format_grouped(have), " ", unit,
                         have == 1 ? "" : "s", "; --seq ", options_.seq, " needs ", least,
-                        " or more: take a longer file",
+                        " or more. Use a longer file",
                         have > 2 ? str(", or --seq ", have - 1, " or less") : std::string()));
   }
 
@@ -125,7 +125,7 @@ class Windows final : public Source {
     return ((std::uint64_t{words[0]} << 32) | words[1]) % bound;
   }
 
-  // The tokens of a sample, the last target too.
+  // Returns the tokens of a sample, including the last target.
   Document window_of(std::uint64_t sample) const {
     const auto seq = static_cast<std::uint64_t>(options_.seq);
     if (options_.order == Order::random) {
@@ -149,7 +149,8 @@ class Windows final : public Source {
     }
   }
 
-  // Where the documents of a row begin; and what would follow the last token of one is not learnt.
+  // Sets the starts of the documents of a row, and ignores the target after each document's last
+  // token.
   void separate_documents(const Document& window, const Row& row) const {
     std::uint64_t number = data_->document_at(window.begin);
     std::uint64_t begin = window.begin;
@@ -161,14 +162,14 @@ class Windows final : public Source {
       if (end < window.end && end > window.begin) row.targets[end - 1 - window.begin] = kIgnored;
       begin = end;
     }
-    // Padding is a document of its own.
+    // Padding counts as a separate document.
     const std::uint64_t length = window.end - window.begin;
     for (std::uint64_t at = length; at < row.starts.size(); ++at) {
       row.starts[at] = static_cast<std::int32_t>(length);
     }
   }
 
-  // What stands before the first token that is to be learnt: a prompt.
+  // Returns the tokens before the first one with a loss: a prompt.
   Question question_of_document(std::uint64_t number) const {
     const Document document =
         data_->document(random_below(kQuestions + number, data_->documents()));

@@ -10,36 +10,36 @@
 
 namespace tessera::data {
 
-// Of the samples of an epoch. Random: windows anywhere, and no epochs.
+// Order of the samples of an epoch. random: windows anywhere, without epochs.
 enum class Order : std::uint8_t { shuffle, sequential, random };
 
-// [Note: windows] How samples are cut out of tokens.
-// Packed, the documents stand one behind the other, and window i has tokens i·seq to i·seq + seq:
-// the last is only a target, and the first of the next window. So in an epoch every token but the
-// very first is predicted once; what does not fill a window at the end is left out, or with `tail`
-// is a window whose rest is ignored.
-// Unpacked, a sample is a document, padded with tokens that are not learnt, or cut.
+// [Note: windows] Samples are cut out of the tokens.
+// Packed: the documents are concatenated, and window i has tokens i·seq to i·seq + seq. The last
+// one is only a target, and is the first token of the next window, so in an epoch every token but
+// the very first is predicted once. Tokens that do not fill a window at the end are dropped, or
+// with `tail` form a window whose rest is ignored.
+// Unpacked: a sample is a document, padded with ignored tokens or truncated.
 struct WindowOptions {
   std::int64_t seq = 1;
   std::uint64_t seed = 0;
-  std::uint64_t stream = 0;  // another for each source of a mixture
+  std::uint64_t stream = 0;  // different for each source of a mixture
   Order order = Order::shuffle;
   bool packed = true;
-  bool separate = false;  // fill() says where documents begin, and none predicts the next one
+  bool separate = false;  // fill() sets the starts of documents; none predicts the next one
   bool tail = false;
 };
 
-// What ids stand for, for people.
+// Converts ids to text for the user.
 using Decode = std::function<std::string(std::span<const Token>)>;
 
-// `decode` null: their numbers are shown. Throws DataError for data that is empty or shorter than a
+// `decode` null: ids are shown as numbers. Throws DataError if the data is empty or shorter than a
 // window.
 std::unique_ptr<Source> windows(std::shared_ptr<const TokenData> data, const WindowOptions& options,
                                 Decode decode = nullptr);
 
-// Bytes: token 65 is "A".
+// Converts byte tokens to text: token 65 is "A".
 std::string decode_bytes(std::span<const Token> ids);
-// By the tokenizer that wrote these tokens; null where their files do not have it.
+// Returns a decoder with the tokenizer of these tokens; null if their files do not have it.
 Decode decoder_of(const TokenData& data);
 
 }  // namespace tessera::data

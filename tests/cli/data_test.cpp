@@ -57,7 +57,8 @@ TEST_F(DataCommand, PreparesInspectsAndVerifies) {
   EXPECT_TRUE(contains(verified.out, "Good: 43 tokens in 3 documents, all below 257"));
   const Outcome small = command({"verify", out, "--vocab", "100"});
   EXPECT_EQ(small.status, 1);
-  EXPECT_TRUE(contains(small.err, "of document 0 (1 of all) is 105, wanted less than 100"))
+  EXPECT_TRUE(contains(small.err,
+                       "of document 0 (1 of all) is 105, must be less than the vocabulary of 100"))
       << small.err;
 
   const Outcome again = command({"prepare", text, "--split-documents", "blank-line", "--out", out});
@@ -103,7 +104,9 @@ TEST_F(DataCommand, MistakesAreExplained) {
       {{"prepare", text, "--out", out, "--tokenizer", dir_ / "no.json"}, 2, "no.json"},
       {{"prepare", text, "--out", out, "--format", "chat"}, 2, "--template plain"},
       {{"prepare", text, "--out", out, "--template", "jinja", "--format", "chat"}, 2, "Jinja"},
-      {{"prepare", text, "--out", out, "--format", "prompt"}, 2, "wanted .jsonl or .ndjson"},
+      {{"prepare", text, "--out", out, "--format", "prompt"},
+       2,
+       "does not end in .jsonl or .ndjson"},
       {{"prepare", text, "--out", out, "--format", "chatt"}, 2, "did you mean chat?"},
       {{"prepare", text, "--out", out, "--shard-size", "1"}, 2, "at least 65,536"},
       {{"prepare", text, "--out", out, "--shard-size", "1"}, 2, "tessera data prepare: --shard"},
@@ -111,11 +114,13 @@ TEST_F(DataCommand, MistakesAreExplained) {
        1,
        "is not valid JSON: parse error at line 1"},
       {{"prepare", text, "--out", out, "--thread", "1"}, 2, "did you mean --threads?"},
-      {{"prepare", text, "--out", text}, 2, "wanted a folder"},
+      {{"prepare", text, "--out", text}, 2, "must be a folder"},
       {{"inspect", dir_ / "nowhere"}, 2, "must be a folder of tokens, or a .bin"},
       {{"inspect", dir_.path}, 2, "has no tokens.json"},
       {{"verify", text}, 2, "is a regular file; wanted a folder of tokens, or a .bin"},
-      {{"verify", file("a.bin", "text"), "--vocab", "10"}, 1, "is 25972, wanted less than 10"},
+      {{"verify", file("a.bin", "text"), "--vocab", "10"},
+       1,
+       "is 25972, must be less than the vocabulary of 10"},
       {{"inspect"}, 2, "PATH is required"},
   };
   for (const auto& [words, status, wanted] : cases) {

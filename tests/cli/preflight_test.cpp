@@ -80,7 +80,7 @@ TEST_F(Preflight, FilesThatAreNone) {
   expect_refused({"--data", "/dev/zero"}, 2, {"--data: ", "is a character device"});
   expect_refused({"--data", file("empty", "")}, 1, {"--data: ", "0 bytes"});
   expect_refused({"--data", file("random", std::string(500, 'x') + "\xff\xfe")}, 1,
-                 {"--data: ", "is no text", "offset 500", "UTF-8"});
+                 {"--data: ", "is not text", "offset 500", "UTF-8"});
   expect_refused({"--metrics", folder}, 2, {"--metrics: ", "is a folder"});
   expect_refused({"--metrics", waiting}, 2, {"--metrics: ", "is a pipe that nobody reads"});
   expect_refused({"--hardware", "cpu", "--hardware-file", waiting}, 2,

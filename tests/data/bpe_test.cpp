@@ -43,17 +43,17 @@ std::string random_word(std::mt19937_64& random, std::size_t most, bool byte_lev
   return out;
 }
 
-TEST(Bpe, SameAsTheSlowWay) {
+TEST(Bpe, MatchesTheReference) {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     const bool byte_level = seed % 3 == 0;
     const Bpe bpe(random_model(seed, byte_level));
     Bpe::Scratch scratch;
     std::mt19937_64 random(seed + 1000);
     for (int i = 0; i < 60; ++i) {
-      // Short words twice, so that they are remembered; others for the queue.
+      // Short words twice, so that the cache is used; longer ones use the queue.
       const std::string word = random_word(random, i % 10 == 0 ? 300 : 14, byte_level);
       std::vector<TokenId> slow, quick, again;
-      bpe.encode_slowly(word, slow);
+      bpe.encode_reference(word, slow);
       bpe.encode(word, scratch, quick);
       bpe.encode(word, scratch, again);
       ASSERT_EQ(quick, slow) << seed << " " << word;
@@ -62,7 +62,7 @@ TEST(Bpe, SameAsTheSlowWay) {
   }
 }
 
-TEST(Bpe, LongRunsEndSoon) {
+TEST(Bpe, EncodesLongRunsFast) {
   BpeModel model = random_model(1, true);
   model.merges.clear();
   std::string token = "a";
@@ -75,11 +75,11 @@ TEST(Bpe, LongRunsEndSoon) {
   Bpe::Scratch scratch;
   std::vector<TokenId> out;
   bpe.encode(std::string(200'000, 'a'), scratch, out);
-  EXPECT_EQ(out.size(), 200'000u / 256 + 1);  // and 64 at the end
+  EXPECT_EQ(out.size(), 200'000u / 256 + 1);  // plus 64 at the end
   EXPECT_EQ(out.back(), model.ids.at(std::string(64, 'a')));
 }
 
-TEST(Bpe, CutsWhereNothingMerges) {
+TEST(Bpe, MayCutBeforeMarksThatAreNeverMerged) {
   int cut = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     const BpeModel model = random_model(seed, false);
@@ -91,16 +91,16 @@ TEST(Bpe, CutsWhereNothingMerges) {
       const std::string left = random_word(random, 9, false) + "b";
       const std::string right = "▁" + random_word(random, 9, false);
       std::vector<TokenId> whole, parts;
-      bpe.encode_slowly(left + right, whole);
-      bpe.encode_slowly(left, parts);
-      bpe.encode_slowly(right, parts);
+      bpe.encode_reference(left + right, whole);
+      bpe.encode_reference(left, parts);
+      bpe.encode_reference(right, parts);
       ASSERT_EQ(whole, parts) << left << " " << right;
     }
   }
   EXPECT_GT(cut, 5);
 }
 
-TEST(Bpe, TheAlphabetOfBytes) {
+TEST(Bpe, MapsBytesToTheAlphabetAndBack) {
   const ByteAlphabet& alphabet = byte_alphabet();
   EXPECT_EQ(alphabet.of_byte[' '], "Ġ");
   EXPECT_EQ(alphabet.of_byte['\n'], "Ċ");

@@ -1,4 +1,4 @@
-// What prepare reads: compressed files, and where it is cut.
+// Input of prepare: compressed files and the positions of cuts.
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ std::string all_of(InputStream& stream, std::size_t step) {
 
 class Packed : public ::testing::TestWithParam<std::string> {
  protected:
-  // By the command that everybody has, or none.
+  // Compresses with the command-line program; skips the test without it.
   bool pack(const std::string& text, const std::string& path) const {
     write_file(dir_ / "plain", text);
     return std::system((GetParam() + " -qc '" + (dir_ / "plain") + "' > '" + path + "' 2>/dev/null")
@@ -30,7 +30,7 @@ class Packed : public ::testing::TestWithParam<std::string> {
   QuickFolder dir_;
 };
 
-TEST_P(Packed, MembersOneBehindTheOther) {
+TEST_P(Packed, ReadsConcatenatedMembers) {
   std::mt19937_64 random(5);
   std::string first, second = "second\n";
   for (int i = 0; i < 100'000; ++i) first += static_cast<char>('a' + random() % 4);
@@ -52,8 +52,8 @@ TEST_P(Packed, MembersOneBehindTheOther) {
   for (const std::uint64_t skip : {1, 99'999, 100'000, 100'006}) {
     EXPECT_TRUE(all_of(*open_input(both, skip), 4096) == (first + second).substr(skip));
   }
-  EXPECT_TRUE(contains(error_of([&] { open_input(both, 200'000); }), "begin anew"));
-  // Cut short anywhere it is an error, but for between the two.
+  EXPECT_TRUE(contains(error_of([&] { open_input(both, 200'000); }), "Start over"));
+  // Truncation anywhere is an error, except between the two members.
   for (std::size_t size = 4; size < packed.size(); size += size < 60 ? 1 : 997) {
     write_file(both, packed.substr(0, size));
     const std::string error = error_of([&] { all_of(*open_input(both), 4096); });
@@ -63,7 +63,7 @@ TEST_P(Packed, MembersOneBehindTheOther) {
   EXPECT_TRUE(all_of(*open_input(both), 4096) == first);
   write_file(both, packed + "more");
   EXPECT_TRUE(contains(error_of([&] { all_of(*open_input(both), 4096); }), "is damaged"));
-  // A flipped bit in what is packed is found by its checksum.
+  // A flipped bit in the compressed data is detected by its checksum.
   for (std::size_t at = 30; at < packed.size() - 20; at += 1009) {
     std::string bad = packed;
     bad[at] = static_cast<char>(bad[at] ^ 16);
@@ -73,10 +73,10 @@ TEST_P(Packed, MembersOneBehindTheOther) {
 }
 INSTANTIATE_TEST_SUITE_P(Kinds, Packed, ::testing::Values("gzip", "zstd"));
 
-TEST(Input, CutsWhereNoWordIs) {
+TEST(Input, CutsBetweenWords) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"one two\nthree four\nfi", "one two\nthree four\n"},
-      {"0123456789\n\nabc\n d ef", "0123456789\n\nabc\n d"},  // no line that is sure: at a space
+      {"0123456789\n\nabc\n d ef", "0123456789\n\nabc\n d"},  // no safe line end: cut at a space
       {"0123456789ab\xe4\xb8\xad\xe6\x96\x87", "0123456789ab\xe4\xb8\xad"},
       {"0123456789abcde", "0123456789abcd"},
       {"0123456789abc \n", "0123456789ab"},
@@ -87,8 +87,8 @@ TEST(Input, CutsWhereNoWordIs) {
   }
 }
 
-// From any position it goes on as if it had never stopped.
-TEST(Input, GoesOnFromEveryPart) {
+// Reading resumed from any position gives the same parts.
+TEST(Input, ResumesAfterEveryPart) {
   const QuickFolder dir;
   std::mt19937_64 random(8);
   std::string text;

@@ -14,9 +14,9 @@ namespace {
 
 using Weights = std::vector<std::uint64_t>;
 
-// Each source gets 0, 1, 2, … and after every period exactly its share; at no moment is it further
-// than a few samples from it.
-TEST(Interleave, GivesEachSourceItsShare) {
+// Each source is read as 0, 1, 2, …, exactly in proportion after every period, and never off by
+// more than a few samples.
+TEST(Interleave, SamplesSourcesInProportion) {
   for (const Weights& weights : {Weights{1}, Weights{7, 3}, Weights{1, 1, 1}, Weights{5, 1, 3, 2},
                                  Weights{1000, 1}, Weights{1, 999, 500, 17, 3, 3, 80}}) {
     const Interleave interleave(weights);
@@ -42,8 +42,8 @@ TEST(Interleave, GivesEachSourceItsShare) {
   }
 }
 
-// Far on, without having counted to there.
-TEST(Interleave, IsAFunctionOfTheNumber) {
+// Large sample numbers are computed directly.
+TEST(Interleave, DependsOnTheSampleNumberAlone) {
   const Interleave interleave({7, 3});
   const std::uint64_t far = 10 * (std::uint64_t{1} << 50);
   Weights next = {7 * (std::uint64_t{1} << 50), 3 * (std::uint64_t{1} << 50)};
@@ -53,7 +53,7 @@ TEST(Interleave, IsAFunctionOfTheNumber) {
   }
 }
 
-TEST(Interleave, ReadsWeightsAsPeopleWriteThem) {
+TEST(Interleave, ParsesDecimalWeights) {
   EXPECT_EQ(whole_weights({"0.7", "0.3"}, "--data"), (Weights{7, 3}));
   EXPECT_EQ(whole_weights({"3", "1.5", "0.750"}, "--data"), (Weights{4, 2, 1}));
   EXPECT_EQ(whole_weights({"70", "30"}, "--data"), (Weights{7, 3}));
@@ -79,7 +79,7 @@ TEST(Interleave, ReducesCounts) {
   EXPECT_NEAR(static_cast<double>(large[0]) / static_cast<double>(large[2]), 2, 1e-6);
 }
 
-TEST(Interleave, RefusesWhatCannotBe) {
+TEST(Interleave, RejectsInvalidWeights) {
   EXPECT_THROW(Interleave({}), UsageError);
   EXPECT_THROW(Interleave({1, 0}), UsageError);
   EXPECT_THROW(Interleave({std::uint64_t{1} << 30, std::uint64_t{1} << 30}), UsageError);

@@ -11,7 +11,7 @@
 
 namespace tessera::data {
 
-// Documents in memory, as a token folder has them on disk.
+// In-memory token data.
 class MemoryTokens final : public TokenData {
  public:
   using Documents = std::vector<std::vector<std::int64_t>>;
@@ -54,7 +54,7 @@ class MemoryTokens final : public TokenData {
   std::int64_t vocab_;
 };
 
-// Documents of these lengths; the tokens of all of them count up from 0 without end.
+// Documents of these lengths, whose tokens count up from 0 across all of them.
 inline MemoryTokens::Documents counting(const std::vector<std::int64_t>& lengths) {
   MemoryTokens::Documents out;
   std::int64_t next = 0;

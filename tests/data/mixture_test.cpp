@@ -21,7 +21,7 @@
 namespace tessera::data {
 namespace {
 
-// Tokens from `from` on, so that a sample tells which source it came from.
+// Tokens counting up from `from`, so that a sample identifies its source.
 std::unique_ptr<Source> counting_from(Token from, std::int64_t count, std::int64_t seq,
                                       const std::string& print = "", bool separate = false) {
   MemoryTokens::Documents documents = {{}};
@@ -42,8 +42,8 @@ std::vector<std::unique_ptr<Source>> two(std::int64_t seq = 4) {
   return out;
 }
 
-// Each source walks through its own epochs, in its own order, whatever the weights.
-TEST(Mixture, SourcesKeepTheirOwnEpochs) {
+// Each source runs through its own epochs in its own order, whatever the weights.
+TEST(Mixture, KeepsTheEpochsOfEachSource) {
   const auto mixed = mixture(two(), {7, 3});
   EXPECT_EQ(mixed->samples_per_epoch(), 40u);
   std::map<bool, std::vector<Token>> firsts;
@@ -65,9 +65,9 @@ TEST(Mixture, SourcesKeepTheirOwnEpochs) {
   EXPECT_DOUBLE_EQ(mixed->bytes_per_token(), 3);
 }
 
-TEST(Mixture, TokenizersMustAgree) {
+TEST(Mixture, RejectsDifferentTokenizers) {
   std::vector<std::unique_ptr<Source>> sources;
-  sources.push_back(counting_from(0, 41, 4));  // says nothing
+  sources.push_back(counting_from(0, 41, 4));  // unknown tokenizer
   sources.push_back(counting_from(0, 41, 4, "a"));
   sources.push_back(counting_from(0, 41, 4, "b"));
   EXPECT_TRUE(contains(error_of([&] {
@@ -82,8 +82,8 @@ TEST(Mixture, TokenizersMustAgree) {
   EXPECT_THROW(mixture({}, {}), UsageError);
 }
 
-// Rows of a source that does not separate documents are one each.
-TEST(Mixture, SomeSourcesSeparate) {
+// A row of a source without separation is one document.
+TEST(Mixture, CombinesSourcesWithAndWithoutSeparation) {
   std::vector<std::unique_ptr<Source>> sources;
   sources.push_back(counting_from(0, 41, 4, "", true));
   sources.push_back(sorting(4, 0));
@@ -93,7 +93,7 @@ TEST(Mixture, SomeSourcesSeparate) {
   EXPECT_TRUE(mixed->batch(0, 6).document_starts.equal(at::zeros({6, 4}, at::kInt)));
 }
 
-TEST(Mixture, OneAfterAnotherHasAllOfEach) {
+TEST(Mixture, ConcatenatesAllSamples) {
   const auto chain = one_after_another(two());
   EXPECT_EQ(chain->samples_per_epoch(), 40u);
   for (const std::uint64_t epoch : {0, 1, 2}) {
@@ -110,7 +110,7 @@ TEST(Mixture, OneAfterAnotherHasAllOfEach) {
   EXPECT_THROW(one_after_another(std::move(endless)), UsageError);
 }
 
-TEST(Mixture, BehindAPartEverythingIsBlank) {
+TEST(Mixture, PadsPartsWithBlankSamples) {
   const auto part = part_of(counting_from(0, 41, 4), 2, 5);
   EXPECT_EQ(part->samples_per_epoch(), 5u);
   const auto whole = counting_from(0, 41, 4);
@@ -128,7 +128,7 @@ class DataSet : public ::testing::Test {
     std::ofstream(folder_ / name) << std::string(bytes, letter);
     return folder_ / name;
   }
-  // As nanoGPT writes them.
+  // In the format of nanoGPT.
   std::string bin(const std::string& name, const std::vector<std::uint16_t>& tokens) const {
     std::ofstream out(folder_ / name, std::ios::binary);
     out.write(reinterpret_cast<const char*>(tokens.data()),
@@ -145,7 +145,7 @@ DataOptions options(const std::string& data, std::int64_t seq = 4) {
   return out;
 }
 
-TEST_F(DataSet, DefaultsAreWhatTheyWere) {
+TEST_F(DataSet, KeepsItsDefaults) {
   EXPECT_TRUE(training_source(options("synthetic", 16))
                   ->batch(3, 5)
                   .ids.equal(sorting(16, 0)->batch(3, 5).ids));
@@ -155,7 +155,7 @@ TEST_F(DataSet, DefaultsAreWhatTheyWere) {
   const std::string a = folder_ / "a";
   const auto source = training_source(options(a));
   EXPECT_EQ(source->samples_per_epoch(), 0u);
-  // Windows at random places, as they always were.
+  // Windows at random positions.
   const Philox random(0, stream_of("data.text"));
   for (std::uint64_t i = 0; i < 20; ++i) {
     const PhiloxBlock words = random.block(i);
@@ -169,7 +169,7 @@ TEST_F(DataSet, DefaultsAreWhatTheyWere) {
   EXPECT_EQ(validation_source(options(a)), nullptr);
 }
 
-TEST_F(DataSet, EpochsWalkThroughATextFile) {
+TEST_F(DataSet, ShufflesATextFileInEpochs) {
   DataOptions how = options(text("a", 41, 'a'));
   how.epochs = 1;
   EXPECT_EQ(training_source(how)->samples_per_epoch(), 10u);
@@ -182,7 +182,7 @@ TEST_F(DataSet, EpochsWalkThroughATextFile) {
       contains(error_of([&] { training_source(how); }), "--epochs: got 2 with --data synthetic"));
 }
 
-TEST_F(DataSet, MixturesByName) {
+TEST_F(DataSet, ParsesMixtures) {
   const std::string a = text("a", 41, 'a'), b = text("b", 121, 'b');
   const auto count = [](const Source& source) {
     const at::Tensor ids = source.batch(0, 100).ids.select(1, 0);
@@ -191,21 +191,21 @@ TEST_F(DataSet, MixturesByName) {
   EXPECT_EQ(count(*training_source(options(str(a, "=0.7,", b, "=0.3")))), 70);
   EXPECT_EQ(count(*training_source(options(str(a, "=3,", b, "=1")))), 75);
   DataOptions sized = options(a + "," + b);
-  EXPECT_TRUE(contains(error_of([&] { training_source(sized); }), "has no end"));
+  EXPECT_TRUE(contains(error_of([&] { training_source(sized); }), "is unlimited"));
   sized.order = "shuffle";
   const auto source = training_source(sized);
   EXPECT_EQ(source->samples_per_epoch(), 40u);
   EXPECT_EQ(count(*source), 25);
-  EXPECT_TRUE(
-      contains(error_of([&] { training_source(options(a + "=0.7," + b)); }), "some have a weight"));
+  EXPECT_TRUE(contains(error_of([&] { training_source(options(a + "=0.7," + b)); }),
+                       "only some have a weight"));
   EXPECT_TRUE(contains(error_of([&] { training_source(options(a + "=x," + b + "=1")); }),
                        "--data: got the weight \"x\""));
-  EXPECT_TRUE(contains(error_of([&] { training_source(options(a + "=1,")); }), "has no name"));
-  // A name with a comma and an equals sign, of a file that is there.
+  EXPECT_TRUE(contains(error_of([&] { training_source(options(a + "=1,")); }), "a path is empty"));
+  // An existing file whose name has a comma and an equals sign.
   EXPECT_EQ(training_source(options(text("c=1,d=2", 41, 'c')))->vocab(), 256);
 }
 
-TEST_F(DataSet, TokensOfAFile) {
+TEST_F(DataSet, ReadsAndChecksTokenFiles) {
   std::vector<std::uint16_t> tokens;
   for (std::uint16_t i = 0; i < 401; ++i) tokens.push_back(static_cast<std::uint16_t>(2 * i));
   const std::string path = bin("a.bin", tokens);
@@ -219,7 +219,7 @@ TEST_F(DataSet, TokensOfAFile) {
   EXPECT_NO_THROW(source->check(801));
   const std::string problem = error_of([&] { source->check(700); });
   EXPECT_TRUE(contains(problem, "700")) << problem;
-  EXPECT_TRUE(contains(problem, "350")) << problem;  // where it stands
+  EXPECT_TRUE(contains(problem, "350")) << problem;  // its position
   const DataFacts facts = facts_of(how);
   EXPECT_EQ(facts.samples_per_epoch, 100u);
 
@@ -227,12 +227,12 @@ TEST_F(DataSet, TokensOfAFile) {
   const auto training = training_source(how), validation = validation_source(how);
   EXPECT_EQ(training->samples_per_epoch(), 90u);
   EXPECT_EQ(validation->samples_per_epoch(), 10u);
-  // Ids of a file that says nothing of its vocabulary are looked at: those of the part.
+  // Without a known vocabulary the ids of the part are checked.
   EXPECT_NO_THROW(training->check(801));
   EXPECT_NO_THROW(training->check(722));
   EXPECT_NO_THROW(validation->check(801));
   const std::string part = error_of([&] { validation->check(722); });
-  EXPECT_TRUE(contains(part, "is 722, wanted less than 722")) << part;
+  EXPECT_TRUE(contains(part, "is 722, must be less than the vocabulary of 722")) << part;
   std::set<Token> trained;
   for (std::uint64_t i = 0; i < 90; ++i) {
     const Batch batch = training->batch(i, 1);
@@ -250,7 +250,7 @@ TEST_F(DataSet, TokensOfAFile) {
       EXPECT_EQ(trained.count(batch.targets[0][t].item<Token>()), 0u);
     }
   }
-  EXPECT_EQ(predicted, 39);  // of 40 tokens, the tail too
+  EXPECT_EQ(predicted, 39);  // of 40 tokens, including the tail
   EXPECT_EQ(validation->batch(10, 2).predicted, 0);
 
   how.val_data = path;
@@ -261,7 +261,7 @@ TEST_F(DataSet, TokensOfAFile) {
   EXPECT_EQ(validation_source(how)->samples_per_epoch(), 256u);
 }
 
-TEST_F(DataSet, WhatIsNotThereIsNamed) {
+TEST_F(DataSet, NamesMissingData) {
   const std::string folder = folder_.path;
   EXPECT_TRUE(contains(error_of([&] { training_source(options(folder)); }), "--data: "));
   EXPECT_TRUE(contains(error_of([&] { training_source(options(folder)); }), "tokens.json"));

@@ -21,12 +21,12 @@ using Numbers = Prefetch<Data>;
 Data batch_of(std::uint64_t first) { return {first}; }
 std::uint64_t number(const Numbers::Step& step) { return step.data.at(0); }
 
-TEST(Prefetch, GivesTheStepsInOrder) {
+TEST(Prefetch, ReturnsStepsInOrder) {
   for (const std::size_t ahead : {0, 1, 2, 5}) {
     Numbers data(batch_of, 8, ahead);
     for (std::uint64_t step = 0; step < 50; ++step)
       EXPECT_EQ(number(data.take(8 * step)), 8 * step);
-    // Back, and on from another number, as after a resumption with another batch.
+    // Backward, and on from another number, as after a resume with another batch size.
     for (std::uint64_t step = 0; step < 20; ++step) {
       EXPECT_EQ(number(data.take(80 + 8 * step)), 80 + 8 * step);
     }
@@ -35,8 +35,8 @@ TEST(Prefetch, GivesTheStepsInOrder) {
   }
 }
 
-// It prepares so many steps, and no more.
-TEST(Prefetch, StaysSoFarAhead) {
+// It prepares exactly `ahead` steps.
+TEST(Prefetch, PreparesAtMostAheadSteps) {
   constexpr std::size_t kAhead = 3;
   std::mutex mutex;
   std::condition_variable changed;
@@ -52,15 +52,15 @@ TEST(Prefetch, StaysSoFarAhead) {
   for (std::uint64_t step = 0; step < 20; ++step) {
     data.take(step);
     std::unique_lock lock(mutex);
-    // All that it may prepare gets prepared.
+    // Eventually all allowed steps are prepared.
     EXPECT_TRUE(
         changed.wait_for(lock, std::chrono::seconds(60), [&] { return most >= step + kAhead; }));
     EXPECT_EQ(most, step + kAhead);
   }
 }
 
-// What goes wrong is thrown for its step, with its text; those before come first.
-TEST(Prefetch, ErrorsBelongToTheirStep) {
+// An error is thrown for its step, after the steps before it.
+TEST(Prefetch, ThrowsErrorsForTheirStep) {
   for (const std::size_t ahead : {0, 1, 4}) {
     std::atomic<bool> bad{true};
     Numbers data(
@@ -78,7 +78,7 @@ TEST(Prefetch, ErrorsBelongToTheirStep) {
   }
 }
 
-TEST(Prefetch, EndsWhileItIsBusy) {
+TEST(Prefetch, CanBeDestroyedWhileBusy) {
   for (int round = 0; round < 20; ++round) {
     std::atomic<int> running{0};
     {

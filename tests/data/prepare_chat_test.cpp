@@ -1,4 +1,4 @@
-// prepare: what is asked and what is answered, of which only the answers are learnt.
+// prepare of prompts and conversations, where only the answers have a loss.
 
 #include <string>
 #include <utility>
@@ -10,7 +10,7 @@
 namespace tessera::data {
 namespace {
 
-TEST_F(Prepare, PromptsAndResponses) {
+TEST_F(Prepare, MasksPrompts) {
   PrepareOptions all = options({file("a.jsonl",
                                      "{\"prompt\": \"2+2=\", \"response\": \"4\"}\n"
                                      "{\"completion\": \" yes\", \"prompt\": \"no?\"}\n")});
@@ -23,8 +23,9 @@ TEST_F(Prepare, PromptsAndResponses) {
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"{\"prompt\": \"a\"}", "no \"response\" and no \"completion\""},
       {"{\"response\": \"a\"}", "it has no \"prompt\""},
-      {"{\"prompt\": \"a\", \"response\": \"b\", \"completion\": \"c\"}", "wanted one of them"},
-      {"{\"prompt\": [\"a\"], \"response\": \"b\"}", "\"prompt\" is no string"},
+      {"{\"prompt\": \"a\", \"response\": \"b\", \"completion\": \"c\"}",
+       "must have only one of them"},
+      {"{\"prompt\": [\"a\"], \"response\": \"b\"}", "\"prompt\" is not a string"},
   };
   for (const auto& [line, wanted] : bad) {
     all.inputs = {file("bad.jsonl", line)};
@@ -34,10 +35,10 @@ TEST_F(Prepare, PromptsAndResponses) {
     EXPECT_TRUE(contains(error, wanted)) << error;
   }
   all.inputs = {file("a.txt", "text")};
-  EXPECT_TRUE(contains(refused(all), "wanted .jsonl or .ndjson"));
+  EXPECT_TRUE(contains(refused(all), "does not end in .jsonl or .ndjson"));
 }
 
-TEST_F(Prepare, Conversations) {
+TEST_F(Prepare, AppliesChatTemplates) {
   const std::string lines =
       "{\"messages\": [{\"role\": \"system\", \"content\": \"Be kind.\"}, "
       "{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \" Hello "
@@ -55,7 +56,7 @@ TEST_F(Prepare, Conversations) {
   EXPECT_EQ(read_documents(all.out, true)[0], "  Hello  Bye");
   all.chat_template = "jinja";
   all.out = dir_ / "no";
-  EXPECT_TRUE(contains(refused(all), "templates in Jinja are not run"));
+  EXPECT_TRUE(contains(refused(all), "Jinja templates are not supported"));
 
   nlohmann::json json = byte_level_file("");
   const std::size_t first = json["model"]["vocab"].size();
@@ -88,7 +89,7 @@ TEST_F(Prepare, Conversations) {
             "<|im_start|>assistant\n Hello <|im_end|>\n<|im_start|>user\n<|im_end|><|im_end|>\n"
             "<|im_start|>assistant\nBye<|im_end|>");
   EXPECT_EQ(read_documents(all.out, true)[0], " Hello <|im_end|>Bye<|im_end|>");
-  // What a user writes is text: five messages, five tokens that end one.
+  // Content is plain text: five messages, five end tokens.
   const auto data = open_tokens(all.out);
   const TokenId im_end = *load_tokenizer(all.tokenizer)->find("<|im_end|>");
   std::vector<std::int64_t> ids(data->tokens());
@@ -109,7 +110,7 @@ TEST_F(Prepare, Conversations) {
   EXPECT_TRUE(read_documents(all.out)[0].starts_with(
       "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"));
 
-  // A template of the tokenizer's own is named, and what differs.
+  // The tokenizer's own template is reported, with its differences.
   EXPECT_TRUE(prepare(all).notes.empty());
   file("chat/tokenizer_config.json", R"({"chat_template": "{{ messages }}"})");
   all.chat_template = "chatml";
@@ -120,18 +121,19 @@ TEST_F(Prepare, Conversations) {
   EXPECT_TRUE(contains(notes[0], "Qwen2")) << notes[0];
 
   const std::vector<std::pair<std::string, std::string>> bad = {
-      {"{\"messages\": []}", "nothing to learn"},
-      {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", "nothing to learn"},
+      {"{\"messages\": []}", "nothing to train on"},
+      {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", "nothing to train on"},
       {"{\"messages\": [{\"role\": \"tool\", \"content\": \"a\"}, {\"role\": \"assistant\", "
        "\"content\": \"a\"}]}",
        "the role \"tool\""},
-      {"{\"messages\": [{\"role\": \"assistant\", \"content\": [1]}]}", "\"content\" is no string"},
+      {"{\"messages\": [{\"role\": \"assistant\", \"content\": [1]}]}",
+       "\"content\" is not a string"},
       {"{\"messages\": [{\"role\": \"assistant\"}]}", "a message has no \"content\""},
       {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": []}]}",
-       "\"tool_calls\", which the built-in templates know nothing of"},
+       "\"tool_calls\", which the built-in templates do not support"},
       {"{\"tools\": [], \"messages\": []}", "\"tools\""},
       {"{\"conversations\": []}", "it has no \"messages\", but \"conversations\""},
-      {"{\"messages\": {}}", "is no list"},
+      {"{\"messages\": {}}", "is not a list"},
   };
   for (const auto& [line, wanted] : bad) {
     all.inputs = {file("bad.jsonl", line)};
@@ -143,8 +145,9 @@ TEST_F(Prepare, Conversations) {
   }
 }
 
-// As transformers applies the templates of Mistral-7B-Instruct-v0.3 (tokens for [INST]) and v0.2.
-TEST_F(Prepare, MistralTemplate) {
+// Results of transformers with the templates of Mistral-7B-Instruct-v0.3 (tokens for [INST]) and
+// v0.2.
+TEST_F(Prepare, MatchesTheMistralTemplates) {
   PrepareOptions all = options({file(
       "a.jsonl",
       R"({"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},)"
@@ -158,7 +161,8 @@ TEST_F(Prepare, MistralTemplate) {
   prepare(all);
   EXPECT_EQ(read_documents(all.out)[0],
             "<s> [INST] Be kind.\n\nHi [/INST] Hello </s> [INST] the fox [/INST] Bye</s>");
-  EXPECT_EQ(read_documents(all.out, true)[0], "Hello </s> Bye</s>");  // the first space is stripped
+  // The leading space is stripped.
+  EXPECT_EQ(read_documents(all.out, true)[0], "Hello </s> Bye</s>");
   std::size_t id = json["model"]["vocab"].size();
   for (const char* mark : {"[INST]", "[/INST]"}) {
     nlohmann::json one = json["added_tokens"][0];
@@ -174,14 +178,14 @@ TEST_F(Prepare, MistralTemplate) {
   data->read(0, ids);
   EXPECT_EQ(std::count(ids.begin(), ids.end(), static_cast<std::int64_t>(id - 2)), 2);
   EXPECT_EQ(std::count(ids.begin(), ids.end(), static_cast<std::int64_t>(id - 1)), 2);
-  // Tokens that the package gives for the whole text, whose marks are tokens.
+  // Tokens of the tokenizers package for the whole text, with tokens for the marks.
   const auto loaded = load_tokenizer(all.tokenizer);
   const std::vector<TokenId> wanted =
       ids_of(*loaded, "<s>[INST] Be kind.\n\nHi[/INST] Hello</s>[INST] the fox[/INST] Bye</s>");
   EXPECT_EQ(std::vector<TokenId>(ids.begin(), ids.end()), wanted);
   all.inputs = {file("b.jsonl", R"({"messages": [{"role": "assistant", "content": "a"}]})")};
   all.out = dir_ / "bad";
-  EXPECT_TRUE(contains(refused(all), "wanted user")) << refused(all);
+  EXPECT_TRUE(contains(refused(all), "must be user")) << refused(all);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// prepare, killed: whoever runs it again gets the bytes of a run that nobody killed.
+// prepare when killed: running it again gives the bytes of an uninterrupted run.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -44,11 +44,11 @@ class Killed : public ::testing::Test {
     all.part_bytes = 500;
     all.shard_bytes = 6000;
     all.save_seconds = 0;
-    all.direct_input = 0;  // with 2 threads around the page cache, where a part fills a block
+    all.direct_input = 0;  // with 2 threads around the page cache, if a part fills a block
     all.direct_bytes = threads == 2 ? 1 : 0;
     return all;
   }
-  // Runs it in a process that dies when it has read so many bytes. Its status.
+  // Runs prepare in a process that is killed after reading `dies_at` bytes. Returns its status.
   static int run(const PrepareOptions& all, std::uint64_t dies_at) {
     Child child([&] {
       PrepareOptions own = all;
@@ -70,7 +70,7 @@ class Killed : public ::testing::Test {
   std::string text_, lines_;
 };
 
-TEST_F(Killed, GoesOnToTheSameBytes) {
+TEST_F(Killed, ResumesToTheSameBytes) {
   for (const bool prompts : {false, true}) {
     const PrepareOptions whole = options(str("whole", prompts), prompts, 1);
     prepare(whole);
@@ -79,7 +79,7 @@ TEST_F(Killed, GoesOnToTheSameBytes) {
     for (const std::uint64_t step : {3'000, 11'000, 45'000}) {
       const PrepareOptions all = options(str("killed", prompts, step), prompts, 2);
       int deaths = 0;
-      // Each life reads a little more than the one before it.
+      // Each run reads a little more than the one before.
       for (std::uint64_t at = step;; at += step) {
         const int status = run(all, at);
         if (status == 0) break;
@@ -101,8 +101,8 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-// By another process, at whatever moment it gets to it.
-TEST_F(Killed, AtAnyMoment) {
+// Killed by another process at a random moment.
+TEST_F(Killed, ResumesAfterAKillAtAnyMoment) {
   PrepareOptions whole = options("whole", false, 1);
   whole.inputs.insert(whole.inputs.end(), 60, lines_);
   whole.part_bytes = 9'000;
@@ -119,12 +119,12 @@ TEST_F(Killed, AtAnyMoment) {
     const std::string before = read_all(state);
     Child child([&] {
       PrepareOptions own = all;
-      // The first one waits for its death, however late that comes.
+      // The first run waits until it is killed.
       if (life == 0) own.told = [](std::uint64_t, std::uint64_t) { ::raise(SIGSTOP); };
       prepare(own);
       return 0;
     });
-    // When it has come a little further: what it does then is by chance.
+    // After a little more progress; the exact moment is random.
     wait_until([&] { return read_all(state) != before || is_token_data(all.out); });
     child.signal(SIGKILL);
     const int status = child.wait();
@@ -137,8 +137,8 @@ TEST_F(Killed, AtAnyMoment) {
   EXPECT_GT(deaths, 0);
 }
 
-// A draft of what it was publishing is all that such a death may leave, and it is not kept.
-TEST_F(Killed, WhilePublishing) {
+// Only a temporary file may be left, and the next run removes it.
+TEST_F(Killed, RemovesTemporaryFilesOfPublishing) {
   const PrepareOptions all = options("out", false, 1);
   ASSERT_EQ(run(all, 20'000), 128 + SIGKILL);
   write_file(str(all.out, "/", kPreparingName, ".4711.part"), "half");
@@ -155,20 +155,20 @@ TEST_F(Killed, WhilePublishing) {
   EXPECT_TRUE(std::filesystem::exists(all.out + "/mine.12.part"));
 }
 
-TEST_F(Killed, WhilePublishingForTheFirstTime) {
+TEST_F(Killed, RemovesTemporaryFilesOfTheFirstPublishing) {
   const PrepareOptions all = options("out", false, 1);
   std::filesystem::create_directory(all.out);
   const std::string draft = write_file(str(all.out, "/", kPreparingName, ".4711.part"), "half");
   const std::string mine = write_file(all.out + "/mine.12.part", "somebody's");
   EXPECT_TRUE(contains(error_of([&] { prepare(all); }), "mine.12.part"));
-  EXPECT_TRUE(std::filesystem::exists(draft));  // whoever is refused has changed nothing
+  EXPECT_TRUE(std::filesystem::exists(draft));  // a rejected call changes nothing
   std::filesystem::remove(mine);
   prepare(all);
   EXPECT_FALSE(std::filesystem::exists(draft));
   verify_tokens(*open_tokens(all.out));
 }
 
-TEST_F(Killed, BetweenItsLastTwoSteps) {
+TEST_F(Killed, ResumesBetweenItsLastTwoSteps) {
   PrepareOptions all = options("out", false, 1);
   ASSERT_EQ(run(all, 20'000), 128 + SIGKILL);
   const std::string state = read_all(all.out + "/" + kPreparingName);
@@ -178,7 +178,7 @@ TEST_F(Killed, BetweenItsLastTwoSteps) {
   EXPECT_TRUE(prepare(all).was_finished);
   EXPECT_TRUE(files_of(all.out) == wanted);
 
-  // What is appended is not appended twice.
+  // Nothing is appended twice.
   PrepareOptions more = options("out", false, 1);
   more.inputs = {lines_};
   more.append = true;
@@ -193,7 +193,7 @@ TEST_F(Killed, BetweenItsLastTwoSteps) {
   EXPECT_TRUE(files_of(more.out) == both);
 }
 
-TEST_F(Killed, AnotherCallDoesNotGoOn) {
+TEST_F(Killed, RejectsADifferentCall) {
   PrepareOptions all = options("out", false, 1);
   ASSERT_EQ(run(all, 20'000), 128 + SIGKILL);
   PrepareOptions other = all;
@@ -203,7 +203,7 @@ TEST_F(Killed, AnotherCallDoesNotGoOn) {
   other = all;
   other.inputs.pop_back();
   EXPECT_TRUE(contains(error_of([&] { prepare(other); }), "the input files"));
-  // What lies there was changed.
+  // The saved state was changed.
   const std::string shard = all.out + "/tokens-00000.bin";
   const std::string state = all.out + "/" + kPreparingName;
   const auto bad_state = read_all(state);
@@ -216,7 +216,7 @@ TEST_F(Killed, AnotherCallDoesNotGoOn) {
   EXPECT_FALSE(read_all(shard).empty());
 }
 
-TEST_F(Killed, ShardsThatWereChangedMeanwhile) {
+TEST_F(Killed, DetectsShardsChangedMeanwhile) {
   const PrepareOptions all = options("out", false, 1);
   ASSERT_EQ(run(all, 20'000), 128 + SIGKILL);
   std::string last;
@@ -227,7 +227,7 @@ TEST_F(Killed, ShardsThatWereChangedMeanwhile) {
   bytes[0] = static_cast<char>(bytes[0] ^ 1);
   write_file(all.out + "/" + last, bytes);
   const std::string error = error_of([&] { prepare(all); });
-  // Behind what was saved it may be anything.
+  // Bytes after the saved position may be anything.
   if (!error.empty()) {
     EXPECT_TRUE(contains(error, "checksum")) << error;
   } else {

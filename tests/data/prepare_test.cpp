@@ -1,4 +1,4 @@
-// prepare: against a slow reference, with any threads, and what it refuses.
+// prepare: against a slow reference, with any number of threads, and its errors.
 
 #include "tessera/data/prepare.h"
 
@@ -15,9 +15,9 @@
 namespace tessera::data {
 namespace {
 
-constexpr TokenId kEnd = 256;  // of bytes
+constexpr TokenId kEnd = 256;  // of the byte tokenizer
 
-// What the documents of a text are, written down a second time, slowly.
+// Slow reference for splitting a text into documents.
 std::vector<std::string> documents_of(const std::string& text, SplitDocuments split) {
   if (split == SplitDocuments::file) return {text};
   std::vector<std::string> all;
@@ -58,7 +58,7 @@ std::string random_lines(std::uint64_t seed, int count) {
   return text;
 }
 
-TEST_F(Prepare, DocumentsAreThoseOfTheReference) {
+TEST_F(Prepare, SplitsDocumentsLikeTheReference) {
   for (const SplitDocuments split :
        {SplitDocuments::file, SplitDocuments::blank_line, SplitDocuments::line}) {
     for (const std::uint64_t seed : {1, 2, 3}) {
@@ -93,8 +93,8 @@ TEST_F(Prepare, DocumentsAreThoseOfTheReference) {
   }
 }
 
-// Of documents longer than a part: every byte is there, in its order.
-TEST_F(Prepare, LongDocumentsAreCutAndWhole) {
+// Documents longer than a part keep every byte in order.
+TEST_F(Prepare, CutsLongDocumentsWithoutLoss) {
   const std::string text = random_lines(4, 200);
   for (const SplitDocuments split :
        {SplitDocuments::file, SplitDocuments::blank_line, SplitDocuments::line}) {
@@ -110,7 +110,7 @@ TEST_F(Prepare, LongDocumentsAreCutAndWhole) {
       std::string wanted, got;
       for (const std::string& one : documents_of(text, split)) wanted += one + "|";
       for (const std::string& one : read_documents(all.out)) got += one + "|";
-      // Where a cut fell behind the last line of a document, its end of line stays.
+      // If a cut fell after the last line of a document, its newline stays.
       const auto squeezed = [](std::string all_of_it) {
         std::erase_if(all_of_it,
                       [](char c) { return c == '\n' || c == '\r' || c == ' ' || c == '\t'; });
@@ -125,8 +125,8 @@ TEST_F(Prepare, LongDocumentsAreCutAndWhole) {
   }
 }
 
-// A cut at the end of a line, or at a space where spaces are marked, changes no token.
-TEST_F(Prepare, CutsKeepTheTokens) {
+// A cut at the end of a line, or at a space if spaces are marked, changes no token.
+TEST_F(Prepare, CutsDoNotChangeTokens) {
   for (
       const char* pattern :
       {"", "sentence piece",
@@ -158,9 +158,9 @@ TEST_F(Prepare, CutsKeepTheTokens) {
   }
 }
 
-// Training data begins as prompts do: with what the post-processor puts before a text, whether or
-// not another file names that token.
-TEST_F(Prepare, DocumentsBeginAsTheTokenizerBeginsTexts) {
+// Training data starts like prompts: with the tokens that the post-processor puts before a text,
+// whether or not another file names them.
+TEST_F(Prepare, PrependsTheTokensOfThePostProcessor) {
   nlohmann::json json = sentence_piece_file();
   json["post_processor"] = nlohmann::json::parse(R"({"type": "TemplateProcessing", "single": [
       {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -186,7 +186,7 @@ TEST_F(Prepare, DocumentsBeginAsTheTokenizerBeginsTexts) {
   EXPECT_EQ(ids_in("always"), wanted);
   all.begin = PrepareOptions::Begin::never;
   EXPECT_EQ(ids_in("never"), std::vector<TokenId>(wanted.begin() + 1, wanted.end()));
-  // A token that is named and not put there begins documents on request alone.
+  // A token that is only named is prepended on request.
   json.erase("post_processor");
   all.tokenizer = tokenizer("tok", json);
   file("tok/tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>"})");
@@ -196,7 +196,7 @@ TEST_F(Prepare, DocumentsBeginAsTheTokenizerBeginsTexts) {
   EXPECT_EQ(ids_in("named always"), wanted);
 }
 
-TEST_F(Prepare, JsonLines) {
+TEST_F(Prepare, ReadsJsonLines) {
   const std::string lines =
       "{\"text\": \"one\"}\n\n  {\"id\": [1, {\"a\": null}], \"text\": \"zwei "
       "\\u00e4\\n\\ud83d\\ude00\"}\r\n"
@@ -217,7 +217,7 @@ TEST_F(Prepare, JsonLines) {
   EXPECT_TRUE(contains(error, "--text-field")) << error;
 }
 
-TEST_F(Prepare, ErrorsNameTheEarliestLine) {
+TEST_F(Prepare, ReportsTheEarliestBadLine) {
   std::string lines;
   for (int i = 1; i <= 400; ++i) {
     lines += i == 217 || i == 350 ? "{\"text\": 5}\n" : "{\"text\": \"all good here\"}\n";
@@ -228,17 +228,17 @@ TEST_F(Prepare, ErrorsNameTheEarliestLine) {
     all.threads = threads;
     all.restart = true;
     const std::string error = refused(all);
-    EXPECT_TRUE(contains(error, "line 217 byte 10: \"text\" is no string")) << error;
+    EXPECT_TRUE(contains(error, "line 217 byte 10: \"text\" is not a string")) << error;
   }
-  // The folder is unfinished, and says so.
+  // The folder is marked as unfinished.
   EXPECT_TRUE(contains(error_of([&] { open_tokens(all.out); }), "unfinished"));
   const std::vector<std::pair<std::string, std::string>> bad = {
-      {"{\"text\": \"a\"} x", "something stands behind the value"},
-      {"[1]", "wanted an object in braces"},
+      {"{\"text\": \"a\"} x", "there is text after the value"},
+      {"[1]", "must be an object in braces"},
       {"{\"text\": \"a\", \"text\": \"b\"}", "twice"},
       {"{\"text\": \"a\"", "it ends where '}' should be"},
-      {"{\"text\": \"\\x\"}", "backslash"},
-      {"{\"a\": 01, \"text\": \"\"}", "wanted '}'"},
+      {"{\"text\": \"\\x\"}", "invalid escape"},
+      {"{\"a\": 01, \"text\": \"\"}", "must be '}'"},
       {"{\"text\": \"a\tb\"}", "control character"},
       {"{\"a\": " + std::string(200, '[') + std::string(200, ']') + ", \"text\": \"a\"}", "deeply"},
   };
@@ -253,31 +253,31 @@ TEST_F(Prepare, ErrorsNameTheEarliestLine) {
   EXPECT_TRUE(contains(refused(all), "long.jsonl\" line 2 has more than 1 KiB"));
 }
 
-TEST_F(Prepare, BytesThatAreNoUtf8) {
+TEST_F(Prepare, ReplacesOrRejectsInvalidUtf8) {
   PrepareOptions all = options({file("a.txt", "good\n\xff\xfe bad \xc3\n")});
   PrepareSummary summary = prepare(all);
   EXPECT_EQ(summary.counts.replaced, 3u);
   EXPECT_EQ(read_documents(all.out)[0], "good\n\xef\xbf\xbd\xef\xbf\xbd bad \xef\xbf\xbd\n");
   all.bad_utf8 = BadUtf8::refuse;
   all.out = dir_ / "refused";
-  EXPECT_TRUE(contains(refused(all), "a.txt\", counted from byte 0: the text is no UTF-8"));
+  EXPECT_TRUE(contains(refused(all), "a.txt\", counted from byte 0: the text is not UTF-8"));
   all.inputs = {file("a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"\xff\"}\n")};
   all.restart = true;
-  EXPECT_TRUE(contains(refused(all), "a.jsonl\" line 2: the text is no UTF-8"));
+  EXPECT_TRUE(contains(refused(all), "a.jsonl\" line 2: the text is not UTF-8"));
   all.inputs = {file("b.jsonl", "{\"text\": \"\\ud800\"}\n")};
-  EXPECT_TRUE(contains(refused(all), "b.jsonl\" line 1 byte 11: half of a pair"));
+  EXPECT_TRUE(contains(refused(all), "b.jsonl\" line 1 byte 11: an unpaired surrogate"));
   all.bad_utf8 = BadUtf8::replace;
   all.out = dir_ / "replaced";
   EXPECT_EQ(prepare(all).counts.replaced, 1u);
   EXPECT_EQ(read_documents(all.out)[0], "\xef\xbf\xbd");
-  // A byte order mark is none of the text.
+  // A byte order mark is not part of the text.
   all.inputs = {file("bom.txt", "\xef\xbb\xbftext")};
   all.out = dir_ / "bom";
   prepare(all);
   EXPECT_EQ(read_documents(all.out)[0], "text");
 }
 
-TEST_F(Prepare, WhatCannotBePrepared) {
+TEST_F(Prepare, RejectsInvalidInputs) {
   const std::string good = file("good.txt", "text");
   const auto says = [&](const std::vector<std::string>& inputs, const std::string& wanted) {
     PrepareOptions all = options(inputs, "bad");
@@ -292,24 +292,23 @@ TEST_F(Prepare, WhatCannotBePrepared) {
   says({file("blank.jsonl", "\n\n  \n")}, "no documents in the input");
   EXPECT_FALSE(std::filesystem::exists(dir_ / "bad"));
   says({file("a.jsonl", "{\"text\": \"\"}\n")}, "no documents in the input");
-  says({file("a.parquet", "PAR1")}, "convert it to one of these first");
-  says({file("b.txt", std::string("a\0b", 3))}, "is no text: the byte at offset 1 is 0");
+  says({file("a.parquet", "PAR1")}, "Convert it to one of these first");
+  says({file("b.txt", std::string("a\0b", 3))}, "is not text: the byte at offset 1 is 0");
   std::filesystem::create_directory(dir_ / "folder");
-  says({dir_ / "folder"}, "has no text in it");
+  says({dir_ / "folder"}, "contains no text files");
   file("folder/x.csv", "1");
   says({dir_ / "folder"}, "but 1 other file");
   PrepareOptions all = options({good});
   all.out = good;
-  EXPECT_TRUE(contains(error_of([&] { prepare(all); }), "is a regular file; wanted a folder"));
+  EXPECT_TRUE(contains(error_of([&] { prepare(all); }), "is a regular file; must be a folder"));
   all.out = dir_ / "folder";
-  EXPECT_TRUE(
-      contains(error_of([&] { prepare(all); }), "has other files in it, such as \"x.csv\""));
+  EXPECT_TRUE(contains(error_of([&] { prepare(all); }), "contains other files, such as \"x.csv\""));
   all = options({good});
   all.end_token = "<none>";
   EXPECT_TRUE(contains(refused(all), "--end-token: the tokenizer has no token"));
 }
 
-TEST_F(Prepare, FoldersInOrder) {
+TEST_F(Prepare, ReadsFoldersInOrder) {
   for (const char* name : {"in", "in/b", "in/.hidden", "in/out"}) {
     std::filesystem::create_directory(dir_ / name);
   }
@@ -327,7 +326,7 @@ TEST_F(Prepare, FoldersInOrder) {
   EXPECT_TRUE(prepare(options({dir_ / "in"}, "in/out")).was_finished);
 }
 
-TEST_F(Prepare, AppendsToTheSameTokenizer) {
+TEST_F(Prepare, AppendsOnlyWithTheSameTokenizer) {
   const std::string a = file("a.txt", "first"), b = file("b.txt", "second");
   PrepareOptions all = options({a});
   prepare(all);
@@ -343,11 +342,11 @@ TEST_F(Prepare, AppendsToTheSameTokenizer) {
   all.tokenizer = tokenizer("other", byte_level_file(""));
   all.end_token = "a";
   const std::string error = error_of([&] { prepare(all); });
-  EXPECT_TRUE(contains(error, "one folder has one tokenizer")) << error;
+  EXPECT_TRUE(contains(error, "A folder must have one tokenizer")) << error;
   all = options({file("p.jsonl", "{\"prompt\": \"a\", \"response\": \"b\"}")});
   all.append = true;
   all.format = DocumentFormat::prompt;
-  EXPECT_TRUE(contains(error_of([&] { prepare(all); }), "are all to be learnt"));
+  EXPECT_TRUE(contains(error_of([&] { prepare(all); }), "have no loss mask"));
   all = options({file("blank.jsonl", "\n")});
   all.append = true;
   EXPECT_TRUE(contains(error_of([&] { prepare(all); }), "no documents"));

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of prepare share.
+// Helpers for the tests of prepare.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 
 namespace tessera::data {
 
-// The documents of a folder, as text, with ⟨end⟩ where its token is.
+// Returns the documents of a folder as text, with ⟨end⟩ for the end token.
 inline std::vector<std::string> read_documents(const std::string& folder,
                                                bool learnt_alone = false) {
   const auto data = open_tokens(folder);
@@ -56,7 +56,7 @@ class Prepare : public ::testing::Test {
     EXPECT_FALSE(is_token_data(all.out)) << error;
     return error;
   }
-  // A folder with such a tokenizer.
+  // Writes a folder with such a tokenizer.
   std::string tokenizer(const std::string& name, const nlohmann::json& json) {
     std::filesystem::create_directories(dir_ / name);
     file(name + "/tokenizer.json", json.dump());

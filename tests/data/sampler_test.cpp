@@ -7,8 +7,8 @@
 namespace tessera::data {
 namespace {
 
-// Whatever the division, a step covers exactly what one process would take, without overlap.
-TEST(Sampler, EveryDivisionCoversTheSameSamples) {
+// For every division, a step covers exactly the samples of one process, without overlap.
+TEST(Sampler, CoversTheSameSamplesForEveryDivision) {
   constexpr std::int64_t kGlobal = 24;
   for (const std::int64_t ranks : {1, 2, 3, 4}) {
     for (const std::int64_t micro : {1, 2}) {

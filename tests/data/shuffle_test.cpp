@@ -28,13 +28,13 @@ bool each_once(const std::vector<std::uint64_t>& order) {
   return true;
 }
 
-// A sanitizer makes each many times as dear.
+// Sanitizers make each check many times slower.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr std::uint64_t kEvery = 29;
 #else
 constexpr std::uint64_t kEvery = 1;
 #endif
-TEST(Shuffle, HasEachOnceForAllSizes) {
+TEST(Shuffle, IsAPermutationForAllSizes) {
   for (std::uint64_t size = 1; size <= 5000; size += kEvery) {
     EXPECT_TRUE(each_once(order(Shuffle(size, 7), size % 3))) << size;
   }
@@ -43,9 +43,8 @@ TEST(Shuffle, HasEachOnceForAllSizes) {
   }
 }
 
-// Of sizes that no list would hold: what comes at neighbouring places is in range, and no two
-// alike.
-TEST(Shuffle, IsOneToOneForHugeSizes) {
+// For sizes that no list could hold: values at neighboring positions are in range and distinct.
+TEST(Shuffle, IsInjectiveForHugeSizes) {
   for (const std::uint64_t size :
        {(std::uint64_t{1} << 40) + 12345, std::uint64_t{1} << 53, std::uint64_t{1} << 62}) {
     const Shuffle shuffle(size, 3);
@@ -74,12 +73,13 @@ TEST(Shuffle, DiffersByEpochSeedAndStream) {
       EXPECT_NE(other, first);
       std::uint64_t same = 0;
       for (std::uint64_t i = 0; i < size; ++i) same += other[i] == first[i] ? 1 : 0;
-      EXPECT_LE(same, 12u) << size;  // one is expected
+      EXPECT_LE(same, 12u) << size;  // one match is expected
     }
   }
 }
 
-// Over many epochs every number comes at every place about as often: chi-square of each pair.
+// Over many epochs every number occurs at every position about equally often: chi-square of each
+// pair.
 TEST(Shuffle, LooksUniform) {
   for (const std::uint64_t size : {2, 3, 5, 16, 37}) {
     const std::uint64_t epochs = 200 * size;
@@ -96,8 +96,8 @@ TEST(Shuffle, LooksUniform) {
   }
 }
 
-// Neighbours do not stay together: the mean distance is that of random pairs, a third of the size.
-TEST(Shuffle, DrivesNeighboursApart) {
+// Neighbors are separated: the mean distance is that of random pairs, a third of the size.
+TEST(Shuffle, SeparatesNeighbors) {
   constexpr std::uint64_t kSize = 100000;
   const Shuffle shuffle(kSize, 2);
   double sum = 0;
@@ -109,7 +109,7 @@ TEST(Shuffle, DrivesNeighboursApart) {
   EXPECT_NEAR(sum / kSize / kSize, 1.0 / 3, 0.005);
 }
 
-TEST(Shuffle, NeedsSomethingToShuffle) {
+TEST(Shuffle, RejectsInvalidSizes) {
   EXPECT_THROW(Shuffle(0, 1), UsageError);
   EXPECT_THROW(Shuffle((std::uint64_t{1} << 62) + 1, 1), UsageError);
 }

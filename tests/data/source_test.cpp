@@ -29,7 +29,7 @@ class Folder : public TemporaryFolder {
   }
 };
 
-TEST(Sorting, TargetsAreTheSortedHalf) {
+TEST(Sorting, PredictsOnlyTheSortedHalf) {
   for (const std::int64_t seq : {2, 3, 16, 17, 31, 64, 100}) {
     const std::unique_ptr<Source> source = sorting(seq, 0);
     const std::int64_t digits = std::min<std::int64_t>(7, seq / 2), length = 2 * digits + 2;
@@ -57,7 +57,7 @@ TEST(Sorting, TargetsAreTheSortedHalf) {
   }
 }
 
-TEST(Sorting, ASampleDependsOnSeedAndNumberAlone) {
+TEST(Sorting, DependsOnSeedAndNumberAlone) {
   const std::unique_ptr<Source> source = sorting(48, 3);
   const Batch whole = source->batch(10, 8);
   for (std::int64_t i = 0; i < 8; ++i) {
@@ -71,7 +71,7 @@ TEST(Sorting, ASampleDependsOnSeedAndNumberAlone) {
   EXPECT_EQ(different.size(), 200u);
 }
 
-TEST(Sorting, DigitsAreEvenlySpread) {
+TEST(Sorting, DistributesDigitsEvenly) {
   const std::unique_ptr<Source> source = sorting(16, 0);
   std::vector<int> count(10);
   for (int i = 0; i < 2000; ++i) {
@@ -96,9 +96,9 @@ TEST(Sorting, ShowsWhetherTheAnswerIsRight) {
   EXPECT_NE(source->question(1).prompt, question.prompt);
 }
 
-TEST(Sorting, TooShortIsAnError) { EXPECT_THROW(sorting(1, 0), UsageError); }
+TEST(Sorting, RejectsTooShortSequences) { EXPECT_THROW(sorting(1, 0), UsageError); }
 
-TEST(TextFile, WindowsOfTheFile) {
+TEST(TextFile, ReadsWindowsOfTheFile) {
   const Folder folder;
   std::string text;
   for (int i = 0; i < 1000; ++i) text += static_cast<char>(1 + i % 101);
@@ -120,14 +120,14 @@ TEST(TextFile, WindowsOfTheFile) {
   EXPECT_TRUE(source->batch(7, 1).ids[0].equal(batch.ids[7]));
 }
 
-TEST(TextFile, TheShortestFileIsOneWindow) {
+TEST(TextFile, AcceptsAFileOfOneWindow) {
   const Folder folder;
   const Batch batch = text_file(folder.file("a", "abcde"), 4, 0)->batch(9, 2);
   EXPECT_EQ(values(batch.ids[0].contiguous()), (std::vector<Token>{'a', 'b', 'c', 'd'}));
   EXPECT_EQ(values(batch.targets[1].contiguous()), (std::vector<Token>{'b', 'c', 'd', 'e'}));
 }
 
-TEST(TextFile, ShowsOnlyWhatIsSafeToPrint) {
+TEST(TextFile, ShowsOnlyPrintableText) {
   const Folder folder;
   const std::unique_ptr<Source> source =
       text_file(folder.file("a", "ab\033[31m\n\xc3\xa9 cd"), 4, 0);
@@ -136,7 +136,7 @@ TEST(TextFile, ShowsOnlyWhatIsSafeToPrint) {
   EXPECT_EQ(line, "a. → x.⏎?");
 }
 
-TEST(TextFile, BadFilesAreNamed) {
+TEST(TextFile, NamesInvalidFiles) {
   const Folder folder;
   const auto message = [](const std::string& path) -> std::string {
     try {
@@ -158,8 +158,8 @@ TEST(TextFile, BadFilesAreNamed) {
   EXPECT_NE(text.find("--seq 9 or less"), std::string::npos) << text;
 }
 
-// What there is beside texts is told with the place of its first byte that no text has.
-TEST(TextFile, WhatIsNoTextIsToldWithThePlace) {
+// Files that are not text are reported with the position of the first invalid byte.
+TEST(TextFile, RejectsFilesThatAreNotText) {
   const Folder folder;
   const auto problem = [&](const std::string& bytes) -> std::string {
     try {

@@ -1,4 +1,4 @@
-// Token folders and .bin files: what is read is what was written, and what is wrong is told.
+// Token folders and .bin files: round trips and errors.
 
 #include "tessera/data/token_data.h"
 
@@ -44,7 +44,7 @@ void expect_same(const TokenData& data, const Expected& expected, bool masked) {
   }
 }
 
-TEST(TokenData, IsWhatWasWritten) {
+TEST(TokenData, ReadsWhatWasWritten) {
   for (const std::int64_t vocab : {65536, 65537}) {
     for (const bool masked : {false, true}) {
       for (const std::int64_t shard_bytes : {2, 400, 1'000'000}) {
@@ -69,8 +69,8 @@ TEST(TokenData, IsWhatWasWritten) {
   }
 }
 
-// Around the page cache: parts of any size, which begin and end anywhere in a block.
-TEST(TokenData, DirectWritesGiveTheSameFiles) {
+// Around the page cache: parts of any size that start and end anywhere in a block.
+TEST(TokenData, WritesTheSameFilesDirectly) {
   const QuickFolder dir;
   std::mt19937_64 random(5);
   for (const std::int64_t vocab : {40'000, 200'000}) {
@@ -93,8 +93,8 @@ TEST(TokenData, DirectWritesGiveTheSameFiles) {
   }
 }
 
-// A part that is bytes gives the file what its tokens would.
-TEST(TokenData, BytesAreWidenedOnTheirWay) {
+// A part of bytes writes the same file as its tokens.
+TEST(TokenData, WidensBytesWhenWriting) {
   std::mt19937_64 random(6);
   for (int round = 0; round < 200; ++round) {
     TokenPart part;
@@ -121,8 +121,8 @@ TEST(TokenData, BytesAreWidenedOnTheirWay) {
   }
 }
 
-// Against the plain rule: a text is whole as long as each character is, taken one by one.
-TEST(TokenData, Utf8IsCheckedAsByTheRule) {
+// Against the plain rule: a text is valid if each character is.
+TEST(TokenData, ValidatesUtf8LikeTheReference) {
   const auto slow = [](const std::string& text) {
     std::size_t at = 0;
     while (at < text.size()) {
@@ -144,7 +144,7 @@ TEST(TokenData, Utf8IsCheckedAsByTheRule) {
       std::string again;
       if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return at;
       append_utf8(again, c);
-      if (again.size() != size) return at;  // there is a shorter way to write it
+      if (again.size() != size) return at;  // overlong
       at += size;
     }
     return at;
@@ -167,7 +167,7 @@ TEST(TokenData, Utf8IsCheckedAsByTheRule) {
   }
 }
 
-TEST(TokenData, ChecksumsOfPartsMakeThatOfTheWhole) {
+TEST(TokenData, JoinsChecksumsOfParts) {
   std::mt19937_64 random(3);
   std::string text;
   for (int i = 0; i < 5000; ++i) text += static_cast<char>(random());
@@ -185,7 +185,7 @@ std::string numbers(const std::vector<std::int32_t>& header, std::size_t count) 
   return {reinterpret_cast<const char*>(all.data()), 4 * all.size()};
 }
 
-TEST(TokenData, BinFilesOfOthers) {
+TEST(TokenData, ReadsBinFilesOfOtherPrograms) {
   const QuickFolder dir;
   const Expected expected{{{5, 50256, 7, 65535}}, {{1, 1, 1, 1}}};
   const std::string small("\x05\x00\x50\xc4\x07\x00\xff\xff", 8);
@@ -203,20 +203,21 @@ TEST(TokenData, BinFilesOfOthers) {
     verify_tokens(*data);
     verify_tokens(*data, 65536);
     const std::string error = error_of([&] { verify_tokens(*data, 50257); });
-    EXPECT_TRUE(
-        contains(error, "token 3 of document 0 (3 of all) is 65535, wanted less than 50257"))
+    EXPECT_TRUE(contains(
+        error,
+        "token 3 of document 0 (3 of all) is 65535, must be less than the vocabulary of 50257"))
         << error;
   }
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"", "has no tokens"},
-      {"abc", "has 3 bytes, wanted two for each token"},
-      {numbers({20240520, 2, 4}, 256) + small, "has the version 2, wanted 1"},
-      {numbers({20240520, 1, 5}, 256) + small, "has 1032 bytes, wanted 1034"},
-      {numbers({20240520, 1, 3}, 256) + small, "has 1032 bytes, wanted 1030"},
-      {numbers({20240520, 1, -1}, 256) + small, "the -1 tokens it says"},
-      {numbers({20240520, 1, 4}, 100), "cut short"},
+      {"abc", "has 3 bytes, must be two per token"},
+      {numbers({20240520, 2, 4}, 256) + small, "has the version 2, must be 1"},
+      {numbers({20240520, 1, 5}, 256) + small, "has 1032 bytes, expected 1034"},
+      {numbers({20240520, 1, 3}, 256) + small, "has 1032 bytes, expected 1030"},
+      {numbers({20240520, 1, -1}, 256) + small, "the -1 tokens that it declares"},
+      {numbers({20240520, 1, 4}, 100), "truncated"},
       {numbers({20240520, 1, 0}, 256), "has no tokens"},
-      {numbers({20240801, 7, 0x7fffffff}, 256) + wide, "wanted 8589935612"},
+      {numbers({20240801, 7, 0x7fffffff}, 256) + wide, "expected 8589935612"},
   };
   for (const auto& [bytes, wanted] : bad) {
     const std::string path = write_file(dir / "bad.bin", bytes);
@@ -254,7 +255,7 @@ class Damaged : public ::testing::Test {
   TokenManifest manifest_;
 };
 
-TEST_F(Damaged, EveryByte) {
+TEST_F(Damaged, DetectsEveryChangedByte) {
   for (const auto& [name, good] : files_of(dir_.path)) {
     for (std::size_t at = 0; at < good.size(); ++at) {
       std::string bad = good;
@@ -267,12 +268,12 @@ TEST_F(Damaged, EveryByte) {
   EXPECT_EQ(verified(), "");
 }
 
-TEST_F(Damaged, EveryFileCutShortMissingOrALink) {
+TEST_F(Damaged, DetectsTruncatedMissingAndLinkedFiles) {
   for (const auto& [name, good] : files_of(dir_.path)) {
     const bool json = name == kTokensName;
-    if (good.empty()) continue;  // the index of a shard that no document ends in
+    if (good.empty()) continue;  // the index of a shard in which no document ends
     write_file(dir_ / name, good.substr(0, good.size() - 1));
-    EXPECT_TRUE(contains(opened(), json ? "checksum" : "cut short")) << opened();
+    EXPECT_TRUE(contains(opened(), json ? "checksum" : "truncated")) << opened();
     EXPECT_TRUE(contains(opened(), name)) << opened();
     write_file(dir_ / name, good + "x");
     EXPECT_TRUE(contains(opened(), name)) << opened();
@@ -283,7 +284,7 @@ TEST_F(Damaged, EveryFileCutShortMissingOrALink) {
       EXPECT_TRUE(contains(opened(), "symbolic link")) << opened();
       std::filesystem::remove(dir_ / name);
       std::filesystem::create_directory(dir_ / name);
-      EXPECT_TRUE(contains(opened(), "is a folder, wanted a regular file")) << opened();
+      EXPECT_TRUE(contains(opened(), "is a folder, must be a regular file")) << opened();
       std::filesystem::remove(dir_ / name);
     }
     std::filesystem::remove(dir_ / "elsewhere");
@@ -292,7 +293,7 @@ TEST_F(Damaged, EveryFileCutShortMissingOrALink) {
   }
 }
 
-TEST_F(Damaged, ManifestsThatLie) {
+TEST_F(Damaged, RejectsInconsistentManifests) {
   const auto lies = [&](const std::string& wanted, const auto& change) {
     TokenManifest manifest = manifest_;
     change(manifest);
@@ -301,29 +302,29 @@ TEST_F(Damaged, ManifestsThatLie) {
     EXPECT_THROW(open_tokens(dir_.path), DataError);
   };
   for (const char* name : {"../tokens-00000", "/etc/x", ".", "", "a/b", ".hidden", "a b"}) {
-    lies("wanted the name of a .bin in the folder itself",
+    lies("must be the name of a .bin in the folder itself",
          [&](TokenManifest& m) { m.shards[1].name = name; });
   }
   lies("twice", [](TokenManifest& m) { m.shards[1].name = m.shards[0].name; });
-  lies("wanted a whole number",
+  lies("must be a whole number",
        [](TokenManifest& m) { m.shards[0].tokens = std::uint64_t{1} << 63; });
-  lies("wanted a whole number", [](TokenManifest& m) { m.shards[0].documents = UINT64_MAX; });
+  lies("must be a whole number", [](TokenManifest& m) { m.shards[0].documents = UINT64_MAX; });
   lies("has no tokens", [](TokenManifest& m) { m.shards[2] = {.name = "tokens-00002"}; });
   lies("more than",
        [](TokenManifest& m) { m.shards[0].tokens = m.shards[1].tokens = kMostTokens; });
-  lies("wanted", [](TokenManifest& m) { m.shards[0].tokens += 1; });
+  lies("expected", [](TokenManifest& m) { m.shards[0].tokens += 1; });
   lies("bytes_per_token", [](TokenManifest& m) { m.vocab = 70'000; });
   lies("\"vocab\" is 0", [](TokenManifest& m) { m.vocab = 0; });
   lies("has no documents", [](TokenManifest& m) { m.shards.clear(); });
   lies("end_of_text", [](TokenManifest& m) { m.end_of_text = 500; });
-  // The last document has to end where the tokens end.
+  // The last document must end at the last token.
   while (manifest_.shards.back().documents == 0) manifest_.shards.pop_back();
   const std::string index = dir_ / (manifest_.shards.back().name + ".idx");
   write_file(index, read_all(index).substr(0, read_all(index).size() - 8));
-  lies("cut short", [](TokenManifest& m) { m.shards.back().documents -= 1; });
+  lies("truncated", [](TokenManifest& m) { m.shards.back().documents -= 1; });
 }
 
-TEST_F(Damaged, IdsAreBelowTheVocabulary) {
+TEST_F(Damaged, RejectsIdsOutsideTheVocabulary) {
   TokenManifest manifest = manifest_;
   manifest.vocab = 400;
   say(manifest);
@@ -346,8 +347,8 @@ TEST_F(Damaged, IdsAreBelowTheVocabulary) {
   data->read(0, before);
 }
 
-// An index that was changed together with its checksum: an error, or documents that are sound.
-TEST_F(Damaged, IndexesThatLie) {
+// An index changed together with its checksum: an error, or valid documents.
+TEST_F(Damaged, RejectsInconsistentIndexes) {
   std::size_t most = 0;
   for (std::size_t i = 0; i < manifest_.shards.size(); ++i) {
     if (manifest_.shards[i].documents > manifest_.shards[most].documents) most = i;
@@ -386,7 +387,7 @@ TEST_F(Damaged, IndexesThatLie) {
   }
 }
 
-TEST_F(Damaged, NobodyReadsBehindTheEnd) {
+TEST_F(Damaged, RejectsReadsPastTheEnd) {
   const auto data = open_tokens(dir_.path);
   std::vector<std::int64_t> two(2);
   std::vector<std::uint8_t> mask(2);

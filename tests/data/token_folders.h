@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of token folders share.
+// Helpers for the tests of token folders.
 
 #include <cstdint>
 #include <filesystem>
@@ -24,7 +24,7 @@ inline std::string write_file(const std::string& path, const std::string& text) 
   return path;
 }
 
-// Every file of a folder but the lock.
+// Returns every file of a folder except the lock.
 inline std::map<std::string, std::string> files_of(const std::string& folder) {
   std::map<std::string, std::string> all;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -34,13 +34,13 @@ inline std::map<std::string, std::string> files_of(const std::string& folder) {
   return all;
 }
 
-// Documents as they should come out.
+// Expected documents.
 struct Expected {
   std::vector<std::vector<std::int64_t>> documents;
   std::vector<std::vector<std::uint8_t>> learnt;
 };
 
-// Writes them as parts of so many tokens, which cut documents wherever they end.
+// Writes them in parts of `part_tokens` tokens, which may cut documents.
 inline TokenManifest write_folder(const std::string& folder, const Expected& expected,
                                   std::int64_t vocab, bool masked, std::size_t part_tokens,
                                   std::int64_t shard_bytes, std::uint64_t direct_bytes = 0) {

@@ -24,7 +24,7 @@
 namespace tessera::data {
 namespace {
 
-// A file in memory, by a path that opens it.
+// In-memory file with a path that opens it.
 class MemoryPath {
  public:
   explicit MemoryPath(std::string_view bytes) : fd_(::memfd_create("input", MFD_CLOEXEC)) {
@@ -36,7 +36,7 @@ class MemoryPath {
   Fd fd_;
 };
 
-// All parts of a text in memory, encoded one after the other: the documents.
+// Encodes all parts of an in-memory text in order and returns the documents.
 std::vector<std::string> documents_by_parts(std::string_view text, bool jsonl, DocumentOptions how,
                                             std::size_t part_bytes, const Tokenizer& tokenizer) {
   const MemoryPath memory(text);
@@ -52,7 +52,7 @@ std::vector<std::string> documents_by_parts(std::string_view text, bool jsonl, D
   while (std::optional<InputPart> part = reader.next()) {
     TokenPart tokens = encoder.encode(std::move(*part), counts);
     must(tokens.crc == checksum_of(tokens), "a checksum", text);
-    Uninitialised<std::byte> stored(tokens.bytes());
+    UninitializedVector<std::byte> stored(tokens.bytes());
     tokens.copy(0, stored.size(), stored.data());
     tokens.tokens = std::move(stored);
     must(!encoder.masked() || tokens.learnt.size() == tokens.tokens.size() / 2, "a mask", text);
@@ -129,8 +129,8 @@ void fuzz_bin(std::string_view input) {
 }
 
 void fuzz_jsonl(std::string_view input) {
-  if (input.find('\0') != std::string_view::npos) return;  // the other parser takes it for the end
-  // It also skips a byte order mark: a file may begin with one, which input_parts.cpp takes off.
+  if (input.find('\0') != std::string_view::npos) return;  // the other parser treats it as the end
+  // It also skips a byte order mark, which may start a file and is removed in input_parts.cpp.
   if (input.starts_with("\xef\xbb\xbf")) return;
   std::string storage;
   const std::string text(clean_utf8(input, BadUtf8::replace, storage).text);
@@ -149,7 +149,7 @@ void fuzz_jsonl(std::string_view input) {
   try {
     other = nlohmann::json::parse(text);
   } catch (const nlohmann::json::out_of_range&) {
-    return;  // a number that is too large for it, and that nobody asked us for
+    return;  // a number that is too large for it and not requested from us
   } catch (const nlohmann::json::exception&) {
     accepted_there = false;
   }
@@ -163,7 +163,7 @@ void fuzz_jsonl(std::string_view input) {
     must(other.contains(name), "a key", input);
     if (json.peek() != '"') return json.skip_value(1);
     const std::string got(json.string(value));
-    // Of a key that is there twice the other parser has the last.
+    // The other parser keeps the last of duplicate keys.
     if (other[name].is_string() && other[name] != got) {
       must(text.find(name, text.find(name) + 1) != std::string::npos || name.empty() ||
                text.find('\\') != std::string::npos,
@@ -191,7 +191,7 @@ void fuzz_lines(std::string_view input) {
       return std::nullopt;
     }
   };
-  // A line that is too long for the limit is told of only where a part does not hold it.
+  // A line over the limit is reported only if a part does not hold it.
   if (text.size() < 4096) must(of(1 << 20) == of(1 + first % 64), "another part", input);
 }
 

@@ -1,5 +1,5 @@
-// Feeds what reads token folders and texts with inputs made from those in tests/data/fuzz by
-// cutting, copying, flipping and putting in what tends to break them. The same every time.
+// Feeds the readers of token folders and texts with inputs made from those in tests/data/fuzz by
+// cutting, copying, flipping and inserting bytes that tend to break them. Deterministic.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 namespace tessera::data {
 namespace {
 
-// A sanitizer makes each input many times as dear: there fewer do.
+// Sanitizers make each input many times slower, so fewer are used.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr std::int64_t kTokenInputs = TESSERA_FUZZ_INPUTS / 10;
 #else

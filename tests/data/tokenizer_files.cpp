@@ -32,7 +32,7 @@ json empty_file() {
             {"merges", json::array()}}}};
 }
 
-// Merges that make the words, a letter more at a time, and from their ends.
+// Merges that build the words letter by letter, and from their ends.
 void add_words(json& model, const std::vector<std::string>& words) {
   json& vocab = model["vocab"];
   const auto token = [&](const std::string& text) {

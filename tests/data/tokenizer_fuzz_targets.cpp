@@ -34,12 +34,12 @@ void fuzz_tokenizer(std::string_view input) {
 
 void fuzz_encode(std::string_view input) {
   struct Known {
-    std::unique_ptr<Tokenizer> quick, plain;  // the second without code of its own for the pattern
+    std::unique_ptr<Tokenizer> quick, plain;  // the second always uses PCRE2
   };
   static const std::vector<Known> known = [] {
     std::vector<Known> out;
     for (const std::string pattern : {kGpt2Pattern, kLlama3Pattern, kQwen2Pattern}) {
-      // The same pattern, written so that it is not known.
+      // The same pattern, written so that it is not recognized.
       const std::string other = "(?:" + pattern + ")";
       out.push_back({tokenizer_of(byte_level_file(pattern)),
                      have_pcre2() ? tokenizer_of(byte_level_file(other)) : nullptr});
@@ -50,7 +50,7 @@ void fuzz_encode(std::string_view input) {
   std::string storage;
   const std::string text(clean_utf8(input, BadUtf8::replace, storage).text);
   must(utf8_valid_until(text) == text.size(), "clean text", input);
-  bool old = true;  // of characters that all versions of Unicode know alike
+  bool old = true;  // of characters that all versions of Unicode treat alike
   for (std::size_t at = 0; at < text.size();) old &= utf8_next(text, at) < 0x300;
   for (const Known& each : known) {
     const std::vector<TokenId> ids = ids_of(*each.quick, text);

@@ -2,8 +2,8 @@
 
 #include <string_view>
 
-// What must hold for any input: an answer that is sound, or DataError. Each aborts the program
-// otherwise. The mutating test of this folder calls them, and libFuzzer where the compiler has it.
+// Fuzz targets. Any input must give a valid result or DataError; otherwise the program aborts.
+// Called by the mutating tests of this folder and by libFuzzer if the compiler has it.
 namespace tessera::data {
 
 void fuzz_tokenizer(std::string_view input);  // a tokenizer.json

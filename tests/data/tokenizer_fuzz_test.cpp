@@ -1,5 +1,5 @@
 // Feeds the parser of tokenizer.json and the encoder with inputs made from those in tests/data/fuzz
-// by cutting, copying, flipping and putting in what tends to break them. The same every time.
+// by cutting, copying, flipping and inserting bytes that tend to break them. Deterministic.
 
 #include <gtest/gtest.h>
 
@@ -88,11 +88,11 @@ void expect_good(const std::string& name) {
   EXPECT_NO_THROW(parse_tokenizer(read_all(path), name)) << path;
 }
 
-// Or all that is made of them would be refused at once.
-TEST(TokenizerFuzz, FilesToBeginWithAreGood) {
+// Otherwise all inputs made from them would be rejected at once.
+TEST(TokenizerFuzz, SeedFilesAreValid) {
   for (const char* name : {"gpt2", "llama2", "metaspace"}) expect_good(name);
 }
-TEST(TokenizerFuzz, TheFileWithAPatternIsGood) {
+TEST(TokenizerFuzz, SeedFileWithAPatternIsValid) {
   if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2, which matches its pattern";
   expect_good("split");
 }

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Trains small tokenizers of all kinds with the Python package `tokenizers`, and writes what it makes
-of random strings, for tokenizer_peer_test to compare with.
+"""Trains small tokenizers of all kinds with the Python package `tokenizers`, and writes their
+results on random strings for tokenizer_peer_test to compare with.
 
     tokenizer_peer.py FOLDER COUNT
 
 FOLDER/<kind>/ gets tokenizer.json and cases: for each string its bytes, ids (special tokens on, off,
-with what is put around), and what the ids decode to, with and without special tokens; all numbers are
-32 bits, little-endian, and bytes and ids come behind their count.
+with the tokens around a text), and the decoded text with and without special tokens. All numbers are
+32 bits, little-endian; bytes and ids are preceded by their count.
 """
 import json
 import os
@@ -24,7 +24,7 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace("{1,3}", "")
-# Of GPT-4o and DeepSeek, which are matched by PCRE2.
+# Patterns of GPT-4o and DeepSeek, which are matched by PCRE2.
 O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m"
          r"|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
          r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -141,7 +141,7 @@ def unreachable(tokenizer):
     return changed(tokenizer, change)
 
 
-# Kind: what makes it, and whether PCRE2 matches its patterns, which knows Unicode 14 only.
+# Kind: its function, and whether its patterns need PCRE2, which supports Unicode 14 only.
 KINDS = {
     "gpt2": (lambda: with_end(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))), False),
     "gpt2_prefix": (lambda: all_flags(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True))), False),

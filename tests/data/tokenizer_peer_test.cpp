@@ -1,4 +1,4 @@
-// Against the Python package `tokenizers`: the same ids and the same texts.
+// Compares with the Python package `tokenizers`: equal ids and equal texts.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What tokenizer_peer.py wrote.
+// Output of tokenizer_peer.py.
 class Cases {
  public:
   explicit Cases(std::string bytes) : bytes_(std::move(bytes)) {}
@@ -59,13 +59,13 @@ std::vector<TokenId> encoded(const Tokenizer& tokenizer, const std::string& text
   return out;
 }
 
-// As text, which is all that the package has: bytes that make no character are replaced.
+// The package returns text only: invalid UTF-8 is replaced.
 std::string as_text(const std::string& bytes) {
   std::string storage;
   return std::string(clean_utf8(bytes, BadUtf8::replace, storage).text);
 }
 
-// Cut at each space between two letters: the parts give what the package gives for the whole.
+// Cut at each space between two letters: the parts give the ids of the whole text.
 std::int64_t compare_parts(const Tokenizer& tokenizer, const std::string& text,
                            const std::vector<TokenId>& whole) {
   std::int64_t cuts = 0;
@@ -106,8 +106,8 @@ void compare(const fs::path& folder, std::int64_t& strings, std::int64_t& cuts) 
     same(encoded(*tokenizer, text, {.around = true}), around, "ids with those around");
     EXPECT_EQ(as_text(tokenizer->decode(ids)), decoded) << quote(text);
     EXPECT_EQ(as_text(tokenizer->decode(ids, true)), skipped) << quote(text);
-    // Of tokens of single bytes that make no characters the package leaves nothing but U+FFFD; here
-    // their bytes come out.
+    // The package returns only U+FFFD for single-byte tokens that form no character; here their
+    // bytes are returned.
     if (!bytes || !contains(from_drawn, "\xef\xbf\xbd")) {
       EXPECT_EQ(as_text(tokenizer->decode(drawn)), from_drawn) << shown(drawn);
     }
@@ -118,7 +118,7 @@ void compare(const fs::path& folder, std::int64_t& strings, std::int64_t& cuts) 
   }
 }
 
-TEST(TokenizerPeer, SameAsTheTokenizersPackage) {
+TEST(TokenizerPeer, MatchesTheTokenizersPackage) {
   TESSERA_NEEDS_INTEROP();
   if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2";
   const TemporaryFolder folder;

@@ -1,4 +1,4 @@
-// Everything in a file that would change ids and is not done here is refused by its name.
+// Unsupported parts of a file that would change ids are rejected by name.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ using nlohmann::json;
 struct Refused {
   const char* place;  // a JSON pointer
   const char* value;
-  const char* named;  // what the error must say
+  const char* named;  // text that the error must contain
 };
 
 void expect_refused(const json& file, const Refused& each) {
@@ -25,7 +25,7 @@ void expect_refused(const json& file, const Refused& each) {
   EXPECT_THROW(tokenizer_of(changed), DataError) << each.place;
 }
 
-TEST(Refused, ByName) {
+TEST(Refused, RejectsUnsupportedFieldsByName) {
   const json file = byte_level_file("");
   EXPECT_NO_THROW(tokenizer_of(file));
   const std::vector<Refused> all = {
@@ -96,8 +96,8 @@ TEST(Refused, ByName) {
   EXPECT_NO_THROW(tokenizer_of(unneeded));
 }
 
-TEST(Refused, WhatAPatternIsForByName) {
-  if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2: the pattern itself is refused";
+TEST(Refused, RejectsUnknownSplitBehaviorByName) {
+  if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2: the pattern itself is rejected";
   expect_refused(
       byte_level_file(""),
       {"/pre_tokenizer",
@@ -105,7 +105,7 @@ TEST(Refused, WhatAPatternIsForByName) {
        "Odd"});
 }
 
-TEST(Refused, NotJsonOrTwice) {
+TEST(Refused, RejectsInvalidJsonAndDuplicates) {
   EXPECT_THROW(parse_tokenizer("", "t"), DataError);
   EXPECT_THROW(parse_tokenizer("[]", "t"), DataError);
   EXPECT_THROW(parse_tokenizer("{}", "t"), DataError);
@@ -116,7 +116,7 @@ TEST(Refused, NotJsonOrTwice) {
   EXPECT_TRUE(contains(error_of([&] { tokenizer_of(file); }), "twice"));
 }
 
-TEST(Patterns, WhatMeansSomethingElseIsRefused) {
+TEST(Patterns, RejectsSyntaxThatDiffersInPcre2) {
   for (const char* pattern :
        {"\\w+",       "\\bx",    "^a",          "a$",    "(?i)a",   "(?i:straße)", "(?i:ss)",
         "(?i:[a-z])", "(?<n>a)", "a{,3}",       "a{2}?", "a{1,2}+", "a**",         "[[:alpha:]]",
@@ -133,34 +133,34 @@ TEST(Patterns, WhatMeansSomethingElseIsRefused) {
   }
 }
 
-TEST(Patterns, NoPatternRunsForEver) {
+TEST(Patterns, StopsRunawayPatterns) {
   if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2";
   const auto pattern = regex_pattern("(?:a+)+[bd]", "t");
   PatternScratch scratch;
   PatternMatch match;
   const std::string text = std::string(200, 'a') + "c";
   EXPECT_THROW(pattern->find(text, 0, match, scratch), DataError);
-  EXPECT_THROW(regex_pattern("a*", "t"), DataError);  // matches nothing, everywhere
+  EXPECT_THROW(regex_pattern("a*", "t"), DataError);  // matches the empty text everywhere
   EXPECT_THROW(regex_pattern("(?<=a+)b", "t"), DataError);
 }
 
-// Each match is quick, and there are as many as characters: without a bound, half a minute.
-TEST(Patterns, WorkOnOneTextIsBounded) {
+// Each match is fast, but there are as many as characters: half a minute without a limit.
+TEST(Patterns, BoundsTheWorkOnOneText) {
   if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2";
   for (const char* pattern : {"a+b|a", "(?:a|aa)*b|a"}) {
     const auto tokenizer = tokenizer_of(byte_level_file(pattern));
     const std::string error = error_of([&] { ids_of(*tokenizer, std::string(200'000, 'a')); });
     EXPECT_TRUE(contains(error, "t.json, pre_tokenizer")) << pattern << error;
-    // Texts that are ordinary, and the next one, are encoded.
+    // Ordinary texts, and the next text, are encoded.
     EXPECT_EQ(tokenizer->decode(ids_of(*tokenizer, std::string(2'000, 'a') + "b c")),
               std::string(2'000, 'a') + "b c");
   }
-  // Long runs that a pattern takes at once cost little.
+  // Long runs matched at once are cheap.
   const auto tokenizer = tokenizer_of(byte_level_file("\\p{L}+|[^\\p{L}]+"));
   EXPECT_FALSE(ids_of(*tokenizer, std::string(1 << 20, 'x')).empty());
 }
 
-TEST(Steps, OutputIsBoundedByTheSizeOfTheText) {
+TEST(Steps, BoundTheOutputByTheSizeOfTheText) {
   json file = byte_level_file("");
   json steps = json::array();
   for (int i = 0; i < 32; ++i) {
@@ -174,14 +174,14 @@ TEST(Steps, OutputIsBoundedByTheSizeOfTheText) {
   EXPECT_TRUE(contains(error, "of a text of 6 bytes")) << error;
   file["normalizer"] = {{"type", "Prepend"}, {"prepend", std::string(100'000, 'x')}};
   EXPECT_TRUE(contains(error_of([&] { ids_of(*tokenizer_of(file), "b"); }), "normalizer"));
-  // The same of a decoder, which is applied to every token when the file is read.
+  // The same for a decoder, which is applied to every token when the file is read.
   file = byte_level_file("");
   file["decoder"] = {{"type", "Sequence"}, {"decoders", steps}};
   EXPECT_TRUE(contains(error_of([&] { tokenizer_of(file); }), "decoder"));
 }
 
-// Code of its own for known patterns beside PCRE2, which gets a text a few hundred bytes at a time.
-TEST(Patterns, LongMatchesAreThoseOfTheWholeText) {
+// Compares the code for known patterns with PCRE2, which gets a text a few hundred bytes at a time.
+TEST(Patterns, FindsLongMatchesLikeOnTheWholeText) {
   if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2";
   for (const char* regex : {kGpt2Pattern, kLlama3Pattern, kQwen2Pattern}) {
     const auto quick = regex_pattern(regex, "t"), plain = regex_pattern(regex, "t", true);
@@ -216,8 +216,8 @@ TEST(Patterns, LongMatchesAreThoseOfTheWholeText) {
   EXPECT_FALSE(far->find(run + "c", 3, match, scratch));
 }
 
-// Code of its own for known patterns beside PCRE2.
-TEST(Patterns, KnownOnesAreMatchedAsByPcre2) {
+// Compares the code for known patterns with PCRE2.
+TEST(Patterns, KnownPatternsMatchLikePcre2) {
   if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2";
   for (const char* regex : {kGpt2Pattern, kLlama3Pattern, kQwen2Pattern}) {
     const auto quick = regex_pattern(regex, "t"), plain = regex_pattern(regex, "t", true);

@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-TEST(ByteTokenizer, AnyBytesAndBack) {
+TEST(ByteTokenizer, RoundTripsAnyBytes) {
   const auto tokenizer = load_tokenizer("bytes");
   std::string all;
   for (int byte = 0; byte < 256; ++byte) all += static_cast<char>(byte);
@@ -33,19 +33,19 @@ TEST(ByteTokenizer, AnyBytesAndBack) {
   EXPECT_THROW(tokenizer->decode(std::vector<TokenId>{257}), DataError);
 }
 
-TEST(CleanUtf8, ReplacesLargestParts) {
+TEST(CleanUtf8, ReplacesLongestPrefixesOfCharacters) {
   const std::string bad = "\xef\xbf\xbd";
   const std::vector<std::array<std::string, 2>> cases = {
       {"", ""},
       {"abc é 日 😀", "abc é 日 😀"},
       {"a\xff z", "a" + bad + " z"},
       {"\xc3", bad},
-      {"\xe2\x82", bad},  // the beginning of a character, once
+      {"\xe2\x82", bad},  // a truncated character, replaced once
       {"\xe2\x82x", bad + "x"},
       {"\xf0\x9f\x98x", bad + "x"},
-      {"\xc0\x80", bad + bad},                      // a zero in two bytes
+      {"\xc0\x80", bad + bad},                      // overlong zero
       {"\xed\xa0\x80", bad + bad + bad},            // a surrogate
-      {"\xf4\x90\x80\x80", bad + bad + bad + bad},  // beyond the last character
+      {"\xf4\x90\x80\x80", bad + bad + bad + bad},  // above U+10FFFF
       {"\x80\x80", bad + bad},
       {"\xe0\x80\xaf", bad + bad + bad}};
   for (const auto& [text, wanted] : cases) {
@@ -62,7 +62,7 @@ TEST(CleanUtf8, ReplacesLargestParts) {
   }
 }
 
-TEST(CleanUtf8, RefusesWithTheOffset) {
+TEST(CleanUtf8, RejectsWithTheOffset) {
   std::string storage;
   EXPECT_NO_THROW(clean_utf8("é", BadUtf8::refuse, storage));
   const std::string error =
@@ -70,15 +70,15 @@ TEST(CleanUtf8, RefusesWithTheOffset) {
   EXPECT_TRUE(contains(error, "offset 10") && contains(error, "ff")) << error;
 }
 
-TEST(Normalize, KnownOnes) {
+TEST(Normalize, NormalizesKnownTexts) {
   EXPECT_EQ(normalize("e\u0301", true), "\u00e9");
   EXPECT_EQ(normalize("\u00e9", false), "e\u0301");
   EXPECT_EQ(normalize("\u212b", true), "\u00c5");                // Ångström sign
-  EXPECT_EQ(normalize("q\u0307\u0323", true), "q\u0323\u0307");  // in the order of their classes
+  EXPECT_EQ(normalize("q\u0307\u0323", true), "q\u0323\u0307");  // ordered by combining class
   EXPECT_EQ(normalize("\u1e9b\u0323", true), "\u1e9b\u0323");
   EXPECT_EQ(normalize("\u1112\u1161\u11ab", true), "\ud55c");
   EXPECT_EQ(normalize("\ud55c", false), "\u1112\u1161\u11ab");
-  EXPECT_EQ(normalize("\u0958", true), "\u0915\u093c");  // composes no more
+  EXPECT_EQ(normalize("\u0958", true), "\u0915\u093c");  // excluded from composition
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     const std::string text = random_text(seed, 20);
     const std::string composed = normalize(text, true), parts = normalize(text, false);
@@ -92,7 +92,7 @@ TEST(Normalize, KnownOnes) {
   }
 }
 
-TEST(ByteLevel, ComesBackAndKnowsSpecialTokens) {
+TEST(ByteLevel, RoundTripsAndFindsSpecialTokens) {
   for (const char* pattern : {"", kLlama3Pattern, kQwen2Pattern}) {
     const auto tokenizer = tokenizer_of(byte_level_file(pattern));
     const TokenId end = *tokenizer->find("<|endoftext|>");
@@ -113,7 +113,7 @@ TEST(ByteLevel, ComesBackAndKnowsSpecialTokens) {
   }
 }
 
-TEST(SentencePiece, BytesOfUnknownCharacters) {
+TEST(SentencePiece, EncodesUnknownCharactersAsBytes) {
   const auto tokenizer = tokenizer_of(sentence_piece_file());
   const auto tokens = [&](const std::string& text) {
     std::vector<std::string> out;
@@ -127,14 +127,14 @@ TEST(SentencePiece, BytesOfUnknownCharacters) {
   EXPECT_EQ(tokens("in😀"), (Texts{" ", "in", "\xf0", "\x9f", "\x98", "\x80"}));
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
     std::string text = random_text(seed, static_cast<int>(1 + seed % 30));
-    if (contains(text, "▁") || contains(text, "<s>")) continue;  // would come back as spaces
+    if (contains(text, "▁") || contains(text, "<s>")) continue;  // would be decoded as spaces
     EXPECT_EQ(tokenizer->decode(ids_of(*tokenizer, text)), text);
   }
 }
 
-// Marks for spaces stand where a text begins, behind a token as the file says, never where it goes
-// on.
-TEST(SentencePiece, WhereATextGoesOn) {
+// Marks for spaces are added at the start of a text, after a token as the file specifies, and never
+// where a text continues.
+TEST(SentencePiece, AddsNoMarkWhereATextContinues) {
   using Behind = EncodeOptions::Behind;
   json files[] = {sentence_piece_file(), sentence_piece_file(), sentence_piece_file()};
   for (int i = 1; i < 3; ++i) {
@@ -160,7 +160,7 @@ TEST(SentencePiece, WhereATextGoesOn) {
     EXPECT_NE(texts("the fox", Behind::text), texts("the fox", Behind::nothing));
     EXPECT_EQ(texts("the fox", Behind::token),
               texts("the fox", first ? Behind::text : Behind::nothing));
-    // Behind a token that is in the text, and behind one that was put there.
+    // After a token in the text, and after one that was added.
     std::vector<TokenId> wanted = ids_of(*tokenizer, "a</s>the fox"), got = ids_of(*tokenizer, "a");
     got.push_back(end);
     tokenizer->encode("the fox", got, {.behind = Behind::token});
@@ -170,13 +170,13 @@ TEST(SentencePiece, WhereATextGoesOn) {
   with_space["added_tokens"][2]["rstrip"] = true;
   EXPECT_FALSE(tokenizer_of(with_space)->may_cut_at_space());
   EXPECT_FALSE(tokenizer_of(byte_level_file(""))->may_cut_at_space());
-  json unmarked = sentence_piece_file();  // the marks are in its tokens alone
+  json unmarked = sentence_piece_file();  // only its tokens contain the marks
   unmarked["normalizer"] = nullptr;
   EXPECT_FALSE(tokenizer_of(unmarked)->may_cut_at_space());
 }
 
-// A conversation has the tokens of its text, however it is put together.
-TEST(SentencePiece, ConversationsHaveTheTokensOfTheirText) {
+// A conversation has the tokens of its text, however it is assembled.
+TEST(SentencePiece, EncodesConversationsLikeTheirText) {
   const auto tokenizer = tokenizer_of(sentence_piece_file());
   const TokenId end = *tokenizer->find("</s>");
   const ChatTemplate plain("plain", *tokenizer, end);
@@ -198,7 +198,7 @@ TEST(SentencePiece, ConversationsHaveTheTokensOfTheirText) {
   EXPECT_EQ(tokenizer->decode(said), "a fox</s> in</s>");
 }
 
-TEST(Files, MergesInBothForms) {
+TEST(Files, ReadsMergesInBothForms) {
   json file = byte_level_file("");
   const auto pairs = tokenizer_of(file);
   for (json& merge : file["model"]["merges"]) {
@@ -211,7 +211,7 @@ TEST(Files, MergesInBothForms) {
   }
 }
 
-TEST(Files, AddedTokensTakeSpacesAndStandAlone) {
+TEST(Files, HandlesSpacesAndWordsAroundAddedTokens) {
   json file = byte_level_file("");
   const auto add = [&](const char* content, const char* flag) {
     json token = {{"id", file["model"]["vocab"].size() + file["added_tokens"].size()},
@@ -240,7 +240,7 @@ TEST(Files, AddedTokensTakeSpacesAndStandAlone) {
   EXPECT_EQ(counts("<right> <left>"), (Ids{right, left}));
 }
 
-TEST(Files, WhatIsPutAround) {
+TEST(Files, AddsTheTokensOfThePostProcessor) {
   json file = sentence_piece_file();
   file["post_processor"] = json::parse(R"({"type": "TemplateProcessing", "single": [
       {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
@@ -260,7 +260,7 @@ TEST(Files, WhatIsPutAround) {
 }
 
 // Settings of the last call, which libraries leave in the file.
-TEST(Files, TruncationAndPaddingAreIgnoredWithANote) {
+TEST(Files, IgnoresTruncationAndPaddingWithANote) {
   json file = byte_level_file("");
   const auto plain = tokenizer_of(file);
   EXPECT_TRUE(plain->notes().empty());
@@ -276,7 +276,7 @@ TEST(Files, TruncationAndPaddingAreIgnoredWithANote) {
   EXPECT_TRUE(contains(other->notes()[1], "padding")) << other->notes()[1];
 }
 
-TEST(Files, FingerprintIsOfWhatDecides) {
+TEST(Files, FingerprintCoversWhatDeterminesIds) {
   const json file = byte_level_file("");
   const auto print = [](const json& each, int indent) {
     return parse_tokenizer(each.dump(indent), "t").fingerprint;
@@ -291,7 +291,7 @@ TEST(Files, FingerprintIsOfWhatDecides) {
   EXPECT_NE(print(file, -1), print(other, -1));
 }
 
-TEST(Files, ManyThreadsGetTheSame) {
+TEST(Files, EncodesTheSameOnManyThreads) {
   if (!have_pcre2()) GTEST_SKIP() << "built without PCRE2, which matches this pattern";
   const auto tokenizer = tokenizer_of(byte_level_file("\\p{L}+|[^\\p{L}]"));
   std::vector<std::vector<TokenId>> alone(60);
@@ -317,7 +317,7 @@ class Folder : public ::testing::Test {
   const std::string& path_ = folder_.path;
 };
 
-TEST_F(Folder, NamesOfEndsFromTheFilesBeside) {
+TEST_F(Folder, ReadsBeginAndEndTokensFromOtherFiles) {
   EXPECT_EQ(load_tokenizer(path_)->end_of_text(), std::nullopt);
   write("config.json", {{"eos_token_id", 2}, {"bos_token_id", 1}});
   EXPECT_EQ(load_tokenizer(path_)->end_of_text(), 2u);
@@ -329,7 +329,7 @@ TEST_F(Folder, NamesOfEndsFromTheFilesBeside) {
   EXPECT_EQ(load_tokenizer(path_)->begin_of_text(), 2u);
 }
 
-TEST_F(Folder, WhatIsBesideMayBeOfAnotherModel) {
+TEST_F(Folder, RejectsFilesOfAnotherModel) {
   write("tokenizer_config.json", {{"eos_token", "<|im_end|>"}});
   EXPECT_TRUE(contains(error_of([&] { load_tokenizer(path_); }), "another model"));
   write("tokenizer_config.json", json::object());
@@ -337,7 +337,7 @@ TEST_F(Folder, WhatIsBesideMayBeOfAnotherModel) {
   EXPECT_TRUE(contains(error_of([&] { load_tokenizer(path_); }), "another model"));
 }
 
-TEST_F(Folder, NoSuchFile) {
+TEST_F(Folder, RejectsMissingFiles) {
   EXPECT_THROW(load_tokenizer(path_ + "/other"), UsageError);
   std::filesystem::remove(path_ + "/tokenizer.json");
   EXPECT_THROW(load_tokenizer(path_), UsageError);

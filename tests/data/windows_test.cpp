@@ -37,9 +37,9 @@ WindowOptions options(std::int64_t seq, Order order = Order::sequential) {
   return out;
 }
 
-// Whatever the length, the seed and the epoch: an epoch predicts every token but the first once,
-// and, without a tail, those that do not fill a window never.
-TEST(Windows, AnEpochPredictsEachTokenOnce) {
+// For any length, seed and epoch: an epoch predicts every token but the first once, and, without a
+// tail, never those that do not fill a window.
+TEST(Windows, PredictEachTokenOncePerEpoch) {
   for (const std::int64_t tokens : {2, 9, 10, 11, 64, 65, 97, 1000}) {
     for (const std::int64_t seq : {1, 3, 8, 9}) {
       for (const Order order : {Order::sequential, Order::shuffle}) {
@@ -74,7 +74,7 @@ TEST(Windows, AnEpochPredictsEachTokenOnce) {
   }
 }
 
-TEST(Windows, EpochsHaveOrdersOfTheirOwn) {
+TEST(Windows, ShuffleEveryEpochDifferently) {
   const auto source = windows(counting_tokens({1001}), options(10, Order::shuffle));
   std::vector<Token> first, second;
   for (std::uint64_t i = 0; i < 100; ++i) {
@@ -89,7 +89,7 @@ TEST(Windows, EpochsHaveOrdersOfTheirOwn) {
 }
 
 // Against a slow reference: documents of random lengths, packed, separate or not, masked or not.
-TEST(Windows, DocumentsAndMasksAgreeWithAReference) {
+TEST(Windows, MatchTheReferenceForDocumentsAndMasks) {
   std::mt19937_64 random(3);
   for (int round = 0; round < 60; ++round) {
     std::vector<std::int64_t> lengths;
@@ -130,7 +130,7 @@ TEST(Windows, DocumentsAndMasksAgreeWithAReference) {
   }
 }
 
-TEST(Windows, OneDocumentARow) {
+TEST(Windows, HoldOneDocumentPerRowUnpacked) {
   const auto data = counting_tokens({3, 1, 9, 5});
   WindowOptions how = options(4, Order::shuffle);
   how.packed = false;
@@ -144,7 +144,7 @@ TEST(Windows, OneDocumentARow) {
   ASSERT_EQ(by_first.size(), 4u);
   EXPECT_EQ(by_first[0], (Sample{{0, 1, 2, 0}, {1, 2, -1, -1}, {}}));
   EXPECT_EQ(by_first[3], (Sample{{3, 0, 0, 0}, {-1, -1, -1, -1}, {}}));
-  EXPECT_EQ(by_first[4], (Sample{{4, 5, 6, 7}, {5, 6, 7, 8}, {}}));  // cut
+  EXPECT_EQ(by_first[4], (Sample{{4, 5, 6, 7}, {5, 6, 7, 8}, {}}));  // truncated
   EXPECT_EQ(by_first[13], (Sample{{13, 14, 15, 16}, {14, 15, 16, 17}, {}}));
   ASSERT_EQ(source->notes().size(), 1u);
   EXPECT_TRUE(contains(source->notes()[0], "1 of 4 documents cut to --seq 4, 4 tokens left out"))
@@ -152,7 +152,7 @@ TEST(Windows, OneDocumentARow) {
   EXPECT_TRUE(contains(source->where(0), "document "));
 }
 
-TEST(Windows, BatchesCarryWhatRowsHave) {
+TEST(Windows, BatchesContainTheirRows) {
   WindowOptions how = options(6);
   how.separate = true;
   const auto source = windows(counting_tokens({4, 5, 16}), how);
@@ -166,15 +166,15 @@ TEST(Windows, BatchesCarryWhatRowsHave) {
   EXPECT_FALSE(windows(counting_tokens({25}), options(6))->batch(0, 2).document_starts.defined());
 }
 
-TEST(Windows, WhatIsTooShortIsToldWithTheLengths) {
+TEST(Windows, ReportDataThatIsTooShort) {
   EXPECT_TRUE(contains(error_of([] {
                          windows(counting_tokens({5, 5}), options(10));
                        }),
-                       "\"memory\" has 10 tokens; --seq 10 needs 11 or more: take a longer file, "
+                       "\"memory\" has 10 tokens; --seq 10 needs 11 or more. Use a longer file, "
                        "or --seq 9 or less"));
   EXPECT_THROW(windows(counting_tokens({}), options(1)), DataError);
   EXPECT_THROW(windows(counting_tokens({1}), options(1)), DataError);
-  // A tail may be padded, but not a window at a random place.
+  // A tail may be padded, but not a window at a random position.
   WindowOptions random = options(10, Order::random);
   random.tail = true;
   EXPECT_THROW(windows(counting_tokens({5, 5}), random), DataError);
@@ -182,7 +182,7 @@ TEST(Windows, WhatIsTooShortIsToldWithTheLengths) {
   EXPECT_EQ(sample_of(*source, 7), sample_of(*windows(counting_tokens({11}), options(10)), 0));
 }
 
-TEST(Windows, AnswersAreShownAsTextOrNumbers) {
+TEST(Windows, ShowAnswersAsTextOrNumbers) {
   const auto data = counting_tokens({200});
   const auto plain = windows(data, options(32));
   EXPECT_EQ(plain->show({{1, 2}, 2, {}}, std::vector<Token>{3, 4}), "1 2 → 3 4");
@@ -191,7 +191,7 @@ TEST(Windows, AnswersAreShownAsTextOrNumbers) {
   });
   EXPECT_EQ(shown->show({{1}, 2, {}}, std::vector<Token>{3, 4}), "⏎é. → ⏎⏎é.");
   EXPECT_EQ(plain->question(0).prompt.size(), 16u);
-  // Of data with prompts: what stands before the first token that is learnt.
+  // For data with prompts: the tokens before the first one with a loss.
   const auto chat =
       windows(counting_tokens({6, 6}, {0, 0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 1}), options(6));
   for (std::uint64_t i = 0; i < 8; ++i) {
@@ -201,8 +201,8 @@ TEST(Windows, AnswersAreShownAsTextOrNumbers) {
   }
 }
 
-// By whole documents; what is validated on is in no window of training.
-TEST(Split, NothingIsInBothParts) {
+// Splits by whole documents; validation tokens are in no training window.
+TEST(Split, PartsDoNotOverlap) {
   for (const double fraction : {0.02, 0.1, 0.25, 0.5}) {
     for (const auto& lengths :
          {std::vector<std::int64_t>{100}, std::vector<std::int64_t>{30, 3, 40, 7, 20},
@@ -228,7 +228,7 @@ TEST(Split, NothingIsInBothParts) {
       for (const Token token : validated) EXPECT_EQ(trained.count(token), 0u);
       EXPECT_EQ(trained.size() + validated.size(), 100u);
       if (lengths.size() == 1) continue;
-      // The second part begins a document.
+      // The second part starts a document.
       Token first = 0;
       parts.validation->read(0, {&first, 1});
       EXPECT_EQ(data->document(data->document_at(static_cast<std::uint64_t>(first))).begin,

@@ -6,13 +6,13 @@
 
 namespace tessera::data {
 
-// An allocator whose resize() leaves new elements as memory is: setting megabytes to zero that are
-// written at once takes as long as writing them.
+// Allocator that leaves new elements of resize() uninitialized: zeroing megabytes that are
+// overwritten at once costs as much as writing them.
 template <typename T>
-struct LeaveAsItIs : std::allocator<T> {
+struct DefaultInitAllocator : std::allocator<T> {
   template <typename U>
   struct rebind {
-    using other = LeaveAsItIs<U>;
+    using other = DefaultInitAllocator<U>;
   };
   template <typename U>
   void construct(U* at) noexcept {
@@ -24,6 +24,6 @@ struct LeaveAsItIs : std::allocator<T> {
   }
 };
 template <typename T>
-using Uninitialised = std::vector<T, LeaveAsItIs<T>>;
+using UninitializedVector = std::vector<T, DefaultInitAllocator<T>>;
 
 }  // namespace tessera::data
