@@ -2,13 +2,13 @@
 
 namespace tessera::zero {
 
-// A backward pass of a part of the model, as a pipeline makes them.
+// One backward pass of a model chunk in a pipeline.
 struct BackwardPass {
-  int model_chunk = 0;  // [Note: model chunks] in options.h
-  // Some gradients of the pass come later, from elsewhere than autograd: finish_pass() ends it.
+  int model_chunk = 0;  // [Note: model chunks] in model_axes.h
+  // Some gradients are computed later, outside autograd. finish_pass() then ends the pass.
   bool deferred = false;
-  // The backward of one forward while others wait for theirs, as in 1F1B. False: of all forwards
-  // since the last backward.
+  // True: backward of one forward while other forwards are pending, as in 1F1B. False: backward of
+  // all forwards since the last backward.
   bool of_one_forward = false;
 };
 

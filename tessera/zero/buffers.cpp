@@ -28,7 +28,7 @@ Buffer Buffers::common(const comm::Group& group, std::int64_t count, at::TensorO
   const std::int64_t part = (count + group.size() - 1) / group.size();
   auto charge = std::make_shared<memory::Charge>(
       ledger_, category, part * static_cast<std::int64_t>(c10::elementSize(dtype)));
-  // The parts of the ranks lie side by side: together they are the one buffer.
+  // The ranks' parts are contiguous in memory and together form the buffer.
   auto memory = group.symmetric({part}, dtype).memory();
   void* const base = memory->part(0);
   return {at::from_blob(

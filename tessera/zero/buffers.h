@@ -11,14 +11,14 @@
 
 namespace tessera::zero {
 
-// A flat tensor of the engine, charged to its category as long as it lives.
+// Flat tensor of the engine, charged to its memory category for as long as it exists.
 struct Buffer {
   at::Tensor tensor;
   std::shared_ptr<memory::Charge> charge;
 };
 
-// Allocates the engine's buffers: in memory that the ranks share where they can, and always on the
-// ledger.
+// Allocator of the engine's buffers. Uses memory shared between ranks where possible, and charges
+// every buffer to the ledger.
 class Buffers {
  public:
   explicit Buffers(std::shared_ptr<memory::Ledger> ledger) : ledger_(std::move(ledger)) {}
@@ -26,9 +26,9 @@ class Buffers {
   // Returns true if the ranks of a group can map each other's memory.
   static bool shares(const comm::Group& group);
 
-  // All are zero at first. own: this rank's alone. exposed: the ranks of a group read it in
-  // collectives without a copy (collective over the group). common: one for all ranks of a group,
-  // each of which is charged its part (collective over the group).
+  // All buffers start at zero. own(): private to this rank. exposed(): the ranks of the group read
+  // it in collectives without a copy (collective over the group). common(): one buffer for all
+  // ranks of the group; each rank is charged its part (collective over the group).
   Buffer own(std::int64_t count, at::TensorOptions options, MemoryCategory category) const;
   Buffer exposed(const comm::Group& group, std::int64_t count, at::TensorOptions options,
                  MemoryCategory category) const;
@@ -41,7 +41,7 @@ class Buffers {
   std::shared_ptr<memory::Ledger> ledger_;
 };
 
-// Adds up what it measures; for the time a rank waits.
+// Accumulated duration of timed calls, such as the time a rank waits.
 class Stopwatch {
  public:
   template <typename F>

@@ -7,12 +7,11 @@
 
 namespace tessera::zero {
 
-// [Note: data groups] Ranks that train the same parameters on other data, and how they divide
-// state. Stages 1 to 3 shard it over `shard`; the ranks of `replicate` own the same shard.
-// Gradients are summed over `all` ranks: each of `shard` gets the sum of its shard inside the
-// group, which is then added up over `replicate` ([Note: hybrid sums]). Divisors of the gradient,
-// norms, losses and comparisons are of `all`. Without replicas `shard` is `all`, and `replicate` is
-// one rank.
+// [Note: data groups] Groups of ranks that train the same parameters on different data. Stages 1 to
+// 3 shard state over `shard`; the ranks of `replicate` own the same shard. Gradients are summed
+// over `all`: each rank of `shard` gets the sum of its shard within that group, which is then
+// summed over `replicate` ([Note: hybrid sums]). Gradient divisors, norms, losses and comparisons
+// of ranks use `all`. Without replicas, `shard` is `all` and `replicate` has one rank.
 struct DataGroups {
   // Every rank of `group` owns a shard.
   explicit DataGroups(comm::Group group) : all(std::move(group)), shard(all) {}

@@ -1,4 +1,4 @@
-// What the engine tells about itself.
+// Descriptions of an engine: Engine::buckets() and Engine::describe().
 
 #include <algorithm>
 #include <iterator>
@@ -16,7 +16,7 @@ std::vector<BucketInfo> Engine::buckets() const {
     info.bytes = bucket.bytes;
     info.element_bytes = static_cast<std::int64_t>(
         c10::elementSize(impl_->plan.space_of(bucket.range).travel_dtype));
-    // The last to be declared is the first to be ready.
+    // Gradients are ready in reverse declaration order.
     for (auto at = bucket.range.params.rbegin(); at != bucket.range.params.rend(); ++at) {
       info.params.push_back(impl_->plan.params[static_cast<std::size_t>(*at)].name);
     }
@@ -26,8 +26,8 @@ std::vector<BucketInfo> Engine::buckets() const {
 
 namespace {
 
-// Parameters that are stored otherwise than the layout says: of a module in 16 bits or fp64, or
-// exempted by ParamPolicy::keep_fp32.
+// Lists the parameters that are not stored in the layout's type: those of a 16-bit or fp64 module,
+// and those exempted by ParamPolicy::keep_fp32.
 std::string exceptions_to(const StateLayout& layout, const Plan& plan) {
   const at::ScalarType usual =
       layout.param == 4 ? at::kFloat : (layout.fp16() ? at::kHalf : at::kBFloat16);
@@ -66,13 +66,13 @@ std::string Engine::describe() const {
   if (plan.units.size() > 1) return text;
   if (impl_->options.stage == 3) {
     text +=
-        ". No units are declared: the whole model is gathered at once, so that at its peak "
-        "stage 3 takes the memory of stage 2. Hold its blocks in nn::Unit<Block>, or put them "
-        "into a Sequential";
+        ". No units are declared, so the whole model is gathered at once and the peak memory of "
+        "stage 3 is that of stage 2. Hold its blocks in nn::Unit<Block>, or put them into a "
+        "Sequential";
   } else if (impl_->options.stage > 0) {
     text +=
-        ". No units are declared: forward waits for all parameters instead of one block's. "
-        "Hold its blocks in nn::Unit<Block>, or put them into a Sequential";
+        ". No units are declared, so forward waits for all parameters instead of those of one "
+        "block. Hold its blocks in nn::Unit<Block>, or put them into a Sequential";
   }
   return text;
 }

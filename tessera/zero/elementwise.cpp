@@ -17,7 +17,7 @@
 namespace tessera::zero {
 namespace {
 
-// Elements of a shard that one thread takes at a time.
+// Elements of a shard that one thread processes at a time.
 constexpr std::int64_t kGrain = 1 << 16;
 
 template <typename T>
@@ -44,7 +44,7 @@ void fused(const rules::Rule& rule, const rules::Step& step, const ShardTensors&
   });
 }
 
-// Whether it is done: a GPU that has a kernel for it.
+// Runs the update in a GPU kernel. Returns false if no kernel supports these tensors.
 bool fused_on_gpu(const rules::Rule& rule, const rules::Step& step, const ShardTensors& shard) {
   const at::Tensor &param = shard.param, &grad = shard.grad;
   const auto fits = [](const at::Tensor& state) {
@@ -82,7 +82,7 @@ void composite(const rules::Rule& rule, const rules::Step& step, const ShardTens
   const at::Tensor& value = shard.param;
   const at::ScalarType type = value.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor grad = shard.grad.to(type) * step.grad_scale;
-  // The value itself if it is exact.
+  // The same tensor as `value` if no conversion is needed.
   const at::Tensor exact = shard.master.defined() ? shard.master : value.to(type);
   std::visit([&](const auto& how) { formula(how, step, exact, grad, shard.a, shard.b); }, rule);
   if (shard.master.defined()) {
@@ -94,7 +94,7 @@ void composite(const rules::Rule& rule, const rules::Step& step, const ShardTens
   }
 }
 
-// The two halves of a product of 32-bit numbers, held in 64-bit tensors.
+// High and low 32 bits of a product of 32-bit numbers, held in 64-bit tensors.
 struct Halves {
   at::Tensor high, low;
 };
@@ -130,7 +130,7 @@ at::Tensor round_stochastically(const at::Tensor& values, std::int64_t begin, st
   constexpr std::int64_t kWord = 0xffffffff;
   const at::Tensor index =
       at::arange(begin, begin + values.numel(), at::device(values.device()).dtype(at::kLong));
-  // [Note: noise] in kernels/optimizer.h: which block, word and half an element takes.
+  // [Note: noise] in kernels/optimizer.h defines the block, word and half of each element.
   const at::Tensor block = index.bitwise_right_shift(7) * 16 + index.bitwise_and(15);
   const at::Tensor word = index.bitwise_right_shift(4).bitwise_and(3);
   const at::Tensor half = index.bitwise_right_shift(6).bitwise_and(1);
@@ -152,7 +152,8 @@ at::Tensor round_stochastically(const at::Tensor& values, std::int64_t begin, st
   }
   const at::Tensor words = at::stack({c0, c1, c2, c3}).gather(0, word.unsqueeze(0)).squeeze(0);
   const at::Tensor noise = words.bitwise_right_shift(half * 16).bitwise_and(0xffff);
-  // Adding 16 random bits below those that stay carries into them with the right probability.
+  // Adding 16 random bits to the dropped bits carries into the kept bits with the right
+  // probability.
   const at::Tensor bits = values.contiguous().view(at::kInt).to(at::kLong).bitwise_and(kWord);
   const at::Tensor kept = (bits + noise).bitwise_and(0xffff0000);
   const at::Tensor rounded = kept.to(at::kInt).view(at::kFloat).to(at::kBFloat16);

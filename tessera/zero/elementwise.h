@@ -10,26 +10,26 @@
 
 namespace tessera::zero {
 
-// A shard of a parameter as a rule sees it: flat tensors of one length.
+// Tensors of one parameter shard that an update rule reads and writes: flat, of equal length.
 struct ShardTensors {
   at::Tensor param;
-  at::Tensor master;  // undefined where there is none
+  at::Tensor master;  // fp32 master copy; undefined if there is none
   at::Tensor grad;
-  at::Tensor a, b;  // the rule's states; undefined where it has none
-  // Of stochastic rounding: see [Note: noise] in kernels/optimizer.h.
-  std::int64_t begin = 0;  // of the shard in the whole parameter
+  at::Tensor a, b;  // states of the rule; undefined if it has none
+  // For stochastic rounding, [Note: noise] in kernels/optimizer.h.
+  std::int64_t begin = 0;  // offset of the shard in the whole parameter
   std::uint64_t stream = 0, seed = 0;
 };
 
-// One step of a rule: one pass of a fused kernel, on the CPU or a GPU; where there is none for the
-// types, its formula in ATen.
+// Applies one step of a rule: in one pass of a fused kernel on the CPU or a GPU, or with ATen
+// operations if no kernel supports the types.
 void update_shard(const rules::Rule& rule, const rules::Step& step, const ShardTensors& shard);
 
-// The type by which the kernels know this tensor's elements; nothing if they do not take it.
+// Returns the kernel type of the tensor's elements; nullopt if the CPU kernels do not support it.
 std::optional<kernels::Type> kernel_type(const at::Tensor& tensor);
 
-// fp32 values rounded to bf16 up or down at random, by the numbers of kernels/optimizer.h: on any
-// device, through ATen.
+// Rounds fp32 values to bf16 stochastically, with the random numbers of kernels/optimizer.h. Uses
+// ATen operations, so it works on any device.
 at::Tensor round_stochastically(const at::Tensor& values, std::int64_t begin, std::uint64_t stream,
                                 std::uint64_t seed, std::int64_t step);
 

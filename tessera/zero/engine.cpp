@@ -18,8 +18,8 @@
 namespace tessera::zero {
 namespace {
 
-// Autograd calls it when a parameter's gradient has been accumulated; and who computes gradients
-// may ask it where to put this one.
+// Hook that autograd calls after it has accumulated a parameter's gradient. Operations that compute
+// gradients can ask it for the memory to write to ([Note: gradient places]).
 template <typename Impl>
 struct GradHook final : torch::autograd::PostAccumulateGradHook, nn::GradientPlace {
   GradHook(std::weak_ptr<Impl> owner, int index) : engine(std::move(owner)), param(index) {}
@@ -74,41 +74,45 @@ const EngineOptions& checked(const EngineOptions& options, const DataGroups& gro
   };
   require(options.stage > 0 || !groups.hybrid(),
           str("dp_replicate ", groups.replicate.size(),
-              ": needs stage 1, 2 or 3, which shard state; at stage 0 every rank holds all of it"));
+              ": requires stage 1, 2 or 3, which shard state. At stage 0 every rank holds all of "
+              "it"));
   const auto& known = state_layouts();
   require(std::find(known.begin(), known.end(), options.layout) != known.end(),
           str("layout ", quote(options.layout.name),
-              " is for planning only; the engine runs bf16, bf16-fp32grad, bf16-nomaster, fp16 and "
-              "fp32"));
+              " is for planning only. The engine supports bf16, bf16-fp32grad, bf16-nomaster, fp16 "
+              "and fp32"));
   require(options.micro_batches >= 1,
-          str("micro_batches: got ", options.micro_batches, ", wanted at least 1"));
-  require(options.bucket_bytes >= 0, str("bucket_bytes: got ", options.bucket_bytes,
-                                         ", wanted bytes, or 0 for what suits the "
-                                         "model"));
+          str("micro_batches: got ", options.micro_batches, ", must be at least 1"));
+  require(options.bucket_bytes >= 0,
+          str("bucket_bytes: got ", options.bucket_bytes,
+              ", must be a number of bytes, or 0 to choose it by the model"));
   require(options.clip_norm >= 0 && std::isfinite(options.clip_norm),
-          str("clip_norm: got ", options.clip_norm, ", wanted a positive norm, or 0 for none"));
+          str("clip_norm: got ", options.clip_norm,
+              ", must be finite and greater than 0, or 0 to disable clipping"));
   if (options.grad_compression == GradCompression::none) return options;
   require(
       options.layout.grad == 4,
       str("grad_compression ", name(options.grad_compression), ": got layout ", options.layout.name,
-          ", whose gradients have 16 bits, wanted one with fp32 gradients: fp32 or "
+          ", whose gradients have 16 bits. Use a layout with fp32 gradients: fp32 or "
           "bf16-fp32grad"));
   if (options.grad_compression != GradCompression::powersgd) return options;
   require(options.stage == 0,
           str("grad_compression powersgd: got stage ", options.stage,
-              ", wanted 0: sharded gradients are never whole matrices. Take bf16, or stage 0"));
+              ", must be 0: sharded gradients are never whole matrices. Use grad_compression bf16 "
+              "or stage 0"));
   require(options.reduce.value_or(ReducePolicy::last) == ReducePolicy::last,
-          "grad_compression powersgd: got gradients reduced each micro-batch, wanted once a step");
+          "grad_compression powersgd: gradients must be reduced once per step "
+          "(ReducePolicy::last), not for each micro-batch");
   const PowerSgd& how = options.power_sgd;
-  require(how.rank >= 1, str("power_sgd.rank: got ", how.rank, ", wanted at least 1"));
+  require(how.rank >= 1, str("power_sgd.rank: got ", how.rank, ", must be at least 1"));
   require(how.warm_up_steps >= 0,
-          str("power_sgd.warm_up_steps: got ", how.warm_up_steps, ", wanted at least 0"));
+          str("power_sgd.warm_up_steps: got ", how.warm_up_steps, ", must be at least 0"));
   require(how.least_saving >= 0 && std::isfinite(how.least_saving),
-          str("power_sgd.least_saving: got ", how.least_saving, ", wanted at least 0"));
+          str("power_sgd.least_saving: got ", how.least_saving, ", must be finite and at least 0"));
   return options;
 }
 
-// Of each unit: parameters that get a gradient.
+// Returns the number of trained parameters of each unit.
 std::vector<int> trainable_of_units(const Plan& plan) {
   std::vector<int> counts(plan.units.size());
   for (const Param& param : plan.params) {
@@ -144,23 +148,23 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, DataGroups g, EngineOpt
     auto* const hook = torch::autograd::impl::post_acc_grad_hooks(param.tensor).get();
     if (hook == nullptr) continue;
     throw UsageError(dynamic_cast<nn::GradientPlace*>(hook) != nullptr
-                         ? "this model has an engine already; destroy it before making another"
+                         ? "This model already has an engine. Destroy it before making another"
                          : str("parameter ", quote(param.name),
-                               " has a post-accumulate hook, whose place the engine needs; take it "
-                               "away (set_post_acc_grad_hooks), or use register_hook"));
+                               " has a post-accumulate hook, and the engine needs to set its own. "
+                               "Remove the hook (set_post_acc_grad_hooks), or use register_hook"));
   }
   device_problem = options.grad_compression == GradCompression::powersgd
-                       ? "gradients are compressed by PowerSGD, whose steps the host counts"
+                       ? "gradients are compressed by PowerSGD, which runs on the host"
                        : StepOnDevice::problem(plan, *update);
   if (options.layout.fp16() && !device_problem.empty()) {
-    throw UsageError(str("layout fp16 scales the loss in the step on a GPU, and here ",
-                         device_problem, "; take the layout bf16"));
+    throw UsageError(str("layout fp16 requires steps that run on a GPU, which scale the loss, but ",
+                         device_problem, ". Use the layout bf16"));
   }
   if (device_problem.empty()) {
     device = std::make_unique<StepOnDevice>(UpdateContext{plan, options, groups, buffers, gatherer},
                                             *update, reducer);
   }
-  // A master copy starts with the values before they are rounded.
+  // A master copy starts with the unrounded values.
   gatherer.fill(options, [this](int index, std::int64_t at, const at::Tensor& values) {
     write_master(index, at, values);
   });
@@ -201,15 +205,15 @@ void Engine::Impl::detach() {
 }
 
 void Engine::Impl::close() noexcept {
-  // Parameters that are still in flight arrive, for whoever uses the model next. A rank that fails
-  // is not kept, and a failure here has been reported already.
+  // Waits for parameters in flight, so that the model can be used afterwards. Does not wait while
+  // an exception unwinds; a failure here has been reported already.
   if (std::uncaught_exceptions() == 0) {
     try {
       gatherer.wait_all();
     } catch (...) {
     }
   }
-  // Hooks find the engine gone all the same: they hold it weakly.
+  // If this fails, remaining hooks do nothing: they hold the engine by weak_ptr.
   try {
     detach();
   } catch (...) {
@@ -218,8 +222,9 @@ void Engine::Impl::close() noexcept {
 
 std::string Engine::Impl::model_name() const { return quote(model->name()); }
 
-// Ranks with the same parameters update them alike; those with other parts of the model use the
-// same optimizer, since what several parts hold a copy of must stay the same.
+// Ranks with the same parameters must update them in the same way. Ranks with other parts of the
+// model must use the same optimizer, because copies of a parameter in several parts must stay
+// equal.
 void Engine::Impl::check_same_settings() const {
   if (plan.buckets.empty() && options.axes.group.size() == 1) return;
   std::string text;
@@ -228,7 +233,7 @@ void Engine::Impl::check_same_settings() const {
         str("optimizer ", update->settings(), "\nclip_norm ", options.clip_norm, "\non_non_finite ",
             options.on_non_finite == OnNonFinite::stop ? "stop" : "skip", "\n");
   }
-  const char* const todo = "give the same Options on every rank";
+  const char* const todo = "Pass the same Options on every rank";
   std::string policies;
   for (const Param& param : plan.params) {
     policies += str("policy of ", quote(param.name), ": lr_scale ", param.policy.lr_scale,
@@ -240,11 +245,11 @@ void Engine::Impl::check_same_settings() const {
   expect_same_lines(options.axes.group, text, "settings", todo);
 }
 
-// All ranks have the same parameters and buffers, or all are told that they have not. At stage 3
-// each element has one owner, and nothing of it can differ.
+// Throws on all ranks if parameters or buffers differ between ranks. At stage 3 each parameter
+// element has one owner, so parameters cannot differ.
 void Engine::Impl::check_start() {
   check_same_settings();
-  // The others' values are not there, or there are none.
+  // There are no other ranks, or their values are simulated.
   if (group.simulated() || group.size() == 1) return;
   if (options.broadcast_start) broadcast_module_buffers(*model, group, reducer.exposed());
   std::uint64_t hash = 0;
@@ -259,12 +264,12 @@ void Engine::Impl::check_start() {
 }
 
 void Engine::Impl::enter_forward(int unit, bool differentiable) {
-  // A unit inside a recomputed segment is entered again.
+  // Recomputation enters a unit again, inside backward.
   if (passes.in_backward() || visiting > 0) return gatherer.enter_recompute(unit);
   if (unit != 0 && !passes.in_forward() && gatherer.shards()) {
     throw UsageError(str("unit ", quote(plan.units[static_cast<std::size_t>(unit)].name),
-                         " was called outside the engine; at stage 3 the model runs through it: "
-                         "train(x) of DataParallel, or nn::observed(engine.root(), …)"));
+                         " was called outside the engine. At stage 3 run the model through the "
+                         "engine: train(x) of DataParallel, or nn::observed(engine.root(), …)"));
   }
   if (unit == 0) check_not_replaced("forward");
   passes.enter_forward(unit, at::GradMode::is_enabled(), differentiable);
@@ -278,14 +283,14 @@ void Engine::Impl::leave_forward(int unit, bool differentiable) {
   if (unit == 0) gatherer.end_forward();
 }
 
-// A backward pass reached something to train here that this engine did not begin. On a GPU autograd
-// calls on threads of its own, where running() is unknown.
+// Throws because a backward pass that this engine did not start reached a trained parameter of its
+// model. On a GPU, autograd calls hooks on its own threads, where running() is unknown.
 void Engine::Impl::refuse_backward(const std::string& reached) {
   visiting = 0;
   const char* const remedy =
-      "Call detach() on its outputs, or, where gradients must pass through it, "
-      "requires_grad_(false) on its parameters meanwhile. To train both models by one loss, make "
-      "one engine of a module that holds both";
+      "Call detach() on its outputs. If gradients must pass through it, call "
+      "requires_grad_(false) on its parameters for the duration. To train both models with one "
+      "loss, make one engine for a module that holds both";
   if (running() != nullptr) {
     throw UsageError(str("backward() of the engine of model ", running()->model_name(), " reached ",
                          reached, " of model ", model_name(), ", which has an engine of its own. ",
@@ -293,15 +298,15 @@ void Engine::Impl::refuse_backward(const std::string& reached) {
   }
   throw UsageError(
       str("loss.backward() was called, and reached ", reached, " of model ", model_name(),
-          ". Backward goes through the engine, which scales the loss and ends the pass: call "
+          ". The engine must run backward, because it scales the loss and ends the pass: call "
           "train.backward(loss)",
           plan.params.front().tensor.is_cpu()
               ? std::string()
               : str(". If backward() of another engine reached this model: ", remedy)));
 }
 
-// [Note: visits] A backward of another engine passes through this model where its parameters are
-// frozen meanwhile. At stage 3 each unit is gathered as long as that reads it.
+// [Note: visits] A backward of another engine may pass through this model while its parameters are
+// frozen. At stage 3 each unit is gathered for as long as that backward reads it.
 void Engine::Impl::enter_backward(int unit) {
   if (!gatherer.shards() || passes.in_backward()) return gatherer.enter_backward(unit);
   const UnitPlan& reached = plan.units[static_cast<std::size_t>(unit)];
@@ -315,8 +320,8 @@ void Engine::Impl::enter_backward(int unit) {
   gatherer.enter_recompute(unit);
 }
 
-// A unit's parameters are needed until its inputs have their gradients and it has its own: what
-// else there may be of it in the graph then does not read them. The root's, to the end of the pass.
+// A unit's parameters are needed until the gradients of its inputs and of its parameters are
+// computed; no other node of the graph reads them. The root's are needed until the pass ends.
 void Engine::Impl::leave_backward(int unit) {
   if (visiting > 0) {
     --visiting;
@@ -326,7 +331,7 @@ void Engine::Impl::leave_backward(int unit) {
   if (unit != 0 && passes.unit_done(unit)) gatherer.reshard(unit);
 }
 
-// Gradients of deferred passes come in their own time, and are all taken in by finish_pass().
+// Gradients of deferred passes arrive at any time; finish_pass() processes them together.
 nn::GradientPlace::Place Engine::Impl::take_place(int index) {
   if (!passes.in_backward() || passes.deferring() || passes.deferred_open()) return {};
   return reducer.take_place(index, nn::recomputing_depth());
@@ -334,18 +339,19 @@ nn::GradientPlace::Place Engine::Impl::take_place(int index) {
 
 void Engine::Impl::on_gradient(int index) {
   if (!passes.in_backward()) {
-    if (passes.deferred_open()) return;  // finish_pass() takes it in
+    if (passes.deferred_open()) return;  // finish_pass() processes it
     refuse_backward(str("parameter ", quote(plan.params[static_cast<std::size_t>(index)].name)));
   }
   const Param& param = plan.params[static_cast<std::size_t>(index)];
-  // Autograd calls also where an operation had no gradient to give: it comes later, or never.
+  // Autograd also calls the hook if an operation returned no gradient: it arrives later, or never.
   if (!param.tensor.grad().defined()) return;
-  // Inside a recomputed segment, while the backward around it has the place: autograd adds what
-  // that one has to this gradient, and calls again.
+  // Inside a recomputed segment, while the outer backward holds the place of this gradient:
+  // autograd adds the outer result to this gradient and calls the hook again.
   if (reducer.taken_outside(index, nn::recomputing_depth())) return;
-  // [Note: last gradient] Outside recomputed segments autograd adds up all uses of a parameter
-  // before it calls. Inside, each segment has a graph of its own: only of a parameter whose unit is
-  // that segment, and was used once, is this known to be all. Others wait for the end of the pass.
+  // [Note: last gradient] Outside recomputed segments, autograd sums all uses of a parameter before
+  // it calls the hook. Inside, each segment has its own graph: the gradient is known to be complete
+  // only if the segment is the parameter's unit and was used once. Otherwise it is complete at the
+  // end of the pass.
   const UnitPlan& unit = plan.units[static_cast<std::size_t>(param.unit)];
   const bool last = nn::recomputing_depth() == 0 ||
                     (nn::recomputing_depth() == 1 && unit.hook != nullptr &&
@@ -362,8 +368,8 @@ namespace {
 const comm::Mesh& with_whole_model(const comm::Mesh& mesh) {
   if (mesh.axes().model_ranks() == 1) return mesh;
   throw UsageError(str("mesh ", mesh.axes().words(" × "),
-                       ": this engine trains a whole model on every rank, and the mesh cuts it by "
-                       "tp or pp. Use parallelize(), or a mesh of dp and dp_replicate"));
+                       ": this engine trains a whole model on every rank, but the mesh cuts the "
+                       "model by tp or pp. Use parallelize(), or a mesh of dp and dp_replicate"));
 }
 
 }  // namespace
@@ -386,7 +392,7 @@ Engine::Engine(std::shared_ptr<torch::nn::Module> model, DataGroups groups, Engi
   try {
     impl_ = std::make_shared<Impl>(model, std::move(groups), std::move(options));
   } catch (...) {
-    nn::release_units(*model);  // a Sequential is what it was
+    nn::release_units(*model);  // restores Sequentials
     throw;
   }
   impl_->attach();
@@ -417,7 +423,7 @@ Engine& Engine::operator=(Engine&& other) noexcept {
 void Engine::begin(const Begin& begin) {
   if (begin.micro_batches < 0) {
     throw UsageError(str("begin: got ", begin.micro_batches,
-                         " micro-batches, wanted at least 1, or 0 for Options::micro_batches"));
+                         " micro-batches, must be at least 1, or 0 for Options::micro_batches"));
   }
   impl_->begin_step(begin.micro_batches > 0 ? begin.micro_batches : impl_->options.micro_batches);
   if (begin.tokens) {

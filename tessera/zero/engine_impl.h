@@ -18,17 +18,17 @@
 
 namespace tessera::zero {
 
-// The engine's parts put together: who is told what, in which order. Shared, so that hooks which
-// outlive the engine find it gone.
+// Implementation of Engine: connects its components and defines the order of their calls. Held by
+// shared_ptr so that hooks that outlive the engine can detect its destruction.
 struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   Impl(std::shared_ptr<torch::nn::Module> model, DataGroups groups, EngineOptions options);
 
   // Throws UsageError if the program has changed a parameter in a way that would be lost,
   // [Note: changed parameters] in gatherer.h: replaced it, unfrozen it, or, at stage 3, written to
-  // it. `call`: what the message begins with.
+  // it. `call`: start of the message.
   void check_params(const char* call) const;
   void check_not_replaced(const char* call) const;
-  // Makes writes in place part of the master copies, which the next update starts from.
+  // Copies in-place writes to the master copies, which the next update starts from.
   void take_writes();
   RankStep rank_step(const StepSettings& settings) const;
   // Ends a step without an update.
@@ -38,18 +38,18 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   std::vector<at::Tensor> values_of(const torch::nn::Module& from, std::string& problem) const;
   void load_parameters(const torch::nn::Module& from);
   void check_same_settings() const;
-  // The type of the module, for messages.
+  // Returns the type of the module, for messages.
   std::string model_name() const;
-  // The engine whose backward() runs on this thread, or null.
+  // Returns the engine whose backward() runs on this thread, or null.
   static const Impl*& running();
   [[noreturn]] void refuse_backward(const std::string& reached);
 
   void attach();  // hooks and observers
   void detach();
   void check_start();
-  void close() noexcept;  // the engine goes
+  void close() noexcept;  // the engine is destroyed
 
-  // What the observers and hooks report.
+  // Callbacks of the observers and hooks.
   void enter_forward(int unit, bool differentiable);
   void leave_forward(int unit, bool differentiable);
   void enter_backward(int unit);
@@ -67,13 +67,13 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   void finish_reduction();
   void add_tied();
   void discard();
-  // Fills in what `how` leaves open. Throws UsageError for values that no optimizer takes.
+  // Fills in the defaults of `how`. Throws UsageError for values that no optimizer accepts.
   StepSettings settings_of(const StepOptions& how) const;
   PendingStep start_step(const StepOptions& how);
   StepInfo step_on_host(const StepSettings& settings);
   void prepare_step(const Begin& begin, const StepOptions& how);
   PendingStep replayed();
-  // The host counts steps and updates again where the device has counted them.
+  // Copies the counts of steps and updates from the device to the host, if they changed there.
   void settle();
 
   const std::shared_ptr<torch::nn::Module> model;
@@ -85,10 +85,10 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   Gatherer gatherer;
   Reducer reducer;
   std::unique_ptr<Update> update;
-  std::string device_problem;            // why `device` is not there
+  std::string device_problem;            // reason that `device` is null
   std::unique_ptr<StepOnDevice> device;  // [Note: steps on a device]
   bool unsettled = false;
-  double loss_scale = 0;  // as settle() found it
+  double loss_scale = 0;  // as of the last settle()
   std::int64_t good_steps = 0;
   PassState passes;
   GlobalLoss loss;
@@ -96,8 +96,8 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   Stopwatch optimizer_time;
   int visiting = 0;                // units in a backward of another engine, [Note: visits]
   std::vector<bool> written;       // by parameter: the program wrote to it since the last step
-  std::uint64_t written_bits = 0;  // hash of what it wrote, where ranks would keep their own
-  std::atomic<std::thread::id> caller{};  // of backward() or step(), while one runs
+  std::uint64_t written_bits = 0;  // stage 0: hash of the written values, to compare ranks
+  std::atomic<std::thread::id> caller{};  // thread inside backward() or step(), if any
 };
 
 }  // namespace tessera::zero

@@ -1,5 +1,5 @@
-// The formulas of kernels/rules.h in ATen, for devices and types that have no kernel. `value` and
-// the states `a` and `b` are changed in place; the gradient is scaled already.
+// The update rules of kernels/rules.h in ATen, for devices and types without a kernel. They change
+// the value and the states in place; the gradient is already scaled.
 #pragma once
 
 #include <ATen/core/Tensor.h>

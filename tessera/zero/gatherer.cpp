@@ -17,15 +17,16 @@ at::TensorOptions options_of(const Space& space) {
 }
 
 constexpr const char* kResharded =
-    "this parameter is sharded, and its unit is not gathered: at stage 3 parameters are read "
-    "inside the forward of their unit only. Take full_parameters() to read them elsewhere, and "
+    "This parameter is sharded, and its unit is not gathered. At stage 3 parameters can be read "
+    "only inside the forward of their unit. Call full_parameters() to read them elsewhere, and "
     "load_parameters() to load them";
 constexpr const char* kInFlight =
-    "this parameter was updated by step(), and its new value is still being gathered: call "
-    "synchronize() of the engine before you read it outside forward, and load_parameters() to load "
+    "This parameter was updated by step(), and its new value is still being gathered. Call "
+    "synchronize() of the engine before reading it outside forward, and load_parameters() to load "
     "it";
 constexpr const char* kGone =
-    "this parameter was sharded by an engine that is gone; take full_parameters() before";
+    "The engine that sharded this parameter was destroyed. Call full_parameters() before "
+    "destroying it";
 
 bool choose_alias(const Options& options, const DataGroups& groups, const Plan& plan) {
   if (!sharding_of_stage(options.stage).params) return false;
@@ -34,8 +35,8 @@ bool choose_alias(const Options& options, const DataGroups& groups, const Plan& 
   const bool can = Buffers::shares(groups.shard) && cpu;
   if (options.gather == Gather::alias && !can && groups.shard.size() > 1) {
     throw UsageError(
-        "gather: got alias, which needs CPU parameters and ranks that share memory (backend shm); "
-        "choose copy or automatic");
+        "gather: got alias, which requires CPU parameters and ranks that share memory (backend "
+        "shm). Use copy or automatic");
   }
   return can && options.gather != Gather::copy;
 }
@@ -213,7 +214,7 @@ void Gatherer::leave_forward(int unit, bool differentiable) {
   if (sharded_ && !keep) reshard(unit);
 }
 
-// Ends a forward pass: what was prefetched for it in vain goes.
+// Ends a forward pass, and frees units that were prefetched but not used.
 void Gatherer::end_forward() {
   if (!sharded_) return;
   forward_.end();
@@ -284,7 +285,7 @@ at::Tensor Gatherer::Reader::elements(int index) {
     if (ranges[i].space != param.space) continue;
     return gatherer_.units_[u].full[i].narrow(0, param.offset - ranges[i].begin, param.numel);
   }
-  throw Error(str("parameter ", quote(param.name), " is in no range of its unit"));
+  throw Error(str("parameter ", quote(param.name), " is not in any range of its unit"));
 }
 
 }  // namespace tessera::zero

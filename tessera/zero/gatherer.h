@@ -11,48 +11,50 @@
 
 namespace tessera::zero {
 
-// Parameters: where they lie, and that forward and backward find them complete.
+// Storage of the parameters. Makes them complete before forward and backward read them.
 //
-// Stages 0 to 2 keep them whole, in one flat buffer per space; after an update each rank has its
-// own shards right, and all_gather_updated() gathers the others', unit by unit, while the next
+// Stages 0 to 2 keep them whole, in one flat buffer per space. After an update each rank has only
+// its own shards up to date; all_gather_updated() gathers the others unit by unit, while the next
 // forward may begin. Reading a parameter whose unit is in flight is an error.
 //
 // Stage 3 keeps this rank's shards. A unit is unsharded when it is entered and resharded when it is
-// left, [Note: freeing] in storage.h. With Gather::alias the ranks keep one copy between them, in
-// memory that all have mapped; gathering then only makes sure that every rank has written its
-// shards. Nobody writes while another reads: between a backward and the update lies the step's
-// exchange of norms, between the update and the next read the gather.
+// left, [Note: freeing] in storage.h. With Gather::alias the ranks share one copy, in memory that
+// all of them have mapped; gathering then only ensures that every rank has written its shards. No
+// rank writes while another reads: the exchange of norms separates backward from the update, and
+// the gather separates the update from the next read.
 class Gatherer {
  public:
-  // Collective. The parameters' places, without their values.
+  // Collective. Allocates the buffers of the parameters, without their values.
   Gatherer(Plan& plan, const Options& options, const DataGroups& groups, const Buffers& buffers);
 
-  // Collective: takes the parameters over, whose own memory is free then. They start with what they
-  // have, or with rank 0's values (Options::broadcast_start); those without memory from
-  // Options::initial. `taken` is given what this rank updates of each parameter before it is
-  // rounded to the layout's type, in one or more stretches: where in that one begins, and its
-  // values.
-  using Taken = std::function<void(int param, std::int64_t at, const at::Tensor& values)>;
-  void fill(const Options& options, const Taken& taken);
+  // Receives unrounded values of the part of a parameter that this rank updates: one or more
+  // ranges, each at offset `at` in that part.
+  using Sink = std::function<void(int param, std::int64_t at, const at::Tensor& values)>;
+  // Collective. Takes over the parameters and frees their own memory. They start with their current
+  // values, or with those of rank 0 (Options::broadcast_start); parameters without memory start
+  // with Options::initial. `sink` gets the values before they are rounded to the layout's type.
+  void fill(const Options& options, const Sink& sink);
 
-  // Collective, between two steps: gives parameters new values, of rank 0 or of all ranks by
-  // Options::broadcast_start. `values`: by parameter, of its shape; undefined where this rank has
-  // none. `problem`: why those of this rank cannot be taken; all ranks throw UsageError then.
+  // Collective, between two steps. Sets new values of parameters: those of rank 0 if
+  // Options::broadcast_start, otherwise those of each rank. `values`: by parameter, of its shape;
+  // undefined if this rank has none. `problem`: reason that this rank's values do not fit, or
+  // empty; if any rank has one, all ranks throw UsageError.
   void load(const std::vector<at::Tensor>& values, const std::string& problem,
-            const Options& options, const Taken& taken);
+            const Options& options, const Sink& sink);
 
   // [Note: changed parameters] A program can change a parameter outside the engine in two ways.
   // torch::load(), Module::to() and set_data() replace its storage: the engine then trains memory
-  // that the model does not read. An operation in place keeps the storage and raises the version
-  // counter of the parameter, which writes of the engine do not touch: they go through tensors of
-  // its own.
+  // that the model does not read. An in-place operation keeps the storage and increments the
+  // version counter of the parameter. Writes of the engine do not change that counter, because they
+  // go through its own tensors.
   bool is_replaced(int param) const;
-  // Returns whether it was written to in place since fill(), load() or the last call of
+  // Returns true if the parameter was written to in place since fill(), load() or the last
   // accept_write().
   bool is_written(int param) const;
   void accept_write(int param);
 
-  // What this rank updates of a parameter: its shard, or all of it at stage 0; flat.
+  // Returns the elements of a parameter that this rank updates: its shard, or all of them at stage
+  // 0; flat.
   at::Tensor param_shard(int param) const;
 
   void enter_forward(int unit);
@@ -60,18 +62,18 @@ class Gatherer {
   void leave_forward(int unit, bool differentiable);
   void enter_backward(int unit);
   void end_forward();
-  void reshard(int unit);  // if it is unsharded, at stage 3
-  void end_backward();     // reshards all
+  void reshard(int unit);  // no effect below stage 3, or if the unit is not unsharded
+  void end_backward();     // reshards all units
 
-  // Before an update: nothing may be unsharded, or in flight, that the update makes old.
+  // Reshards units and waits for gathers in flight, whose values the update makes stale.
   void begin_update();
   void all_gather_updated();  // after an update
   void wait_all();
-  // The engine goes: whoever reads a sharded parameter from now on gets an error.
+  // Called when the engine is destroyed. Reading a sharded parameter is an error from then on.
   void detach();
 
-  // Reads whole parameters between two steps, with one unit unsharded at a time. Collective at
-  // stage 3: all ranks read the same ones in the same order.
+  // Reader of whole parameters between two steps, with one unit unsharded at a time. Collective at
+  // stage 3: all ranks must read the same parameters in the same order.
   class Reader {
    public:
     explicit Reader(Gatherer& gatherer) : gatherer_(gatherer) { gatherer_.wait_all(); }
@@ -80,7 +82,7 @@ class Gatherer {
     }
     Reader(const Reader&) = delete;
     Reader& operator=(const Reader&) = delete;
-    // Its elements in memory order, flat: a view that lasts until the next call.
+    // Returns the elements of a parameter in memory order, flat: a view valid until the next call.
     at::Tensor elements(int param);
 
    private:
@@ -93,8 +95,8 @@ class Gatherer {
 
  private:
   struct UnitState {
-    // Per range: what the unit's parameters are views of. Where it is resharded or in flight, its
-    // storage is empty, or not to be read.
+    // Per range: tensor that the unit's parameters are views of. While the unit is resharded or in
+    // flight, its storage is empty or must not be read.
     std::vector<at::Tensor> full;
     std::vector<at::Tensor> prefetched;  // memory of an all-gather in flight
     std::vector<comm::Work> works;
@@ -102,11 +104,11 @@ class Gatherer {
     bool unsharded = false;
   };
 
-  // What a parameter starts with, flat: in `place` already if it could be written there.
+  // Return the initial values of a parameter, flat: written to `place` directly if possible.
   at::Tensor own_values(const Options& options, const Param& param, const at::Tensor& place) const;
   at::Tensor all_values(const Options& options, const Param& param, const at::Tensor& place) const;
   void write_initial(const Options& options, int index, const at::Tensor& place,
-                     const Taken& taken) const;
+                     const Sink& sink) const;
   void check_initial(const Options& options) const;
   std::vector<bool> agree_on_new(const std::vector<at::Tensor>& values, const std::string& problem,
                                  bool from_rank_0) const;
@@ -129,7 +131,7 @@ class Gatherer {
   std::vector<bool> keep_;      // by unit: unsharded between forward and backward
   std::vector<Buffer> stores_;  // per space: flat, or this rank's shards
   std::vector<UnitState> units_;
-  std::vector<at::Tensor> views_;        // per parameter: the view that it was given
+  std::vector<at::Tensor> views_;        // per parameter: its view of the buffer
   std::vector<std::uint32_t> versions_;  // per parameter: its version counter, as last accepted
   UnitOrder forward_, backward_;
   Stopwatch exposed_;

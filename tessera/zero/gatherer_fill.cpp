@@ -1,4 +1,4 @@
-// How parameters come to their places when the engine starts.
+// Initial and loaded values of parameters: Gatherer::fill() and Gatherer::load().
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -22,9 +22,9 @@ comm::Call start_call(const Param& param) {
   return call;
 }
 
-constexpr std::int64_t kStretch = std::int64_t{1} << 25;  // elements
+constexpr std::int64_t kBlock = std::int64_t{1} << 25;  // elements
 
-// Written to `place` where that takes fp32, else to memory of their own.
+// Computes initial values: in `place` if that is fp32 on the CPU, otherwise in new memory.
 at::Tensor initial_values(const Options& options, const Param& param, ShardRange range,
                           const at::Tensor& place = {}) {
   const bool fits = place.defined() && place.is_cpu() && place.scalar_type() == at::kFloat;
@@ -50,7 +50,7 @@ at::Tensor Gatherer::all_values(const Options& options, const Param& param,
                                 const at::Tensor& place) const {
   if (!nn::is_unallocated(param.tensor)) {
     const at::Tensor values = elements_in_memory_order(param.tensor);
-    // Into the parameter's own memory, which is free soon.
+    // Into the parameter's own memory, which is freed afterwards.
     if (options.broadcast_start && groups_.all.size() > 1 && values.numel() > 0) {
       groups_.all.broadcast(values, 0, start_call(param)).wait();
     }
@@ -68,34 +68,34 @@ at::Tensor Gatherer::all_values(const Options& options, const Param& param,
   return all.narrow(0, 0, param.numel);
 }
 
-// On the parameter's own device, a stretch at a time: nothing there has room for a large parameter
-// in fp32 besides.
+// Computes initial values on the parameter's device, one block at a time: the device may not have
+// memory for a second, fp32 copy of a large parameter.
 void Gatherer::write_initial(const Options& options, int index, const at::Tensor& place,
-                             const Taken& taken) const {
+                             const Sink& sink) const {
   const Param& param = plan_.params[static_cast<std::size_t>(index)];
   const ShardRange own = plan_.own_shard(param);
   const ShardRange kept = sharded_ ? own : ShardRange{0, param.numel};
   const ShardRange updated = sharding_.optimizer ? own : kept;
-  at::Tensor stretch;
-  for (std::int64_t at = 0; at < kept.size; at += kStretch) {
-    const std::int64_t count = std::min(kStretch, kept.size - at), begin = kept.begin + at;
+  at::Tensor block;
+  for (std::int64_t at = 0; at < kept.size; at += kBlock) {
+    const std::int64_t count = std::min(kBlock, kept.size - at), begin = kept.begin + at;
     const at::Tensor to = place.narrow(0, at, count);
     const bool fits = place.scalar_type() == at::kFloat;
-    if (!fits && !stretch.defined()) {
-      stretch = at::empty({std::min(kStretch, kept.size)}, place.options().dtype(at::kFloat));
+    if (!fits && !block.defined()) {
+      block = at::empty({std::min(kBlock, kept.size)}, place.options().dtype(at::kFloat));
     }
-    const at::Tensor values = fits ? to : stretch.narrow(0, 0, count);
+    const at::Tensor values = fits ? to : block.narrow(0, 0, count);
     options.initial.write(param.name, begin, values);
     if (!fits) to.copy_(values);
     const std::int64_t from = std::max(begin, updated.begin);
     const std::int64_t end = std::min(begin + count, updated.begin + updated.size);
     if (from < end) {
-      taken(index, from - updated.begin, values.narrow(0, from - begin, end - from));
+      sink(index, from - updated.begin, values.narrow(0, from - begin, end - from));
     }
   }
 }
 
-void Gatherer::fill(const Options& options, const Taken& taken) {
+void Gatherer::fill(const Options& options, const Sink& sink) {
   check_initial(options);
   const at::NoGradGuard no_grad;
   const memory::OwnerScope owner(buffers_.ledger());
@@ -112,7 +112,7 @@ void Gatherer::fill(const Options& options, const Taken& taken) {
             sharded_ ? param_shard(index) : store.narrow(0, param.offset, param.numel);
         if (nn::is_unallocated(param.tensor) && options.initial.on_device && !place.is_cpu() &&
             !has_own_shard_only(options, param)) {
-          write_initial(options, index, place, taken);
+          write_initial(options, index, place, sink);
           give_view(index, state.full[r], range.begin);
           continue;
         }
@@ -120,11 +120,11 @@ void Gatherer::fill(const Options& options, const Taken& taken) {
             sharded_ ? own_values(options, param, place) : all_values(options, param, place);
         if (!values.is_same(place)) place.copy_(values);
         const bool cut = !sharded_ && sharding_.optimizer;
-        taken(index, 0, cut ? values.narrow(0, own.begin, own.size) : values);
+        sink(index, 0, cut ? values.narrow(0, own.begin, own.size) : values);
         give_view(index, state.full[r], range.begin);
       }
     }
-    // As if the unit had been left: nothing is unsharded at stage 3.
+    // Leaves nothing unsharded at stage 3.
     state.unsharded = true;
     reshard(static_cast<int>(u));
   }
@@ -139,13 +139,13 @@ void Gatherer::give_view(int index, const at::Tensor& full, std::int64_t base) {
   accept_write(index);
 }
 
-// Collective: by parameter, whether rank 0 has new values of it. All ranks see the same numbers, so
-// all throw or none.
+// Collective. Returns, for each parameter, true if rank 0 has new values of it. All ranks see the
+// same numbers, so either all throw or none.
 std::vector<bool> Gatherer::agree_on_new(const std::vector<at::Tensor>& values,
                                          const std::string& problem, bool from_rank_0) const {
   const auto params = static_cast<std::int64_t>(plan_.params.size());
   const int ranks = groups_.all.simulated() ? 1 : groups_.all.size();
-  // A row of each rank: a number for each parameter, and one for the problem.
+  // One row per rank: a number for each parameter, and one for the problem.
   const at::Tensor mine = at::zeros({params + 1}, at::kLong);
   const at::Tensor all = ranks > 1 ? at::empty({(params + 1) * ranks}, at::kLong) : mine;
   auto* const own = mine.mutable_data_ptr<std::int64_t>();
@@ -165,28 +165,28 @@ std::vector<bool> Gatherer::agree_on_new(const std::vector<at::Tensor>& values,
     const auto* const theirs = numbers + r * (params + 1);
     if (theirs[params] != 0) {
       throw UsageError(str("load_parameters(): rank ", r, " of group ", groups_.all.name(),
-                           " was given parameters that do not fit; see its own message"));
+                           " was given parameters that do not fit. See the error of that rank"));
     }
     for (std::int64_t i = 0; i < params; ++i) {
       if (theirs[i] == numbers[i] || (from_rank_0 && numbers[i] == 1)) continue;
       throw UsageError(str("load_parameters(): parameter ",
                            quote(plan_.params[static_cast<std::size_t>(i)].name),
                            " has new values on rank ", numbers[i] == 1 ? 0 : r, " but not on rank ",
-                           numbers[i] == 1 ? r : 0, ". Load the same on all ranks",
-                           from_rank_0 ? ", or on rank 0 alone" : ""));
+                           numbers[i] == 1 ? r : 0, ". Load the same parameters on all ranks",
+                           from_rank_0 ? ", or on rank 0 only" : ""));
     }
   }
   return std::vector<bool>(numbers, numbers + params);
 }
 
 void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& problem,
-                    const Options& options, const Taken& taken) {
+                    const Options& options, const Sink& sink) {
   begin_update();
   const at::NoGradGuard no_grad;
   const memory::OwnerScope owner(buffers_.ledger());
   const memory::CategoryScope scope(MemoryCategory::buffers);
   const bool broadcasts = options.broadcast_start && groups_.all.size() > 1;
-  // After this exchange no rank reads parameters any more.
+  // After this exchange no rank reads the old parameters.
   const std::vector<bool> is_new = agree_on_new(values, problem, options.broadcast_start);
   std::uint64_t hash = 0;
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
@@ -207,7 +207,7 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
         const at::Tensor shard = flat.narrow(0, own.begin, own.size);
         sharded_ ? param_shard(index).copy_(shard)
                  : store.narrow(0, param.offset, param.numel).copy_(flat);
-        taken(index, 0, sharding_.optimizer ? shard : flat);
+        sink(index, 0, sharding_.optimizer ? shard : flat);
         give_view(index, units_[u].full[r], range.begin);
       }
     }
@@ -218,9 +218,9 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
   if (alias_) groups_.shard.barrier();  // each rank has written its shards of the common memory
 }
 
-// [Note: same initial values] At stage 3 an element of a parameter without memory is computed by
-// one rank alone. So that ranks with, say, different seeds are told, each also computes the first
-// elements of every shard of the next rank, and the two compare.
+// [Note: same initial values] At stage 3 each element of a parameter without memory is computed by
+// one rank only. To detect ranks that differ, for example in their seed, each rank also computes
+// the first elements of every shard of the next rank, and the two are compared.
 void Gatherer::check_initial(const Options& options) const {
   constexpr std::int64_t kCompared = 4096;  // elements of a shard
   const int ranks = groups_.all.size(), shards = groups_.shard.size();
@@ -231,8 +231,9 @@ void Gatherer::check_initial(const Options& options) const {
     if (!nn::is_unallocated(param.tensor)) continue;
     if (!options.initial) {
       throw UsageError(str("parameter ", quote(param.name),
-                           " has no memory: it was made so, or an engine before this one sharded "
-                           "it. Give its values in Options::initial, or build the model anew"));
+                           " has no memory: it was made without memory, or an earlier engine "
+                           "sharded it. Pass its values in Options::initial, or build the model "
+                           "again"));
     }
     if (ranks == 1 || !sharded_ || groups_.all.simulated() || has_own_shard_only(options, param)) {
       continue;

@@ -26,11 +26,11 @@ void GlobalLoss::weigh_by_tokens(double tokens_of_this_rank) {
 
 double GlobalLoss::scale(Stopwatch& waiting) {
   if (!tokens_.defined()) return scale_;
-  scale_ = 0;  // should the exchange fail
+  scale_ = 0;  // in case the exchange fails
   waiting.time([&] { std::exchange(tokens_known_, {}).wait(); });
   const double total = std::exchange(tokens_, {}).item<double>();
   if (!(total >= 0) || !std::isfinite(total)) {
-    throw UsageError(str("begin: the ranks have ", total, " tokens in all, wanted 0 or more"));
+    throw UsageError(str("begin: the ranks have ", total, " tokens in total, must be 0 or more"));
   }
   scale_ = total > 0 ? 1.0 / total : 0.0;
   return scale_;

@@ -43,7 +43,7 @@ class HybridSum::Queue {
       sum->first.wait();
       sum->second = replicate_.all_reduce(sum->shard, sum->call);
     } catch (...) {
-      sum->failure = std::current_exception();  // reported to the one who waits for this sum
+      sum->failure = std::current_exception();  // rethrown by the wait for this sum
     }
   }
 

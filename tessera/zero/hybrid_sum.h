@@ -8,27 +8,25 @@
 
 namespace tessera::zero {
 
-// [Note: hybrid sums] Sums of gradient shards where there are replicas, in one of two ways:
-//   CPU tensors of ranks that share memory   each rank adds up its shard of all ranks in their
-//   order
-//               ([Note: copies] in comm/collective.h). The bits are those without replicas.
-//   otherwise   a reduce-scatter in the shard group, then an all-reduce of the shard over replicas.
-//               The order is that of the backend two-level: inside a host first. 16-bit gradients
-//               are rounded after each of the two.
-// Both are charged as the second: to the shard group and to the replicate group.
+// [Note: hybrid sums] Sums of gradient shards with replicas, computed in one of two ways:
+//   CPU tensors of ranks that share memory: each rank sums its shard over all ranks in rank order
+//     ([Note: copies] in comm/collective.h). The bits are the same as without replicas.
+//   Otherwise: a reduce-scatter in the shard group, then an all-reduce of the shard over replicas.
+//     The order of the sum is that of the two-level backend: within a host first. 16-bit gradients
+//     are rounded after each of the two.
+// The traffic of both is counted as that of the second, in the shard group and the replicate group.
 //
-// The second half of a sum starts in poll(), if its first half has ended, or in a wait for it. Sums
-// start it in the order in which they began, so that all ranks make the same calls. A failure is
-// reported by the wait. On a GPU the second half follows on a stream of its own at once.
+// The all-reduce of a sum starts in poll(), if its reduce-scatter has ended, or in a wait for the
+// sum. All-reduces start in the order of their sums, so that all ranks make the same calls. The
+// wait reports failures. On a GPU the all-reduce is enqueued immediately on a separate stream.
 class HybridSum {
  public:
   explicit HybridSum(DataGroups groups);
   ~HybridSum();
 
-  // Starts a sum. `to`: this rank's shards of `from`, side by side; other memory than `from`.
-  // `parts`: as in comm::Call.
+  // Starts a sum. `to`: this rank's shards of `from`, contiguous; must not overlap `from`.
   comm::Work start(const at::Tensor& to, const at::Tensor& from, const comm::Call& call);
-  // Starts the second half of sums whose first half has ended. Does not wait.
+  // Starts the all-reduces whose reduce-scatters have ended. Does not wait.
   void poll();
 
  private:
@@ -37,7 +35,7 @@ class HybridSum {
 
   const DataGroups groups_;
   const std::shared_ptr<Queue> queue_;
-  std::optional<c10::Stream> stream_;  // of the GPU
+  std::optional<c10::Stream> stream_;  // of the all-reduces on a GPU
 };
 
 }  // namespace tessera::zero

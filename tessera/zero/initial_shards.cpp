@@ -30,7 +30,7 @@ void InitialShards::take(torch::nn::Module& module, const std::string& name) {
 void InitialShards::take_parameter(const std::string& name, const at::Tensor& param) {
   if (!at::isFloatingType(param.scalar_type()) || param.scalar_type() == at::kDouble) {
     throw UsageError(str("parameter ", quote(name), " is ", c10::toString(param.scalar_type()),
-                         "; initial values are kept in fp32, which does not hold it"));
+                         ". InitialShards keeps values in fp32, which cannot represent it"));
   }
   const at::NoGradGuard no_grad;
   const at::Tensor values = elements_in_memory_order(param);
@@ -55,13 +55,14 @@ InitialSource InitialShards::source() const {
     const auto found = shards->find(name);
     if (found == shards->end()) {
       throw UsageError(str("parameter ", quote(name),
-                           " was not taken, or given already: InitialShards::take() the modules "
-                           "under the names that they have in the model, for one engine"));
+                           " was not taken, or was already used by an engine. Call "
+                           "InitialShards::take() for each module with its name in the model, and "
+                           "use the source for one engine only"));
     }
     if (found->second.numel() != out.numel()) {
-      throw UsageError(str("parameter ", quote(name), ": the engine wants ", out.numel(),
-                           " elements of it, but ", found->second.numel(),
-                           " were kept; make InitialShards with the engine's group"));
+      throw UsageError(str("parameter ", quote(name), ": the engine needs ", out.numel(),
+                           " elements, but the shard has ", found->second.numel(),
+                           ". Make InitialShards with the engine's group"));
     }
     out.copy_(found->second);
     shards->erase(found);

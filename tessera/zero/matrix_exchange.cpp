@@ -10,7 +10,7 @@
 namespace tessera::zero {
 namespace {
 
-// A result in the order in which the parameter lies in memory.
+// Writes a result in the memory order of the parameter.
 void write_flat(const Param& param, const at::Tensor& result, const at::Tensor& flat) {
   flat.as_strided(param.sizes, param.strides, flat.storage_offset()).copy_(result);
 }
@@ -53,7 +53,7 @@ void MatrixExchange::whole_round(const Round& round, const std::vector<int>& par
   const std::int64_t block = round.front()->numel;  // the largest
   const at::Tensor mine = at::zeros({block}, options);
   for (std::size_t j = 0; j < round.size(); ++j) {
-    // Also what others compute on: the rule keeps its own books on the way.
+    // Also for matrices that other ranks compute: collect() updates the rule's state.
     const at::Tensor flat = at::empty({round[j]->numel}, options);
     collect(params[j], flat);
     if (j == rank) {
@@ -78,7 +78,7 @@ void MatrixExchange::shard_round(const Round& round, const std::vector<int>& par
                                  const Compute& compute, const Apply& apply) const {
   const int ranks = group_.size(), rank = group_.rank();
   const std::int64_t block = round.front()->shard;  // the largest
-  // Row j goes to rank j, and comes from it.
+  // Row j is sent to rank j, and received from it.
   const at::Tensor out = at::zeros({ranks, block}, options);
   const at::Tensor in = at::empty({ranks, block}, options);
   const auto held = [&](const at::Tensor& rows, std::size_t j) {

@@ -18,7 +18,7 @@ void broadcast_module_buffers(const torch::nn::Module& module, const comm::Group
   for (const auto& [type, list] : by_type) {
     std::vector<at::Tensor> flat;
     for (const at::Tensor& buffer : list) flat.push_back(buffer.flatten());
-    // Bytes travel as they are, whatever their type.
+    // Sent as bytes, so that every type works.
     const at::Tensor all = at::cat(flat).view(at::kByte);
     comm::Call call;
     call.traffic = comm::Traffic::control;
@@ -28,7 +28,7 @@ void broadcast_module_buffers(const torch::nn::Module& module, const comm::Group
     const at::Tensor values = all.view(type);
     std::int64_t at = 0;
     for (const at::Tensor& buffer : list) {
-      // variable_data(): autograd need not know, and ranks do not differ in what it knows.
+      // variable_data() hides the write from autograd, so that version counters agree on all ranks.
       if (group.rank() != 0)
         buffer.variable_data().copy_(values.narrow(0, at, buffer.numel()).view(buffer.sizes()));
       at += buffer.numel();

@@ -7,7 +7,8 @@
 
 namespace tessera::zero {
 
-// Collective: the buffers of the module (running means) become rank 0's, in one call per type.
+// Collective. Broadcasts the buffers of the module (running means) from rank 0, in one call per
+// type.
 void broadcast_module_buffers(const torch::nn::Module& module, const comm::Group& group,
                               Stopwatch& waiting);
 

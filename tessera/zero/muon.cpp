@@ -1,4 +1,4 @@
-// Muon: momentum whose matrices are made orthogonal.
+// Muon: momentum with orthogonalized matrices.
 
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
@@ -15,12 +15,12 @@
 namespace tessera::zero {
 
 // Five Newton–Schulz iterations X ← aX + (bA + cA²)X, A = XXᵀ, with the coefficients of Jordan et
-// al., 2024: they bring all singular values near 1 (0.7 to 1.2), fast rather than exactly. In fp32
-// on the CPU; in bf16 elsewhere, where that is many times faster and, as they found, does as well.
-at::Tensor orthogonalised(const at::Tensor& matrix) {
+// al., 2024, which quickly bring all singular values near 1 (0.7 to 1.2). In fp32 on the CPU; in
+// bf16 elsewhere, which is many times faster and, as the authors found, equally good.
+at::Tensor orthogonalized(const at::Tensor& matrix) {
   constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
   constexpr int iterations = 5;
-  const bool tall = matrix.size(0) > matrix.size(1);  // the smaller side makes the smaller A
+  const bool tall = matrix.size(0) > matrix.size(1);  // transposed, so that A is the smaller one
   at::Tensor x = matrix / (matrix.norm() + 1e-7);
   if (!matrix.is_cpu()) x = x.to(at::kBFloat16);
   x = (tall ? x.t() : x).contiguous();
@@ -54,9 +54,9 @@ class MuonUpdate final : public Update {
       } else if (context.options.axes.cut && context.options.axes.cut(p.name)) {
         throw UsageError(
             str("Muon: parameter ", quote(p.name),
-                " is cut by tensor parallelism, and no rank has the matrix that Muon makes "
-                "orthogonal; wanted --tp 1, another optimizer, or a policy that says "
-                "ParamPolicy::elementwise for it, which trains it with AdamW"));
+                " is cut by tensor parallelism, but Muon needs the whole matrix. Use --tp 1, "
+                "another optimizer, or a policy with ParamPolicy::elementwise for this parameter, "
+                "which trains it with AdamW"));
       }
     }
   }
@@ -66,7 +66,7 @@ class MuonUpdate final : public Update {
     const at::NoGradGuard no_grad;
     const memory::OwnerScope owner(buffers_.ledger());
     ++steps_;
-    // A schedule moves both learning rates.
+    // A schedule scales both learning rates.
     const double elementwise_lr =
         how_.lr == 0 ? how_.elementwise.lr : settings.lr * (how_.elementwise.lr / how_.lr);
     const double elementwise_decay = settings.weight_decay.value_or(how_.elementwise.weight_decay);
@@ -101,7 +101,7 @@ class MuonUpdate final : public Update {
             update_shard(Momentum{how_.momentum, how_.nesterov},
                          step_of(index, settings.lr_of(index), 0, scale), shard);
           },
-          [&](int, const at::Tensor& matrix) { return orthogonalised(matrix); },
+          [&](int, const at::Tensor& matrix) { return orthogonalized(matrix); },
           [&](int index, const at::Tensor& direction) {
             if (direction.numel() == 0) return;
             const Param& p = param(index);

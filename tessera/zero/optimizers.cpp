@@ -1,4 +1,4 @@
-// Optimizers that are one rule of kernels/rules.h.
+// Optimizers that consist of one rule of kernels/rules.h.
 
 #include "tessera/zero/optimizers.h"
 

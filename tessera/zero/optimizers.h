@@ -13,7 +13,7 @@ std::unique_ptr<Update> make_rule_update(const rules::Elementwise& how,
 std::unique_ptr<Update> make_muon_update(const Muon& how, const UpdateContext& context);
 std::unique_ptr<Update> make_torch_update(const TorchOptimizer& how, const UpdateContext& context);
 
-// The name and the settings of a rule: "adamw (lr 0.001, beta1 0.9, …)".
+// Returns the name and the settings of a rule: "adamw (lr 0.001, beta1 0.9, …)".
 template <class Rule>
 std::string settings_text(const Rule& rule) {
   std::string text = str(rule.name, " (lr ", rule.lr);
@@ -27,7 +27,7 @@ std::string settings_text(const Rule& rule) {
   return text + ")";
 }
 
-// The nearest (semi-)orthogonal matrix, roughly: what Muon makes of a momentum.
-at::Tensor orthogonalised(const at::Tensor& matrix);
+// Returns an approximation of the nearest (semi-)orthogonal matrix, as Muon applies it to momentum.
+at::Tensor orthogonalized(const at::Tensor& matrix);
 
 }  // namespace tessera::zero

@@ -23,67 +23,67 @@ namespace tessera::zero {
 // AdamW, SGD, Lion, Muon: kernels/rules.h.
 using namespace rules;
 
-// Any optimizer of torch::optim that treats every element alone: it is given flat shards of the
-// parameters, as many groups as the policies below make. The function is called once.
+// Factory of an elementwise optimizer of torch::optim. It is called once, with flat shards of the
+// parameters: one group for each distinct decay and lr_scale of the policies below.
 using TorchOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     std::vector<torch::optim::OptimizerParamGroup>)>;
 
-// One of ours with its settings, or a function that makes one of torch's.
+// Optimizer: one of zero:: with its settings, or a factory for one of torch::optim.
 using Optimizer = rules::Join<rules::Named, std::variant<TorchOptimizer>>::type;
 
-// How one parameter is treated, by its name and its shape. (It may have no values yet.)
+// Settings of one parameter, chosen by its name and shape. (It may have no values yet.)
 struct ParamPolicy {
-  bool decay = true;       // weight decay applies to it
-  double lr_scale = 1;     // its learning rate relative to the others'
-  bool keep_fp32 = false;  // a layout of 16 bits does not cast it
-  // Optimizers that treat matrices as a whole treat it element by element.
+  bool decay = true;       // apply weight decay
+  double lr_scale = 1;     // factor of the learning rate
+  bool keep_fp32 = false;  // do not cast it in a 16-bit layout
+  // Use the elementwise rule of optimizers that otherwise work on whole matrices (Muon).
   bool elementwise = false;
 };
-// Everything decays but vectors: norms and biases.
+// Decays all parameters except vectors, such as norms and biases.
 ParamPolicy default_policy(const std::string& name, const at::Tensor& param);
 
-// How a unit's parameters come together at stage 3. `alias` needs ranks that share memory: the
-// unit lies in one segment that all have mapped, and gathering it is an agreement, not a copy.
+// Method of gathering a unit's parameters at stage 3. `alias` requires ranks that share memory: the
+// unit is stored in one segment mapped by all ranks, and gathering it synchronizes without a copy.
 enum class Gather : std::uint8_t { automatic, alias, copy };
 
-// What happens when the gradients are not finite.
+// Action if the gradient or the loss is not finite: throw Error, or skip the step.
 enum class OnNonFinite : std::uint8_t { stop, skip };
 
-// What an Engine is told; all but the stage can be left alone.
+// Options of an Engine.
 struct Options {
   int stage = 0;                                // [Note: stages] in engine.h
   StateLayout layout = state_layouts().back();  // fp32
   Optimizer optimizer = AdamW{};
   std::function<ParamPolicy(const std::string&, const at::Tensor&)> policy = default_policy;
 
-  int micro_batches = 1;  // backward calls per step, unless begin() says otherwise
-  std::optional<ReducePolicy> reduce = std::nullopt;  // default_reduce_policy(stage)
-  double clip_norm = 0;  // largest global norm of the gradient; 0 does not clip
+  int micro_batches = 1;  // backward calls per step, unless begin() overrides it
+  std::optional<ReducePolicy> reduce = std::nullopt;  // nullopt: default_reduce_policy(stage)
+  double clip_norm = 0;  // maximum global norm of the gradient; 0 disables clipping
   OnNonFinite on_non_finite = OnNonFinite::stop;
 
-  std::int64_t bucket_bytes = 0;    // 0: by the model, [Note: bucket size]
-  bool overlap_grad_reduce = true;  // reduce while backward goes on
-  // [Note: gradient compression] in core/grad_compression.h. A group of one rank sends nothing, and
-  // compresses nothing. PowerSGD: stage 0, fp32 gradients, reduced once a step.
+  std::int64_t bucket_bytes = 0;    // 0: chosen by the model, [Note: bucket size]
+  bool overlap_grad_reduce = true;  // reduce during backward
+  // [Note: gradient compression] in core/grad_compression.h. A group of one rank sends nothing and
+  // compresses nothing. PowerSGD requires stage 0 and fp32 gradients, reduced once per step.
   GradCompression grad_compression = GradCompression::none;
   PowerSgd power_sgd = {};
-  // Stages 1, 2: gather new parameters while the next forward goes on; until synchronize(), reading
-  // one outside forward is an error. Before LibTorch 2.13, which cannot say so, step() waits.
+  // Stages 1 and 2: gather new parameters during the next forward. Until synchronize(), reading one
+  // outside forward is an error. LibTorch before 2.13 cannot report this error, so step() waits.
   bool overlap_param_gather = true;
   bool prefetch = true;      // stage 3: gather one unit ahead
-  bool keep_params = false;  // stage 3: keep them between forward and backward
-  // The same by the name of a unit ("blocks.3"; the root is "root"). Null: keep_params for all.
+  bool keep_params = false;  // stage 3: keep units gathered between forward and backward
+  // keep_params by the name of a unit ("blocks.3"; the root is "root"). Null: keep_params for all.
   std::function<bool(const std::string& unit)> keep_unit = nullptr;
   Gather gather = Gather::automatic;
-  // [Note: cast inputs] Floating-point tensors that enter the model, or a unit, as arguments are
-  // cast to bf16 (or fp16) where the layout keeps that unit's parameters so (the root: any
-  // parameter), as FSDP2's cast_forward_inputs does. Outputs stay as they are; gradients flow back
-  // in the input's own type.
+  // [Note: cast inputs] Casts floating-point arguments of the model, or of a unit, to bf16 (or
+  // fp16) if the layout stores that unit's parameters (for the root: any parameter) in that type,
+  // like FSDP2's cast_forward_inputs. Outputs are not cast; gradients of inputs have the input's
+  // type.
   bool cast_inputs = true;
-  bool broadcast_start = true;    // of rank 0's parameters; false: all ranks have loaded the same
-  InitialSource initial = {};     // of parameters without memory, [Note: initial values]
-  bool broadcast_buffers = true;  // buffers (running means) follow rank 0 after every step
-  std::uint64_t seed = 0;         // of stochastic rounding
+  bool broadcast_start = true;    // use rank 0's values; false: all ranks must have equal values
+  InitialSource initial = {};     // values of parameters without memory, [Note: initial values]
+  bool broadcast_buffers = true;  // copy buffers (running means) from rank 0 after every step
+  std::uint64_t seed = 0;         // for stochastic rounding and PowerSGD
 
   std::shared_ptr<memory::Ledger> ledger = nullptr;  // null: memory::current_ledger()
 };

@@ -15,10 +15,10 @@ PassState::PassState(std::vector<int> trainable, int model_chunks, ReducePolicy 
 
 void PassState::begin_step(int micro_batches) {
   if (stepping_) {
-    throw UsageError(str("begin() in the middle of a step: ", chunks_.front().done, " of ",
-                         micro_batches_,
-                         " micro-batches are done; call step() first, or "
-                         "discard() on all ranks to give it up"));
+    throw UsageError(str("begin() was called in the middle of a step: ", chunks_.front().done,
+                         " of ", micro_batches_,
+                         " micro-batches are done. Call step() first, or discard() on all ranks to "
+                         "drop the step"));
   }
   stepping_ = true;
   has_work_ = false;
@@ -39,14 +39,16 @@ void PassState::end_step() {
 }
 
 void PassState::check_step() const {
-  if (in_backward_) throw UsageError("step() inside a backward pass; call it when that is over");
+  if (in_backward_) {
+    throw UsageError("step() was called inside a backward pass. Call it after the pass has ended");
+  }
   if (failed_) {
-    throw UsageError("a backward pass of this step failed; call discard() on all ranks first");
+    throw UsageError("A backward pass of this step failed. Call discard() on all ranks first");
   }
   for (std::size_t c = 0; c < chunks_.size(); ++c) {
     if (chunks_[c].open == 0) continue;
     throw UsageError(str("step(): ", plural(chunks_[c].open, "deferred pass"), " of model chunk ",
-                         c, " wait for their gradients; call finish_pass(", c, ") for each"));
+                         c, " still need gradients. Call finish_pass(", c, ") for each of them"));
   }
 }
 
@@ -56,7 +58,7 @@ void PassState::Count::end_forward() {
 }
 
 void PassState::enter_forward(int unit, bool grad_mode, bool differentiable) {
-  if (unit == 0) {  // a forward before it may have ended in an exception
+  if (unit == 0) {  // an earlier forward may have ended in an exception
     depth_ = 0;
     for (Unit& each : units_) each.entries.now = each.leaves.now = 0;
   }
@@ -76,21 +78,21 @@ void PassState::leave_forward() {
 }
 
 const PassState::Chunk& PassState::checked(int model_chunk) const {
-  if (!stepping_) throw UsageError("no step is under way; begin one");
+  if (!stepping_) throw UsageError("No step has begun. Call begin() or backward() first");
   if (in_backward_) {
     throw UsageError(
         "backward() was called inside a backward pass of the same engine, by a hook or an autograd "
-        "function; call it when that pass is over");
+        "function. Call it after that pass has ended");
   }
   if (model_chunk < 0 || model_chunk >= std::ssize(chunks_)) {
     throw UsageError(
-        str("backward: got model chunk ", model_chunk, ", wanted 0 to ", chunks_.size() - 1));
+        str("backward: got model chunk ", model_chunk, ", must be 0 to ", chunks_.size() - 1));
   }
   const Chunk& chunk = chunks_[static_cast<std::size_t>(model_chunk)];
   if (failed_) {
     throw UsageError(
-        "the backward pass before this one failed, and some of its gradients may be "
-        "on their way; call discard() on all ranks first");
+        "The previous backward pass failed, and some of its gradients may still be in flight. Call "
+        "discard() on all ranks first");
   }
   return chunk;
 }
@@ -104,7 +106,7 @@ bool PassState::reduces(int model_chunk) const {
   const int begun = chunk.done + chunk.open;
   if (begun >= micro_batches_) {
     throw UsageError(str("backward was called ", begun + 1, " times, but a step has ",
-                         micro_batches_, " micro-batches; call step(), or set micro_batches"));
+                         micro_batches_, " micro-batches. Call step(), or set micro_batches"));
   }
   return reduces_next(chunk);
 }
@@ -145,8 +147,8 @@ void PassState::close_failed() {
 
 bool PassState::finish_pass(int model_chunk) {
   if (checked(model_chunk).open == 0) {
-    throw UsageError(str("finish_pass(", model_chunk, "): no deferred pass of that model chunk is ",
-                         "open; call backward() with deferred = true first"));
+    throw UsageError(str("finish_pass(", model_chunk, "): that model chunk has no open deferred ",
+                         "pass. Call backward() with deferred = true first"));
   }
   Chunk& chunk = chunks_[static_cast<std::size_t>(model_chunk)];
   const bool reduce = reduces_next(chunk);

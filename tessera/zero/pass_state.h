@@ -7,63 +7,63 @@
 
 namespace tessera::zero {
 
-// [Note: passes] The passes of a step, and what may follow what:
+// [Note: passes] State machine of the passes of a step:
 //
 //   idle -- begin_step --> stepping -- begin_backward --> in backward -- end_backward --> stepping
 //   stepping -- end_step --> idle
 //   in backward -- fail_backward --> failed -- close_failed, end_step --> idle
 //
-// Forwards run in any state but the third; one inside a backward is a recomputation, and not
-// counted here. What comes out of order throws UsageError, which says what to call instead, and
-// changes nothing.
+// Forwards run in any state except "in backward"; a forward inside a backward is a recomputation,
+// which is not counted here. A call out of order throws UsageError, which names the call to make
+// instead, and changes nothing.
 class PassState {
  public:
-  // `trainable`: of each unit, the parameters that get a gradient.
+  // `trainable`: by unit, the number of parameters that get a gradient.
   PassState(std::vector<int> trainable, int model_chunks, ReducePolicy policy);
 
   // The step.
   void begin_step(int micro_batches);
   void end_step();
   bool stepping() const { return stepping_; }
-  // Returns whether the step has something to update with: a pass of this rank, or announce_data().
+  // Returns true if this rank ran a pass in this step or called announce_data().
   bool has_work() const { return stepping_ && has_work_; }
-  // begin() was given tokens, of which there may be none: no pass need follow.
+  // Called if begin() was given tokens. Their number may be 0, so no pass has to follow.
   void announce_data() { has_work_ = true; }
   // Throws unless the optimizer may run: no backward has failed, no deferred pass is open.
   void check_step() const;
 
-  // Forwards. Unit 0 is the root, and the outermost where it is used.
+  // Forwards. Unit 0 is the root; if it is used, it is the outermost unit.
   void enter_forward(int unit, bool grad_mode, bool differentiable);
   void leave_forward();
   bool in_forward() const { return depth_ > 0; }
 
-  // Backwards. reduces(): whether the gradients of the next pass of this model chunk are reduced;
-  // throws where no pass may begin.
+  // Backwards. reduces() returns true if the gradients of the next pass of this model chunk are
+  // reduced; it throws if no pass may begin.
   bool reduces(int model_chunk) const;
   void begin_backward(const BackwardPass& pass);
   void end_backward();
   void fail_backward();
   bool in_backward() const { return in_backward_; }
-  bool deferring() const { return pass_.deferred; }  // the pass under way
+  bool deferring() const { return pass_.deferred; }  // the current pass
   bool failed() const { return failed_; }
-  // A failed pass counts as done, as it does on the ranks where it went well.
+  // Counts a failed pass as done, as ranks do on which it succeeded.
   void close_failed();
-  // A deferred pass of a model chunk has all its gradients. Whether they are reduced now.
+  // Ends a deferred pass of a model chunk. Returns true if its gradients are reduced now.
   bool finish_pass(int model_chunk);
-  // Gradients that come outside a backward belong to a deferred pass.
+  // Returns true if a deferred pass is open. It owns gradients that arrive outside a backward.
   bool deferred_open() const;
 
-  // Units in the backward under way.
+  // Units in the current backward.
   int uses(int unit) const { return at(unit).uses; }
-  void left_backward(int unit);     // its inputs have their gradients
-  void gradient_arrived(int unit);  // all of one of its parameters
-  bool unit_done(int unit) const;   // nothing of the pass reads its parameters any more
+  void left_backward(int unit);     // the gradients of its inputs are computed
+  void gradient_arrived(int unit);  // the gradient of one of its parameters is complete
+  bool unit_done(int unit) const;   // nothing in the pass reads its parameters any more
 
-  // Reductions of a model chunk in which this rank has nothing, but others may: those of the
-  // micro-batches that it did not have, and of gradients that wait.
+  // Returns the number of reductions of a model chunk that this rank must join without a new pass:
+  // those of micro-batches that it did not have, and of gradients not yet reduced.
   int reductions_due(int model_chunk) const;
   void all_reduced(int model_chunk);
-  // True once in a step: copies of tied parameters are added up when all is reduced.
+  // Returns true on the first call in a step. Tied parameters are summed after all reductions.
   bool take_ties();
 
   // Scopes in which backward only accumulates.
@@ -71,24 +71,24 @@ class PassState {
   void leave_no_sync() { --no_sync_; }
 
  private:
-  // A backward is that of all forwards since the last one (sum), or of one of them, as in a
-  // pipeline, where it is the most in any (most).
+  // Count of events per forward. A backward covers all forwards since the last backward (sum), or
+  // one of them, as in a pipeline (most: the maximum over forwards).
   struct Count {
-    int now = 0;  // in the forward under way
+    int now = 0;  // in the current forward
     int sum = 0, most = 0;
     void end_forward();
   };
   struct Unit {
     int trainable = 0;
-    Count entries, leaves;  // leaves: left_backward() calls to come
-    int uses = 0;           // entries of the forwards whose backward is under way
-    int leaves_due = 0;     // left_backward() calls to come in it
-    int params_due = 0;     // gradients to come, likewise
+    Count entries, leaves;  // leaves: expected left_backward() calls
+    int uses = 0;           // entries in the forwards of the current backward
+    int leaves_due = 0;     // left_backward() calls still expected in the current backward
+    int params_due = 0;     // gradients still expected in the current backward
   };
   struct Chunk {
     int done = 0;            // passes
     int open = 0;            // deferred passes that finish_pass() has not ended
-    bool unreduced = false;  // some gradient waits for the next reduction
+    bool unreduced = false;  // some gradients are not reduced yet
   };
   const Unit& at(int unit) const { return units_[static_cast<std::size_t>(unit)]; }
   const Chunk& checked(int model_chunk) const;
@@ -101,10 +101,10 @@ class PassState {
   bool stepping_ = false;
   bool has_work_ = false;
   int micro_batches_ = 1;
-  int depth_ = 0;  // of units entered and not left in forward
+  int depth_ = 0;  // units entered and not yet left in forward
   bool in_backward_ = false;
   bool failed_ = false;
-  BackwardPass pass_;  // the last that began
+  BackwardPass pass_;  // the current or last pass
   bool pass_reduces_ = false;
   bool ties_taken_ = false;
   int no_sync_ = 0;

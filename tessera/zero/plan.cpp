@@ -12,8 +12,7 @@
 namespace tessera::zero {
 namespace {
 
-// Which unit a parameter belongs to: the innermost that holds all its uses. Units are found outside
-// in, so a parameter's chain of units only grows while its owner is searched.
+// Owning unit of each parameter: the innermost unit that contains all its uses.
 class Owners {
  public:
   Owners(torch::nn::Module& model, const std::vector<nn::FoundUnit>& units) {
@@ -36,7 +35,7 @@ class Owners {
     for (const auto& param : module.named_parameters(/*recurse=*/false)) {
       const auto [entry, fresh] = chains_.try_emplace(param.value().unsafeGetTensorImpl(), chain);
       if (fresh) continue;
-      Chain& known = entry->second;  // keep what both have in common: it starts with the root
+      Chain& known = entry->second;  // keep the common prefix, which starts with the root
       const auto end = std::mismatch(known.begin(), known.end(), chain.begin(), chain.end()).first;
       known.erase(end, known.end());
     }
@@ -46,7 +45,8 @@ class Owners {
   std::unordered_map<const c10::TensorImpl*, Chain> chains_;
 };
 
-// What the layout makes of a parameter's type: fp32 ones become the layout's, others stay.
+// Returns the type in which a parameter is stored: that of the layout if it is fp32, otherwise its
+// own.
 at::ScalarType stored_as(const at::Tensor& param, const StateLayout& layout,
                          const ParamPolicy& policy) {
   const bool cast = param.scalar_type() == at::kFloat && layout.param == 2 && !policy.keep_fp32;
@@ -71,7 +71,7 @@ Space space_for(const at::Tensor& param, const Options& options, const ParamPoli
   space.grad_dtype = narrow && layout.grad == 4 ? at::kFloat : space.dtype;
   space.travel_dtype = groups.all.size() > 1 ? traveling(space.grad_dtype, options.grad_compression)
                                              : space.grad_dtype;
-  // A model in 16 bits under the layout fp32 still trains on a master copy.
+  // A 16-bit model with the layout fp32 also has a master copy.
   space.master = narrow && (layout.param == 4 || layout.master == 4);
   return space;
 }
@@ -107,7 +107,7 @@ void add_units(Plan& plan, const std::vector<nn::FoundUnit>& found) {
   }
 }
 
-// Lays the parameters of each space side by side, unit after unit.
+// Assigns offsets: the parameters of each space are contiguous, unit after unit.
 void place(Plan& plan) {
   for (UnitPlan& unit : plan.units) {
     std::map<int, std::vector<int>> by_space;
@@ -125,8 +125,8 @@ void place(Plan& plan) {
   }
 }
 
-// Gradients come in reverse order, roughly. A bucket is closed when it is large enough; they are
-// started in the order in which their last gradients are expected.
+// Gradients arrive roughly in reverse order. A bucket is closed when it is large enough. Buckets
+// are ordered by when their last gradient is expected.
 void fill_buckets(Plan& plan, std::int64_t bucket_bytes) {
   for (std::size_t s = 0; s < plan.spaces.size(); ++s) {
     const Space& space = plan.spaces[s];
@@ -154,7 +154,7 @@ void fill_buckets(Plan& plan, std::int64_t bucket_bytes) {
     }
     close();
   }
-  // Within a space they are in order already; between spaces, by the place of their first unit.
+  // Buckets of one space are already in order; buckets of different spaces are ordered by unit.
   const auto first_unit = [&](const Bucket& bucket) {
     return plan.params[static_cast<std::size_t>(bucket.range.params.front())].unit;
   };
@@ -205,15 +205,15 @@ Plan make_plan(torch::nn::Module& model, const EngineOptions& options, const Dat
       throw UsageError(
           tessera::str("parameter ", quote(entry.key()), " is ",
                        c10::toString(tensor.scalar_type()), " ", tensor.layout(),
-                       "; the engine trains dense floating-point parameters. Register it as a "
+                       ". The engine trains only dense floating-point parameters. Register it as a "
                        "buffer instead"));
     }
-    // Gradients come on one thread for each device, and their buckets know of one.
+    // Autograd delivers gradients on one thread per device, and buckets are not thread-safe.
     if (!plan.params.empty() && tensor.device() != plan.params.front().tensor.device()) {
       throw UsageError(str("parameter ", quote(entry.key()), " is on ", tensor.device().str(),
                            ", but ", quote(plan.params.front().name), " is on ",
                            plan.params.front().tensor.device().str(),
-                           "; wanted a model on one device: model->to(device)"));
+                           ". Move the model to one device: model->to(device)"));
     }
     Param param;
     param.name = options.axes.name ? options.axes.name(entry.key()) : entry.key();
@@ -236,14 +236,14 @@ Plan make_plan(torch::nn::Module& model, const EngineOptions& options, const Dat
     param.space = at->second;
     plan.params.push_back(std::move(param));
   }
-  // A part of a model may have none: a pipeline's stage that is the loss, or a function.
+  // A part of a model may have none, such as a pipeline stage that only computes the loss.
   if (plan.params.empty() && options.axes.group.size() == 1) {
-    throw UsageError("the model has no parameters; there is nothing to train");
+    throw UsageError("The model has no parameters, so there is nothing to train");
   }
   if (plan.params.empty() && options.axes.group.on_device()) {
     throw UsageError(
-        "this rank's part of the model has no parameters, and so no device on which it could "
-        "take part in a step on GPUs; wanted a layer with some on each rank (split)");
+        "This rank's part of the model has no parameters, so it has no device on which to take "
+        "part in a step on GPUs. Give each rank a layer with parameters (split)");
   }
   add_units(plan, found);
   place(plan);

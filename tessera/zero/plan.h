@@ -16,28 +16,28 @@ namespace tessera::zero {
 
 using Parts = std::shared_ptr<const std::vector<std::size_t>>;
 
-// [Note: shards] Each parameter alone is cut, as [Note: shards of a parameter] in core/shard.h
-// says. So what a rank owns depends on neither stage nor buckets nor units, and sums over shards
-// (the norm) come out the same for all of them. In a flat buffer a parameter takes N shards, of
-// which its elements are the first ones; where a rank keeps only its own, one.
+// [Note: shards] Each parameter is cut separately, as described in [Note: shards of a parameter] in
+// core/shard.h. The shard that a rank owns therefore does not depend on stage, buckets or units,
+// and neither do sums over shards (the norm). In a flat buffer a parameter takes N shards, with its
+// elements first and padding last; in a buffer of one rank's shards it takes one.
 
-// A parameter, once, however many names it has.
+// A parameter. It appears once, even if the model has several names for it.
 struct Param {
   std::string name;
-  at::Tensor tensor;  // the module's own
+  at::Tensor tensor;  // the tensor of the module
   ParamPolicy policy;
   std::int64_t numel = 0;
-  std::vector<std::int64_t> sizes, strides;  // as the model sees it; dense
-  std::int64_t shard = 0;                    // elements that each rank owns
+  std::vector<std::int64_t> sizes, strides;  // in the model; dense
+  std::int64_t shard = 0;                    // elements of one shard, padding included
   int space = 0;
   int unit = 0;
-  std::int64_t offset = 0;  // of its first shard in the space's flat buffer; where a rank keeps
-                            // only its own shards: at offset / N
-  int bucket = -1;          // where its gradient travels; -1 if it is frozen
-  int model_chunk = 0;      // [Note: model chunks] in options.h
+  std::int64_t offset = 0;  // in the flat buffer of its space; offset / N in a buffer of one rank's
+                            // shards
+  int bucket = -1;          // bucket of its gradient; -1 if it is frozen
+  int model_chunk = 0;      // [Note: model chunks] in model_axes.h
 };
 
-// Parameters that can travel together: of one type, with or without a gradient, and sharded over
+// Parameters that can share a collective: of one type, all trained or all frozen, and sharded over
 // the same ranks.
 struct Space {
   explicit Space(DataGroups owners) : groups(std::move(owners)) {}
@@ -45,27 +45,27 @@ struct Space {
   DataGroups groups;
   at::ScalarType dtype = at::kFloat;
   at::ScalarType grad_dtype = at::kFloat;
-  at::ScalarType travel_dtype = at::kFloat;  // of gradients on their way
+  at::ScalarType travel_dtype = at::kFloat;  // of gradients as sent
   c10::Device device{c10::kCPU};
   bool trainable = true;
   bool master = false;      // the optimizer updates an fp32 copy
   std::int64_t size = 0;    // elements of a flat buffer, padding included
   std::vector<int> params;  // in the order of their offsets
 
-  int ranks() const { return groups.shard.size(); }  // that own a shard of each parameter
+  int ranks() const { return groups.shard.size(); }  // number of shards of each parameter
   std::string describe() const;
 };
 
-// A stretch of a space, of whole parameters.
+// Range of a space that consists of whole parameters.
 struct Range {
   int space = 0;
   std::int64_t begin = 0, end = 0;
   std::vector<int> params;
   Parts parts;        // elements of each parameter, padding included
-  std::string label;  // in messages
+  std::string label;  // for messages
 };
 
-// What is gathered together. Unit 0 is the root: all parameters that no declared unit has.
+// Parameters that are gathered together. Unit 0 is the root: all parameters outside declared units.
 struct UnitPlan {
   std::string name;
   nn::UnitBase* hook = nullptr;  // null for the root
@@ -73,15 +73,15 @@ struct UnitPlan {
   std::vector<int> params;
 };
 
-// What one collective carries in backward, in the order in which all ranks start them.
+// Gradients that one collective reduces in backward. All ranks start buckets in the same order.
 struct Bucket {
   Range range;
   std::int64_t bytes = 0;
   int model_chunk = 0;
 };
 
-// Places of all parameters and gradients in buffers, units and buckets: a pure function of the
-// model, the options and the sizes of the groups, so that all ranks have the same.
+// Positions of all parameters and gradients in buffers, units and buckets. A pure function of the
+// model, the options and the sizes of the groups, so it is the same on all ranks.
 struct Plan {
   std::vector<Param> params;  // in declaration order
   std::vector<Space> spaces;
@@ -95,25 +95,26 @@ struct Plan {
   const Space& space_of(const Range& range) const {
     return spaces[static_cast<std::size_t>(range.space)];
   }
-  // The elements of a parameter in this rank's shard, and where that begins in a buffer of whole
-  // parameters, or of this rank's shards alone.
+  // Return the elements of a parameter in this rank's shard, and the offset of that shard in a
+  // buffer of whole parameters, or of this rank's shards only.
   ShardRange own_shard(const Param& param) const;
   std::int64_t own_offset(const Param& param, bool shards_only) const {
     return shards_only ? param.offset / space_of(param).ranks()
                        : param.offset + own_shard(param).begin;
   }
 
-  // With padding.
-  std::int64_t param_bytes(bool frozen) const;  // those that never change too?
-  std::int64_t grad_bytes() const;              // as they travel
+  // Sizes including padding.
+  std::int64_t param_bytes(bool frozen) const;  // `frozen`: count frozen parameters too
+  std::int64_t grad_bytes() const;              // as sent
 };
 
 Plan make_plan(torch::nn::Module& model, const EngineOptions& options, const DataGroups& groups);
 
-// A parameter's own shape over a flat buffer of its space (or of a range that begins at `base`).
+// Returns a view of a flat buffer of the parameter's space (or of a range that begins at `base`) in
+// the parameter's shape.
 at::Tensor view_of(const Param& param, const at::Tensor& flat, std::int64_t base = 0);
 
-// The elements of `param` that are in shard `rank`: how many, and where in the parameter.
+// Returns the range of elements of `param` in shard `rank`.
 ShardRange shard_of(const Param& param, int rank);
 
 }  // namespace tessera::zero

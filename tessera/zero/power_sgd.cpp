@@ -12,7 +12,8 @@
 namespace tessera::zero {
 namespace {
 
-// As a matrix in memory order: a parameter that is turned is its transpose, which is as good.
+// Dims of a parameter as a matrix in memory order. A transposed parameter is compressed as its
+// transpose, which is equivalent.
 std::pair<std::int64_t, std::int64_t> rows_and_columns(const Param& param) {
   if (param.sizes.size() < 2 || param.numel == 0) return {0, 0};
   std::size_t outer = 0;
@@ -28,12 +29,13 @@ double dot(const double* a, const double* b, std::int64_t count) {
   return sum;
 }
 
-// What is left of column c when the ones before are taken out, at unit length. False: nothing.
-bool take_out(std::vector<double>& columns, std::int64_t rows, std::int64_t c) {
+// Makes column c orthogonal to the columns before it, with unit length. Returns false if it depends
+// on them linearly.
+bool orthonormalize_column(std::vector<double>& columns, std::int64_t rows, std::int64_t c) {
   double* const x = columns.data() + c * rows;
   const double before = std::sqrt(dot(x, x, rows));
   if (!(before > 0)) return false;
-  // Twice: rounding leaves of the others what the second round takes out.
+  // Twice: the second round removes components that rounding left in the first.
   for (int round = 0; round < 2; ++round) {
     for (std::int64_t other = 0; other < c; ++other) {
       const double* const y = columns.data() + other * rows;
@@ -49,7 +51,7 @@ bool take_out(std::vector<double>& columns, std::int64_t rows, std::int64_t c) {
 
 }  // namespace
 
-void orthonormalise(const at::Tensor& x, const Redraw* redraw) {
+void orthonormalize(const at::Tensor& x, const Redraw* redraw) {
   const at::Tensor host = x.is_cpu() && x.is_contiguous() ? x : x.to(at::kCPU).contiguous();
   const std::int64_t rows = host.size(0), rank = host.size(1);
   auto* const values = host.data_ptr<float>();
@@ -62,7 +64,7 @@ void orthonormalise(const at::Tensor& x, const Redraw* redraw) {
     }
   }
   for (std::int64_t c = 0; c < rank; ++c) {
-    bool good = take_out(columns, rows, c);
+    bool good = orthonormalize_column(columns, rows, c);
     double* const column = columns.data() + c * rows;
     for (int attempt = 0; !good && redraw != nullptr && attempt < 3; ++attempt) {
       const Philox random(redraw->seed, redraw->stream);
@@ -70,7 +72,7 @@ void orthonormalise(const at::Tensor& x, const Redraw* redraw) {
       for (std::int64_t i = 0; i < rows; ++i) {
         column[i] = random.normal(from + static_cast<std::uint64_t>(i));
       }
-      good = take_out(columns, rows, c);
+      good = orthonormalize_column(columns, rows, c);
     }
     if (!good) std::fill_n(column, rows, 0.0);
   }
@@ -156,7 +158,7 @@ void LowRankGradients::start(int index) {
   for (Matrix& matrix : bucket.matrices) {
     matrix.error.add_(matrix.grad);
     const Redraw redraw{seed_, matrix.stream};
-    orthonormalise(matrix.right, &redraw);
+    orthonormalize(matrix.right, &redraw);
     at::Tensor left = matrix.left;
     at::mm_out(left, matrix.error, matrix.right);
   }
@@ -171,7 +173,7 @@ void LowRankGradients::finish(Stopwatch& waiting) {
     if (!bucket.started) continue;
     waiting.time([&] { bucket.work.wait(); });
     for (const Matrix& matrix : bucket.matrices) {
-      orthonormalise(matrix.left, nullptr);
+      orthonormalize(matrix.left, nullptr);
       at::Tensor right = matrix.right;
       at::mm_out(right, matrix.error.t(), matrix.left);
       matrix.error.addmm_(matrix.left, matrix.right.t(), 1, -1);
@@ -198,8 +200,8 @@ void LowRankGradients::forget() {
   }
 }
 
-std::vector<LowRankGradients::Kept> LowRankGradients::kept() const {
-  std::vector<Kept> all;
+std::vector<LowRankGradients::State> LowRankGradients::states() const {
+  std::vector<State> all;
   for (const Compressed& bucket : buckets_) {
     for (const Matrix& matrix : bucket.matrices) {
       all.push_back({matrix.param, matrix.error, matrix.right});

@@ -10,37 +10,39 @@
 
 namespace tessera::zero {
 
-// [Note: PowerSGD] Of each matrix M = gradient + error of a rank (parameters of more dims: the
-// outermost in memory by the rest) two thin factors travel instead of M:
+// [Note: PowerSGD] Low-rank reduction of gradients with error feedback. For each matrix M =
+// gradient + error of a rank (parameters with more dims: the outermost dim in memory by the rest),
+// two thin factors are sent instead of M:
 //   P = orthonormal(Σ M·Q),   Q' = Σ Mᵀ·P,   result P·Q'ᵀ,   error = M − P·(Mᵀ·P)ᵀ of this rank.
-// So results and the errors of all ranks together are all gradients that ever were. The next step
-// begins with Q'. P and Q' are the same bits on every rank, and so is what is computed from them.
-// What is not compressed travels with the P of its bucket. Between two steps the errors and Q' are
-// all that there is to know: a direction that has to be drawn depends on nothing else.
+// The sum of all results and of the current errors of all ranks equals the sum of all gradients.
+// The next step uses Q' as Q. P and Q' have the same bits on every rank, and so does the result.
+// Gradients that are not compressed are sent with the P of their bucket. The errors and Q' are the
+// whole state between two steps: directions that must be redrawn depend only on seed and parameter.
 class LowRankGradients {
  public:
-  // Collective. `grads`: the flat gradients, by space.
+  // Collective. `grads`: flat gradients, by space.
   LowRankGradients(const Plan& plan, const PowerSgd& how, std::uint64_t seed, comm::Group group,
                    const Buffers& buffers, const std::vector<Buffer>& grads);
 
-  // Whether a bucket has a matrix that is compressed; the others are not of this class.
+  // Returns true if the bucket has a compressed matrix. Other buckets must not be passed below.
   bool has(int bucket) const {
     return !buckets_[static_cast<std::size_t>(bucket)].matrices.empty();
   }
-  // The gradients of a bucket are complete. All ranks start the buckets in one order.
+  // Starts the reduction of a bucket whose gradients are complete. All ranks must start buckets in
+  // the same order.
   void start(int bucket);
-  // Those that were started have their sums when this returns.
+  // Waits until the gradients of all started buckets hold their sums.
   void finish(Stopwatch& waiting);
-  // Errors and directions begin anew.
+  // Resets errors and directions to zero.
   void forget();
-  // Of every matrix that is compressed: views.
-  struct Kept {
+  // State of one compressed matrix between two steps, as views.
+  struct State {
     int param = 0;
-    at::Tensor error;  // m × n, as the parameter lies in memory
+    at::Tensor error;  // m × n, in the parameter's memory order
     at::Tensor next;   // Q', n × r
   };
-  std::vector<Kept> kept() const;
-  // Of the buckets that it has.
+  std::vector<State> states() const;
+  // Returns the number of elements that are sent for a bucket.
   std::int64_t traveling_elements(int bucket) const;
 
  private:
@@ -50,10 +52,10 @@ class LowRankGradients {
     std::uint64_t stream = 0;
     int param = 0;
   };
-  struct Plain {
+  struct Plain {  // not compressed
     at::Tensor grad, place;
   };
-  struct Compressed {  // a bucket
+  struct Compressed {  // a bucket with compressed matrices
     std::vector<Matrix> matrices;
     std::vector<Plain> plain;
     Buffer first, second, errors;
@@ -70,12 +72,13 @@ class LowRankGradients {
   std::vector<Compressed> buckets_;
 };
 
-// Makes the columns of x (k × r, fp32) orthonormal, in fp64, one after the other. A column that is
-// nothing but the ones before becomes zero, or, if `redraw` is given, random: the same for the same
-// numbers here. Numbers that are not finite stay as they are, for the step to find.
+// Makes the columns of x (k × r, fp32) orthonormal, in fp64, in order. A column that depends
+// linearly on the columns before it becomes zero or, if `redraw` is given, random, as determined by
+// seed and stream. If x has values that are not finite, x is unchanged, so that the step detects
+// them.
 struct Redraw {
   std::uint64_t seed = 0, stream = 0;
 };
-void orthonormalise(const at::Tensor& x, const Redraw* redraw);
+void orthonormalize(const at::Tensor& x, const Redraw* redraw);
 
 }  // namespace tessera::zero

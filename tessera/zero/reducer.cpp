@@ -32,7 +32,7 @@ Reducer::Reducer(Plan& plan, const Options& options, const DataGroups& groups,
       states_(plan.buckets.size()),
       used_(plan.params.size()),
       arrived_(plan.params.size()),
-      taken_(plan.params.size(), kNobody) {
+      taken_(plan.params.size(), kNotTaken) {
   for (const Space& space : plan.spaces) {
     if (!space.trainable) {
       grads_.emplace_back();
@@ -93,7 +93,7 @@ void Reducer::begin_pass(int model_chunk, bool reduce) {
     states_[b].pending = static_cast<int>(params.size());
     for (const int index : params) {
       arrived_[static_cast<std::size_t>(index)] = false;
-      taken_[static_cast<std::size_t>(index)] = kNobody;
+      taken_[static_cast<std::size_t>(index)] = kNotTaken;
     }
   }
 }
@@ -101,7 +101,7 @@ void Reducer::begin_pass(int model_chunk, bool reduce) {
 nn::GradientPlace::Place Reducer::take_place(int index, int depth) {
   const auto i = static_cast<std::size_t>(index);
   Param& p = plan_.params[i];
-  if (!in_place_ || taken_[i] != kNobody || p.model_chunk != model_chunk_ ||
+  if (!in_place_ || taken_[i] != kNotTaken || p.model_chunk != model_chunk_ ||
       states_[static_cast<std::size_t>(p.bucket)].started ||
       views_[i].scalar_type() != p.tensor.scalar_type()) {
     return {};
@@ -110,7 +110,7 @@ nn::GradientPlace::Place Reducer::take_place(int index, int depth) {
   const bool add = grad.defined();
   if (add && !grad.is_same(views_[i])) return {};
   taken_[i] = depth;
-  grad.reset();  // what it holds is part of the result, so autograd must not add it once more
+  grad.reset();  // the result includes its value, so autograd must not add it again
   return {views_[i], add};
 }
 
@@ -119,22 +119,22 @@ void Reducer::on_gradient(int index, bool last) {
   Param& p = plan_.params[i];
   at::Tensor& grad = p.tensor.mutable_grad();
   if (grad.layout() != at::kStrided) {
-    throw UsageError(str("the gradient of ", quote(p.name),
-                         " is sparse; the engine reduces dense "
-                         "ones. Make its embedding with sparse(false)"));
+    throw UsageError(str("The gradient of ", quote(p.name),
+                         " is sparse, but the engine reduces only dense gradients. Make its "
+                         "embedding with sparse(false)"));
   }
   if (p.model_chunk != model_chunk_) {
     throw UsageError(str("backward of model chunk ", model_chunk_, " reached ", quote(p.name),
                          ", a parameter of model chunk ", p.model_chunk,
-                         "; wanted model chunks that share no parameters"));
+                         ". Model chunks must not share parameters"));
   }
   State& state = states_[static_cast<std::size_t>(p.bucket)];
   if (state.started) {
     throw UsageError(
-        str("the gradient of ", quote(p.name),
-            " came twice in one backward pass, the second time after it had been "
-            "sent: it is used in several recomputed segments, or inside and outside of one. "
-            "Switch overlap_grad_reduce off"));
+        str("The gradient of ", quote(p.name),
+            " was computed twice in one backward pass, the second time after it had been sent: "
+            "the parameter is used in several recomputed segments, or inside and outside of one. "
+            "Set overlap_grad_reduce = false"));
   }
   used_[i] = true;
   if (hybrid_) hybrid_->poll();
@@ -143,7 +143,7 @@ void Reducer::on_gradient(int index, bool last) {
       if (!same_memory(grad, views_[i])) nn::gpu::copy(views_[i], grad);
       grad = views_[i];
     }
-    taken_[i] = kNobody;
+    taken_[i] = kNotTaken;
   } else if ((!reduce_ || !last) &&
              grad.scalar_type() != plan_.spaces[static_cast<std::size_t>(p.space)].grad_dtype) {
     grad = grad.to(plan_.spaces[static_cast<std::size_t>(p.space)].grad_dtype);
@@ -153,7 +153,7 @@ void Reducer::on_gradient(int index, bool last) {
   if (--state.pending == 0 && reduce_ && overlap_) start_ready();
 }
 
-// In order, so that all ranks start them in the same.
+// Starts complete buckets in plan order, which is the same on all ranks.
 void Reducer::start_ready() {
   for (; next_ < states_.size(); ++next_) {
     if (plan_.buckets[next_].model_chunk != model_chunk_) continue;
@@ -188,15 +188,15 @@ void Reducer::start_in_place(int bucket) {
   states_[static_cast<std::size_t>(bucket)].work = sum_over_ranks(flat, flat, range);
 }
 
-// The next of the two buckets, free.
+// Returns the next of the two slots, after its bucket has been retired.
 Reducer::BucketSlot& Reducer::take_slot() {
   BucketSlot& slot = slots_[std::exchange(next_slot_, 1 - next_slot_)];
   retire(slot);
   return slot;
 }
 
-// From where the whole gradient is kept: rounded into one of the two buckets if it travels in fewer
-// bits; with replicas, into the sum beside it.
+// Reduces a bucket from the buffer of the whole gradient. If it is sent in fewer bits, it is first
+// rounded into a slot; with replicas, the result goes to the slot's sum.
 void Reducer::start_from_kept(int bucket) {
   const Range& range = plan_.buckets[static_cast<std::size_t>(bucket)].range;
   BucketSlot& slot = take_slot();
@@ -228,7 +228,7 @@ void Reducer::start_bucket(int bucket) {
   }
   slot.bucket = bucket;
   slot.then = state.accumulated ? BucketSlot::add : BucketSlot::copy;
-  // The first sum of a step goes straight to its place.
+  // The first sum of a step is written directly to the gradient buffer.
   const bool straight = sharding_.optimizer && sharded_ && !state.accumulated && !narrow(range);
   if (straight) slot.then = BucketSlot::done;
   const at::Tensor to = straight ? grad_range(range) : hybrid_ ? sum_tensor(slot, range) : flat;
@@ -245,7 +245,7 @@ comm::Work Reducer::sum_over_ranks(const at::Tensor& to, const at::Tensor& from,
   return hybrid_ ? hybrid_->start(to, from, call) : groups.shard.reduce_scatter(to, from, call);
 }
 
-// Waits for the bucket in a slot and adds its sum to what is kept.
+// Waits for the bucket in a slot and copies or adds its sum to the gradient buffer.
 void Reducer::retire(BucketSlot& slot) {
   if (slot.bucket < 0) return;
   const auto b = static_cast<std::size_t>(std::exchange(slot.bucket, -1));
@@ -275,7 +275,7 @@ void Reducer::finish() {
     if (in_place_) wait(state.work);
     if (in_place_) state.work = {};
   }
-  // The older first: both may hold the same bucket, of two micro-batches.
+  // Oldest first: both may hold the same bucket, from two micro-batches.
   retire(slots_[next_slot_]);
   retire(slots_[1 - next_slot_]);
   if (low_rank_) low_rank_->finish(exposed_);
@@ -302,9 +302,9 @@ void Reducer::resume(std::int64_t steps) {
   if (low_rank_) low_rank_->forget();
 }
 
-std::vector<LowRankGradients::Kept> Reducer::left_out(bool now) const {
-  if (!low_rank_ || (now && steps_ <= power_sgd_.warm_up_steps)) return {};
-  return low_rank_->kept();
+std::vector<LowRankGradients::State> Reducer::power_sgd_states(bool nonzero) const {
+  if (!low_rank_ || (nonzero && steps_ <= power_sgd_.warm_up_steps)) return {};
+  return low_rank_->states();
 }
 
 at::Tensor Reducer::slot_tensor(const BucketSlot& slot, const Range& range) const {

@@ -13,82 +13,86 @@
 
 namespace tessera::zero {
 
-// Gradients: from where autograd leaves them to where the optimizer reads their sum over all ranks.
+// Reduction of gradients, from autograd's results to the sums over all ranks that the optimizer
+// reads.
 //
-// [Note: two ways] Where gradients are reduced once a step (ReducePolicy::last), the whole gradient
+// [Note: two ways] If gradients are reduced once per step (ReducePolicy::last), the whole gradient
 // is kept until then, at any stage: `.grad` is a view of a flat buffer, and the collective works on
-// that buffer (in_place). Otherwise autograd's own tensors are
-// copied into one of two buckets when all of a bucket's are there, freed, and the bucket's sum is
-// added to what is kept: the rank's shards, or everything. Where gradients travel in fewer bits
-// than they are kept in, both ways go through the two buckets.
+// that buffer (in_place). Otherwise, when all gradients of a bucket are complete, autograd's
+// tensors are copied into one of two slots and freed, and the sum of the bucket is added to the
+// gradient buffer: the rank's shards, or everything. If gradients are sent in fewer bits than they
+// are kept in, both ways use the two slots.
 //
-// With replicas the sum of a bucket goes to memory of its own, beside one of the two buckets, and
-// from there to where it is kept.
+// With replicas the sum of a bucket is written to a second buffer of the slot, and from there to
+// the gradient buffer.
 //
-// Buckets are started in one order on all ranks. What a rank did not compute counts as zero.
+// All ranks start buckets in the same order. A gradient that a rank did not compute counts as zero.
 class Reducer {
  public:
   Reducer(Plan& plan, const Options& options, const DataGroups& groups, const Buffers& buffers);
 
-  // A step: begin_step, then for each backward pass of a model chunk begin, gradients as they come,
-  // and end; then finish. `reduce`: this pass's (and all waiting) gradients of the model chunk go
-  // out now.
+  // Order of calls in a step: begin_step(); for each backward pass of a model chunk begin_pass(),
+  // on_gradient() for each gradient, end_pass(); finish(). `reduce`: reduce the gradients of this
+  // pass, and all unreduced gradients of the model chunk.
   void begin_step();
   void begin_pass(int model_chunk, bool reduce);
-  // [Note: gradient places] in nn/gradient_place.h: where autograd's result is to lie, for who can
-  // put it there. Nothing where gradients go through buckets, or have another type than the
-  // parameter, to which autograd would round them; nothing for the second use of a parameter.
-  // `depth`: of the recomputed segments around the backward that asks.
+  // [Note: gradient places] in nn/gradient_place.h. Returns the memory to write a gradient to.
+  // Empty if gradients go through slots, if their type differs from the parameter's, to which
+  // autograd would round them, or for the second use of a parameter. `depth`: number of recomputed
+  // segments around the caller's backward.
   nn::GradientPlace::Place take_place(int param, int depth);
-  // A backward around the one at `depth` has written to the place, and not yet told autograd.
+  // Returns true if a backward outside the one at `depth` has written to the place, and autograd
+  // has not received that gradient yet.
   bool taken_outside(int param, int depth) const {
     const int taker = taken_[static_cast<std::size_t>(param)];
-    return taker != kNobody && taker < depth;
+    return taker != kNotTaken && taker < depth;
   }
-  // Autograd has left a gradient in param.tensor.grad(). `last`: none will follow in this pass.
+  // Processes a gradient in param.tensor.grad(). `last`: none will follow in this pass.
   void on_gradient(int param, bool last);
   void end_pass();
   void finish();
 
-  // After finish(): what this rank updates with (all of it at stage 0), flat, without padding.
+  // After finish(), returns the gradient of the elements that this rank updates: its shard, or all
+  // of them at stage 0; flat, without padding.
   at::Tensor grad_shard(int param) const;
-  // This rank's own shard of the sum, at any stage.
+  // Returns this rank's shard of the sum, at any stage.
   at::Tensor owned_grad(int param) const;
-  // Which parameters got a gradient on this rank in this step.
+  // Returns the parameters that got a gradient on this rank in this step.
   const std::vector<bool>& used() const { return used_; }
-  // Bytes of all gradients as a step sends them; of PowerSGD, after its warm-up.
+  // Returns the bytes of all gradients as a step sends them; with PowerSGD, after its warm-up.
   std::int64_t traveling_bytes() const;
-  // [Note: what is left out] What compression left out of earlier steps is not to count: they were
-  // given up, or belong to another run. `steps`: how many this one has made.
+  // Resets the error feedback of compression: earlier steps were discarded, or belong to another
+  // run. `steps`: number of steps of this run so far.
   void resume(std::int64_t steps);
-  // Views of what PowerSGD keeps between two steps. Empty: nothing is compressed; `now`: nor has
-  // been, in the steps so far.
-  std::vector<LowRankGradients::Kept> left_out(bool now) const;
-  // Whether all of a parameter's gradient of this pass is there.
+  // Returns views of the PowerSGD state between two steps. Empty without PowerSGD and, if
+  // `nonzero`, before the first compressed step.
+  std::vector<LowRankGradients::State> power_sgd_states(bool nonzero) const;
+  // Returns true if the gradient of a parameter is complete in this pass.
   bool arrived(int param) const { return arrived_[static_cast<std::size_t>(param)]; }
 
   Stopwatch& exposed() { return exposed_; }
 
  private:
   struct State {      // of a bucket, in this pass
-    int pending = 0;  // parameters whose gradient has not come
+    int pending = 0;  // parameters whose gradient is not complete
     bool started = false;
-    bool accumulated = false;  // what is kept has a sum of this step already
+    bool accumulated = false;  // the gradient buffer already holds a sum of this step
     comm::Work work;           // in_place
   };
   struct BucketSlot {  // one of the two buckets in flight
     Buffer bytes;
-    Buffer sum;  // with replicas: this rank's shards of the sum, side by side
+    Buffer sum;  // with replicas: this rank's shards of the sum, contiguous
     int bucket = -1;
     comm::Work work;
-    enum { done, copy, add } then = done;  // with the sum, when it is there
+    enum { done, copy, add } then = done;  // action when the sum is complete
   };
   void start_ready();
   void start(int bucket);
   void start_in_place(int bucket);
   void start_from_kept(int bucket);
   void start_bucket(int bucket);
-  // Of gradients, each rank its shard where the optimizer is sharded; else `to` is `from`.
+  // Sums gradients over ranks. If the optimizer is sharded, each rank gets its shard in `to`;
+  // otherwise `to` must be `from`.
   comm::Work sum_over_ranks(const at::Tensor& to, const at::Tensor& from, const Range& range);
   BucketSlot& take_slot();
   void retire(BucketSlot& slot);
@@ -97,7 +101,7 @@ class Reducer {
   at::Tensor slot_tensor(const BucketSlot& slot, const Range& range) const;
   at::Tensor sum_tensor(const BucketSlot& slot, const Range& range) const;
   at::Tensor grad_range(const Range& range) const;
-  bool narrow(const Range& range) const;  // it travels in fewer bits than it is kept in
+  bool narrow(const Range& range) const;  // true if sent in fewer bits than it is kept in
 
   Plan& plan_;
   const Sharding sharding_;
@@ -107,18 +111,18 @@ class Reducer {
   const PowerSgd power_sgd_;
   std::vector<Buffer> grads_;                   // per space: flat, or this rank's shards
   std::vector<at::Tensor> views_;               // in_place: what .grad becomes
-  std::unique_ptr<LowRankGradients> low_rank_;  // null: not asked for
+  std::unique_ptr<LowRankGradients> low_rank_;  // null: no PowerSGD
   std::unique_ptr<HybridSum> hybrid_;           // null: no replicas
-  std::int64_t steps_ = 0;                      // that count, this one too
-  bool compress_ = false;                       // this step is beyond the warm-up
+  std::int64_t steps_ = 0;                      // number of steps, including the current one
+  bool compress_ = false;                       // this step is after the warm-up
   std::array<BucketSlot, 2> slots_;
   std::size_t next_slot_ = 0;
   std::vector<State> states_;
   std::vector<bool> used_, arrived_;
-  static constexpr int kNobody = -1;
-  std::vector<int> taken_;  // the depth at which the place of a gradient was taken
+  static constexpr int kNotTaken = -1;
+  std::vector<int> taken_;  // per parameter: depth at which its gradient place was taken
   int model_chunk_ = 0;
-  std::size_t next_ = 0;  // bucket to start, if it is of the model chunk
+  std::size_t next_ = 0;  // next bucket to start, if it belongs to the model chunk
   bool reduce_ = false;
   Stopwatch exposed_;
 };

@@ -17,7 +17,7 @@
 namespace tessera::zero {
 namespace {
 
-// One line for each thing in which ranks must not differ.
+// Returns one line for each property that must be equal on all ranks.
 std::string model_text(const torch::nn::Module& model, const Plan& plan, const Options& options) {
   std::string text;
   const auto line = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
@@ -26,7 +26,7 @@ std::string model_text(const torch::nn::Module& model, const Plan& plan, const O
   };
   for (const Param& param : plan.params) {
     line(param.tensor.requires_grad() ? "parameter" : "frozen parameter", param.name, param.tensor);
-    // Values travel in the order in which they lie in memory.
+    // Values are sent in memory order, so strides must agree.
     if (!param.tensor.is_contiguous() && param.tensor.is_non_overlapping_and_dense()) {
       text.back() = ' ';
       text += tessera::str("with strides ", at::IntArrayRef(param.strides), "\n");
@@ -35,8 +35,8 @@ std::string model_text(const torch::nn::Module& model, const Plan& plan, const O
   for (const auto& buffer : model.named_buffers()) {
     if (buffer.value().defined()) line("buffer", buffer.key(), buffer.value());
   }
-  // What every rank draws for itself and must be the same: PowerSGD's first factors, and the noise
-  // of stochastic rounding.
+  // Every rank draws the first factors of PowerSGD and the noise of stochastic rounding itself, so
+  // the seeds must agree.
   const StateLayout& layout = options.layout;
   const bool draws = options.grad_compression == GradCompression::powersgd ||
                      (layout.param < 4 && layout.master == 0);
@@ -91,12 +91,12 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
-// The first line in which they differ, of each. The last line of both is that of the options.
+// Returns the first line of each in which they differ. The last line of both describes the options.
 std::pair<std::string, std::string> first_difference(const std::vector<std::string>& a,
                                                      const std::vector<std::string>& b) {
   for (std::size_t i = 0; i + 1 < std::max(a.size(), b.size()); ++i) {
-    const std::string of_a = i + 1 < a.size() ? a[i] : "no more";
-    const std::string of_b = i + 1 < b.size() ? b[i] : "no more";
+    const std::string of_a = i + 1 < a.size() ? a[i] : "nothing";
+    const std::string of_b = i + 1 < b.size() ? b[i] : "nothing";
     if (of_a != of_b) return {of_a, of_b};
   }
   return {a.back(), b.back()};
@@ -128,9 +128,9 @@ void expect_same_lines(const comm::Group& group, const std::string& mine, const 
   for (auto at = first; at != texts.end(); ++at) {
     if (at->empty() || *at == *first) continue;
     const auto [here, there] = first_difference(split_lines(*first), split_lines(*at));
-    throw UsageError(str("the ranks were given different ", what, ": rank ", at - texts.begin(),
+    throw UsageError(str("The ranks were given different ", what, ": rank ", at - texts.begin(),
                          " of group ", group.name(), " has ", there, " where rank ",
-                         first - texts.begin(), " has ", here, "; ", todo));
+                         first - texts.begin(), " has ", here, ". ", todo));
   }
 }
 
@@ -140,8 +140,8 @@ void expect_same_start(const comm::Group& group, std::uint64_t hash) {
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
     throw UsageError(str("rank ", r,
-                         " starts with other parameters or buffers than rank 0; load the same "
-                         "checkpoint on all ranks, or let broadcast_start = true give them those "
+                         " starts with other parameters or buffers than rank 0. Load the same "
+                         "checkpoint on all ranks, or set broadcast_start = true to use the values "
                          "of rank 0"));
   }
 }
@@ -157,16 +157,16 @@ void expect_same_as_next(const comm::Group& group, std::uint64_t own, std::uint6
     if (nexts[r] == owns[other]) continue;
     throw UsageError(str("Options::initial gives other values on rank ", r, " than on rank ", other,
                          " of group ", group.name(),
-                         "; wanted a function of the name and the element alone, with the same "
+                         ". The values must depend only on the name and the element, with the same "
                          "seed on every rank"));
   }
 }
 
 Plan same_on_all_ranks(Plan plan, const torch::nn::Module& model, const comm::Group& group,
                        const Options& options) {
-  // Names, shapes and types alone, before anything is sent that depends on them.
+  // Compares names, shapes and types before anything is sent that depends on them.
   expect_same_lines(group, model_text(model, plan, options), "models",
-                    "build the same model, with the same options, on every rank");
+                    "Build the same model, with the same options, on every rank");
   if (options.broadcast_start || group.simulated()) return plan;
   std::uint64_t value = 0;
   for (const Param& param : plan.params) {

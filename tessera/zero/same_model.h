@@ -9,22 +9,23 @@
 
 namespace tessera::zero {
 
-// Do all ranks start alike? All throw UsageError if they do not, or none.
+// Checks that all ranks start with the same model. Either all ranks throw UsageError, or none.
 
-// The plan, once names, shapes and types have turned out to be the same, and the values too where
-// nobody broadcasts them: at stage 3 nobody has all of another's values afterwards.
+// Returns the plan after checking that names, shapes and types are equal on all ranks, and values
+// too if they are not broadcast: at stage 3 no rank has another rank's values afterwards.
 Plan same_on_all_ranks(Plan plan, const torch::nn::Module& model, const comm::Group& group,
                        const Options& options);
-// Compares texts of one line for each thing in which ranks must not differ. Ranks with an empty
-// text are left out. `what`: "models", say; `todo`: what the message ends with.
+// Compares texts with one line for each property that must be equal on all ranks. Ranks with an
+// empty text are ignored. `what`: the subject, such as "models"; `todo`: end of the message.
 void expect_same_lines(const comm::Group& group, const std::string& mine, const char* what,
                        const char* todo);
-// A hash of what a rank starts with.
+// Compares a hash of the initial values of each rank.
 void expect_same_start(const comm::Group& group, std::uint64_t hash);
-// Hashes of what a rank starts with, and of what it takes the next rank to start with.
+// Compares a hash of the initial values of each rank with the hash that the rank before it computed
+// for them. `next`: this rank's hash for the next rank.
 void expect_same_as_next(const comm::Group& group, std::uint64_t own, std::uint64_t next);
 
-// Collective: whether this is true on some rank.
+// Collective. Returns true if `here` is true on any rank.
 bool on_any_rank(const comm::Group& group, bool here);
 
 // Mixes the bits of a tensor, eight bytes at a time, into a hash.

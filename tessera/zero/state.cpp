@@ -1,5 +1,5 @@
-// The training state between two steps: what a checkpoint saves of it and how that comes back, the
-// whole parameters, and parameters that the program has changed.
+// Training state between two steps: state to save and load, whole parameters and gradients, and
+// parameters that the program has changed.
 
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -15,7 +15,7 @@
 namespace tessera::zero {
 namespace {
 
-// Collective: all elements of a parameter, flat, from each rank's shard of them.
+// Collective. Returns all elements of a parameter, flat, from the shards of the ranks.
 at::Tensor gather_shards(const comm::Group& group, const Param& param, const at::Tensor& mine) {
   const at::Tensor flat = at::zeros({param.shard * group.size()}, mine.options());
   const at::Tensor own = at::zeros({param.shard}, mine.options());
@@ -35,7 +35,7 @@ void Engine::Impl::check_not_replaced(const char* call) const {
     throw UsageError(str(call, ": parameter ", quote(plan.params[i].name),
                          " was replaced after the engine was made, by torch::load(), set_data() or "
                          "Module::to(), and would not be trained. Call load_parameters(model) of "
-                         "the engine on all ranks to take it over; after to(), make a new engine"));
+                         "the engine on all ranks to load it. After to(), make a new engine"));
   }
 }
 
@@ -46,19 +46,19 @@ void Engine::Impl::check_params(const char* call) const {
     if (param.bucket < 0 && param.tensor.requires_grad()) {
       throw UsageError(str(call, ": parameter ", quote(param.name),
                            " was frozen when the engine was made and requires a gradient now. The "
-                           "engine has no gradient and no optimizer state for it: make the engine "
+                           "engine has no gradient and no optimizer state for it. Make the engine "
                            "after requires_grad_(true), or call requires_grad_(false) again"));
     }
     if (gatherer.shards() && gatherer.is_written(static_cast<int>(i))) {
       throw UsageError(str(call, ": parameter ", quote(param.name),
                            " was written to in place. At stage 3 the write goes to a gathered copy "
-                           "and is lost: give the parameter its new values with set_data(), and "
-                           "call load_parameters(model) of the engine on all ranks"));
+                           "and is lost. Set the new values with set_data(), and call "
+                           "load_parameters(model) of the engine on all ranks"));
     }
   }
 }
 
-// Elements that were not written keep the bits that the parameter's own type has no room for.
+// Elements that were not written keep their full fp32 precision.
 void Engine::Impl::refresh_master(int index) const {
   const at::Tensor master = update->master_shard(index);
   if (!master.defined() || master.numel() == 0) return;
@@ -75,7 +75,7 @@ void Engine::Impl::take_writes() {
     gatherer.accept_write(index);
     written[i] = true;
     refresh_master(index);
-    // Later stages take one rank's values in the next gather.
+    // At higher stages the next gather distributes the owner's values.
     const at::Tensor values = gatherer.param_shard(index);
     if (options.stage == 0 && group.size() > 1 && values.is_cpu()) {
       written_bits = mix_bits(written_bits, values);
@@ -83,8 +83,8 @@ void Engine::Impl::take_writes() {
   }
 }
 
-// Returns the value that `from` has for each parameter of the engine. The module itself gives those
-// that were replaced.
+// Returns the value that `from` has for each parameter of the engine. If `from` is the model
+// itself, only those that were replaced.
 std::vector<at::Tensor> Engine::Impl::values_of(const torch::nn::Module& from,
                                                 std::string& problem) const {
   std::unordered_map<const c10::TensorImpl*, std::size_t> indices;
@@ -101,10 +101,10 @@ std::vector<at::Tensor> Engine::Impl::values_of(const torch::nn::Module& from,
     const Space& space = plan.spaces[static_cast<std::size_t>(param.space)];
     const at::Tensor* const given = theirs.find(entry.key());
     if (given == nullptr || given->sizes() != at::IntArrayRef(param.sizes)) {
-      problem = tessera::str(
-          "parameter ", quote(param.name), " of the model is ", at::IntArrayRef(param.sizes),
-          ", and the module given has ",
-          given == nullptr ? std::string("none of that name") : tessera::str(given->sizes()));
+      problem = tessera::str("parameter ", quote(param.name), " of the model has shape ",
+                             at::IntArrayRef(param.sizes), ", but the given module has ",
+                             given == nullptr ? std::string("no parameter of that name")
+                                              : tessera::str("shape ", given->sizes()));
       return values;
     }
     if (!given->is_same(param.tensor)) {
@@ -113,10 +113,10 @@ std::vector<at::Tensor> Engine::Impl::values_of(const torch::nn::Module& from,
       const bool fits = given->scalar_type() == space.dtype ||
                         (given->scalar_type() == at::kFloat && c10::elementSize(space.dtype) < 4);
       if (!fits || given->device() != space.device) {
-        problem = str(
-            "parameter ", quote(param.name), " was made ", c10::toString(given->scalar_type()),
-            " on ", given->device().str(), "; the engine trains ", c10::toString(space.dtype),
-            " on ", space.device.str(), ". Make the engine after the model is converted or moved");
+        problem = str("parameter ", quote(param.name), " is now ",
+                      c10::toString(given->scalar_type()), " on ", given->device().str(),
+                      ", but the engine trains ", c10::toString(space.dtype), " on ",
+                      space.device.str(), ". Convert or move the model before making the engine");
         return values;
       }
       values[i] = given->detach();
@@ -127,16 +127,17 @@ std::vector<at::Tensor> Engine::Impl::values_of(const torch::nn::Module& from,
 
 void Engine::Impl::load_parameters(const torch::nn::Module& from) {
   if (passes.stepping()) {
-    throw UsageError("load_parameters() in the middle of a step; call step(), or discard(), first");
+    throw UsageError(
+        "load_parameters() was called in the middle of a step. Call step() or discard() first");
   }
   std::string problem;
   const std::vector<at::Tensor> values = values_of(from, problem);
   gatherer.load(values, problem, options,
-                [this](int index, std::int64_t at, const at::Tensor& taken) {
-                  write_master(index, at, taken);
+                [this](int index, std::int64_t at, const at::Tensor& given) {
+                  write_master(index, at, given);
                 });
-  // Writes to other parameters count as well, also those that no version counter tells of. At stage
-  // 3 there are none.
+  // Also takes over writes to other parameters, including those that no version counter shows. At
+  // stage 3 there are none.
   take_writes();
   for (std::size_t i = 0; i < plan.params.size() && !gatherer.shards(); ++i) {
     refresh_master(static_cast<int>(i));
@@ -155,7 +156,7 @@ std::vector<StateShard> Engine::state(StateScope scope) {
   Impl& impl = *impl_;
   if (scope == StateScope::held && impl.passes.stepping()) {
     throw UsageError(
-        "the engine's state cannot be loaded in the middle of a step; call step(), or discard(), "
+        "The engine's state cannot be loaded in the middle of a step. Call step() or discard() "
         "first");
   }
   impl.check_not_replaced("state()");
@@ -167,9 +168,9 @@ std::vector<StateShard> Engine::state(StateScope scope) {
     const auto index = static_cast<int>(i);
     const Param& param = impl.plan.params[i];
     const ShardRange mine = impl.plan.own_shard(param);
-    // `whole`: the rank has all elements of it, and others have them too.
+    // `whole`: this rank and others hold all elements of it.
     const auto add = [&](const std::string& state, const at::Tensor& values, bool whole) {
-      // Replicas own the same: the first one saves it.
+      // Replicas own the same shards; the first one saves them.
       if (scope == StateScope::owned && impl.groups.replicate.rank() > 0) return;
       if (!whole) {
         if (mine.size > 0) {
@@ -182,7 +183,7 @@ std::vector<StateShard> Engine::state(StateScope scope) {
         shards.push_back({param.name, state, mine.begin, own, param.sizes, param.strides});
       }
     };
-    if (param.bucket < 0) {  // frozen: never cut below stage 3
+    if (param.bucket < 0) {  // frozen: whole below stage 3
       const std::size_t before = shards.size();
       add("param", sharded.params ? impl.gatherer.param_shard(index) : reader.elements(index),
           !sharded.params);
@@ -203,7 +204,7 @@ std::vector<StateShard> Engine::state(StateScope scope) {
       if (!values.defined() || values.numel() == 0) continue;
       if (!values.is_contiguous()) {
         throw UsageError(str("buffer ", quote(buffer.key()),
-                             " is not contiguous, and cannot be saved; make it so"));
+                             " is not contiguous and cannot be saved. Make it contiguous"));
       }
       const auto& name = impl.options.axes.name;
       shards.push_back({name ? name(buffer.key()) : buffer.key(), "buffer", 0,
@@ -224,9 +225,9 @@ std::vector<std::string> Engine::frozen_params() const {
 
 std::vector<LeftOut> Engine::left_out(StateScope scope) {
   std::vector<LeftOut> all;
-  for (const auto& kept : impl_->reducer.left_out(scope == StateScope::owned)) {
-    const Param& param = impl_->plan.params[static_cast<std::size_t>(kept.param)];
-    all.push_back({param.name, kept.error.view(-1), kept.next, param.sizes, param.strides});
+  for (const auto& each : impl_->reducer.power_sgd_states(scope == StateScope::owned)) {
+    const Param& param = impl_->plan.params[static_cast<std::size_t>(each.param)];
+    all.push_back({param.name, each.error.view(-1), each.next, param.sizes, param.strides});
   }
   return all;
 }
@@ -247,7 +248,7 @@ StepCounts Engine::progress() const {
 void Engine::resume(const StepCounts& progress) {
   Impl& impl = *impl_;
   if (impl.passes.stepping())
-    throw UsageError("resume() in the middle of a step; call step() first");
+    throw UsageError("resume() was called in the middle of a step. Call step() first");
   const at::NoGradGuard no_grad;
   std::vector<std::int64_t> updates;
   for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
@@ -267,7 +268,7 @@ void Engine::resume(const StepCounts& progress) {
   impl.reducer.resume(progress.steps);
   impl.gatherer.all_gather_updated();
   impl.gatherer.wait_all();
-  // With one copy for all ranks, nobody reads before everybody has written.
+  // With Gather::alias, no rank may read before every rank has written.
   impl.group.barrier();
 }
 
@@ -299,8 +300,8 @@ std::vector<std::pair<std::string, at::Tensor>> Engine::full_gradients() {
   impl.passes.check_step();
   if (!on_any_rank(impl.group, impl.passes.has_work())) {
     throw UsageError(
-        "full_gradients(): no rank has called backward() since the last step. Call it between "
-        "backward() and step()");
+        "full_gradients(): no rank has called backward() since the last step. Call "
+        "full_gradients() between backward() and step()");
   }
   impl.finish_reduction();
   const at::Tensor scale = impl.device ? impl.device->loss_scale() : at::Tensor();

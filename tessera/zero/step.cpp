@@ -1,4 +1,4 @@
-// A step of the engine: its backward passes, and what follows the last of them.
+// A step of the engine: its backward passes and the update.
 
 #include <algorithm>
 #include <cmath>
@@ -23,8 +23,8 @@ struct DoneStep final : PendingStep::State {
   StepInfo info;
 };
 
-// Two threads inside backward() or step() would mix their passes. A call inside another on one
-// thread is refused by PassState.
+// Throws UsageError if two threads are inside backward() or step(), which would mix their passes.
+// PassState detects nested calls on one thread.
 class OneThread {
  public:
   OneThread(std::atomic<std::thread::id>& caller, const char* call) : caller_(caller) {
@@ -49,11 +49,11 @@ class OneThread {
 }  // namespace
 
 std::string non_finite_text(std::int64_t step, const StepInfo& info) {
-  return str("the gradient or the loss is not finite in step ", step, " (norm ", info.grad_norm,
+  return str("The gradient or the loss is not finite in step ", step, " (norm ", info.grad_norm,
              ", loss ", info.loss, ")",
              info.non_finite_param.empty()
                  ? std::string()
-                 : str("; in the order of backward, ", info.non_finite_param,
+                 : str(". In the order of backward, ", info.non_finite_param,
                        " is the first parameter of this rank with such a gradient"),
              ". Lower the learning rate, clip, or skip such steps (on_non_finite = skip)");
 }
@@ -65,7 +65,8 @@ const Engine::Impl*& Engine::Impl::running() {
 
 StepInfo PendingStep::get() const {
   if (state_ == nullptr) {
-    throw UsageError("this step was only captured: replayed() gives the result of running it");
+    throw UsageError(
+        "This step was captured but has not run. Call replayed() after a replay to get its result");
   }
   return state_->get();
 }
@@ -94,17 +95,17 @@ void Engine::Impl::backward(const at::Tensor& output, const at::Tensor& gradient
   if (is_loss && (output.numel() != 1 || !at::isFloatingType(output.scalar_type()))) {
     throw UsageError(tessera::str("backward: got a loss of shape ", output.sizes(), " and type ",
                                   c10::toString(output.scalar_type()),
-                                  ", wanted one floating-point number"));
+                                  ", must be one floating-point number"));
   }
-  // A stage of a pipeline may hold frozen layers alone. Where nothing is trained, step() says so.
+  // A pipeline stage may consist of frozen layers. If nothing at all is trained, step() throws.
   if (!output.requires_grad() && !pass.of_one_forward && !plan.buckets.empty()) {
     throw UsageError(
         str("backward(): the ", is_loss ? "loss" : "output",
             " has no graph (requires_grad is false), so no gradient can be computed. It was "
-            "computed under a NoGradGuard, or from detached tensors or numbers; compute it from "
+            "computed under a NoGradGuard, or from detached tensors or numbers. Compute it from "
             "train(x) with gradients enabled"));
   }
-  visiting = 0;  // where a visit ended in an exception
+  visiting = 0;  // in case a visit ended in an exception
   if (!passes.stepping()) begin_step(options.micro_batches);
   const bool reduce = passes.reduces(pass.model_chunk) && !pass.deferred;
   const double scale = loss.scale(reducer.exposed());
@@ -145,7 +146,7 @@ void Engine::Impl::finish_pass(int model_chunk) {
 
 void Engine::Impl::finish_reduction() {
   if (!passes.stepping()) begin_step(options.micro_batches);  // a rank without data
-  // Ranks that had fewer micro-batches take part in the reductions of the others, with nothing.
+  // Ranks that had fewer micro-batches take part in the reductions of the others, with zeros.
   for (int c = 0; c < plan.model_chunks; ++c) {
     for (int due = passes.reductions_due(c); due > 0; --due) {
       reducer.begin_pass(c, true);
@@ -157,8 +158,8 @@ void Engine::Impl::finish_reduction() {
   add_tied();
 }
 
-// Copies of one parameter in several parts of the model get the sum of their gradients. Each part
-// has reduced its own by now, so that only what a rank keeps of it travels.
+// Sums the gradients of tied parameters over the parts of the model that hold a copy. Each part has
+// reduced its own gradient by now, so only the elements that a rank updates are sent.
 void Engine::Impl::add_tied() {
   if (!passes.take_ties()) return;
   for (const ModelAxes::Tie& tie : options.axes.ties) {
@@ -176,10 +177,10 @@ void Engine::Impl::add_tied() {
 
 void Engine::Impl::discard() {
   visiting = 0;
-  // Other ranks, where the pass went well, have sent all its buckets: so does this one.
+  // Ranks on which the pass succeeded have sent all its buckets, so this rank must, too.
   if (passes.failed()) reducer.end_pass();
   passes.close_failed();
-  finish_reduction();  // the other ranks may wait for this one's gradients
+  finish_reduction();  // other ranks may be waiting for this rank's gradients
   reducer.resume(update->steps());
   gatherer.begin_update();
   passes.end_step();
@@ -192,8 +193,8 @@ StepSettings Engine::Impl::settings_of(const StepOptions& how) const {
   };
   if (how.weight_decay && !update->sets_weight_decay()) {
     throw UsageError(
-        "step(): weight_decay: the engine cannot set it in this optimizer of torch::optim; it "
-        "knows AdamW, Adam, SGD, RMSprop and Adagrad");
+        "step(): weight_decay cannot be set for this optimizer of torch::optim. The engine "
+        "supports it for AdamW, Adam, SGD, RMSprop and Adagrad");
   }
   StepSettings settings;
   settings.lr = checked("lr", how.lr.value_or(update->default_lr()));
@@ -221,10 +222,10 @@ PendingStep Engine::Impl::start_step(const StepOptions& how) {
   const StepSettings settings = settings_of(how);
   if (plan.buckets.empty() && options.axes.group.size() == 1) {
     throw UsageError(
-        "step(): all parameters are frozen, and there is nothing to train; call "
-        "requires_grad_(true) for some before the engine is made");
+        "step(): all parameters are frozen, so there is nothing to train. Call "
+        "requires_grad_(true) for some of them before making the engine");
   }
-  // A rank without data may leave backward out: with several, the exchange below tells.
+  // A rank without data may omit backward. With several ranks, the exchange below checks them.
   if ((group.size() == 1 || group.simulated()) && !plan.buckets.empty() && !passes.has_work()) {
     if (passes.stepping()) {
       finish_reduction();
@@ -246,7 +247,7 @@ PendingStep Engine::Impl::start_step(const StepOptions& how) {
     throw;
   }
   end_step();
-  // Where it is skipped the device updates nothing, and the gather moves what was there.
+  // If the step is skipped, the device updates nothing and the gather sends the old values.
   optimizer_time.time([&] { device->update(); });
   gatherer.all_gather_updated();
   unsettled = true;
@@ -272,10 +273,10 @@ RankStep Engine::Impl::rank_step(const StepSettings& settings) const {
 
 void Engine::Impl::prepare_step(const Begin& begin, const StepOptions& how) {
   if (device == nullptr) {
-    throw UsageError(str("steps of this engine cannot be captured: ", device_problem));
+    throw UsageError(str("Steps of this engine cannot be captured: ", device_problem));
   }
   if (passes.stepping())
-    throw UsageError("graphs().prepare() in the middle of a step; call step()");
+    throw UsageError("graphs().prepare() was called in the middle of a step. Call step() first");
   check_params("prepare_step()");
   take_writes();
   const StepSettings settings = settings_of(how);
@@ -290,7 +291,7 @@ void Engine::Impl::prepare_step(const Begin& begin, const StepOptions& how) {
 
 PendingStep Engine::Impl::replayed() {
   if (device == nullptr) {
-    throw UsageError(str("steps of this engine cannot be captured: ", device_problem));
+    throw UsageError(str("Steps of this engine cannot be captured: ", device_problem));
   }
   unsettled = true;
   return device->replayed();

@@ -46,10 +46,10 @@ T* data_of(const at::Tensor& bytes) {
   return bytes.defined() ? static_cast<T*>(bytes.mutable_data_ptr()) : nullptr;
 }
 
-// The numbers of all ranks of a group on their way to the host.
+// RankStep of all ranks of a group, copied to the host asynchronously.
 struct RankSteps {
   RankSteps() = default;
-  // `rows`: bytes on the device, a row for each rank, of which the last are its RankStep.
+  // `rows`: bytes on the device, one row per rank that ends with its RankStep.
   RankSteps(comm::Group ranks, const at::Tensor& rows) : group(std::move(ranks)) {
     constexpr auto kBytes = static_cast<std::int64_t>(sizeof(RankStep));
     const at::Tensor all = rows.view({group.size(), -1});
@@ -57,7 +57,7 @@ struct RankSteps {
     host = pinned_bytes(static_cast<std::size_t>(last.numel()));
     host.copy_(last.view(-1), /*non_blocking=*/true);
   }
-  // After they have arrived.
+  // Call it after the copy has completed.
   std::vector<RankStep> get() const {
     std::vector<RankStep> ranks(host.defined() ? static_cast<std::size_t>(group.size()) : 0);
     if (host.defined())
@@ -65,7 +65,7 @@ struct RankSteps {
     return ranks;
   }
   comm::Group group;
-  at::Tensor host;  // undefined: there is one rank
+  at::Tensor host;  // undefined: nothing to compare
 };
 
 comm::Call control_call(const char* label) {
@@ -83,10 +83,10 @@ bool is_scaled(const Plan& plan) {
 
 }  // namespace
 
-// The result of a step on its way to the host.
-class StepOnDevice::StepOnItsWay final : public PendingStep::State {
+// Result of a step, copied to the host asynchronously.
+class StepOnDevice::PendingResult final : public PendingStep::State {
  public:
-  StepOnItsWay(const StepOnDevice& step, bool stops, RankSteps ranks, RankSteps parts)
+  PendingResult(const StepOnDevice& step, bool stops, RankSteps ranks, RankSteps parts)
       : host_(pinned_bytes(sizeof(cuda::StepResult))),
         partials_(pinned_bytes(step.partials_.nbytes())),
         owners_(step.square_owners_),
@@ -96,21 +96,21 @@ class StepOnDevice::StepOnItsWay final : public PendingStep::State {
         ranks_(std::move(ranks)),
         parts_(std::move(parts)) {
     host_.copy_(step.result_, /*non_blocking=*/true);
-    // The next step overwrites these sums, which tell where a gradient is not finite.
+    // The next step overwrites these sums, which locate gradients that are not finite.
     partials_.copy_(step.partials_, /*non_blocking=*/true);
     arrived_.record(current_stream(step.device_));
   }
   bool ready() const override { return arrived_.query(); }
   StepInfo get() override {
     arrived_.synchronize();
-    // Ranks that differ have made different updates: the error ends training.
+    // Ranks that differ have already made different updates, so this error ends training.
     const std::vector<RankStep> ranks = ranks_.get();
     check_ranks(ranks_.group, ranks);
     check_parts(parts_.group, parts_.get());
     if (!ranks.empty() && !any_has_work(ranks)) throw NoBackward();
     cuda::StepResult result;
     std::memcpy(&result, host_.const_data_ptr(), sizeof(result));
-    // A scale that was too large is no reason to stop, unless it is none.
+    // An overflow caused by the loss scale does not stop training, unless the scale is already 1.
     const bool overflow = scaled_ && std::isfinite(result.loss) && result.loss_scale > 1;
     StepInfo info;
     info.loss = result.loss;
@@ -145,8 +145,8 @@ class StepOnDevice::StepOnItsWay final : public PendingStep::State {
 std::string StepOnDevice::problem(const Plan& plan, const Update& update) {
   if (plan.params.empty()) return "this rank's part of the model has no parameters";
   if (!plan.params.front().tensor.is_cuda()) return "the model is not on a GPU";
-  if (!cuda::built()) return "this program has no kernels for GPUs (nvcc was not found)";
-  if (update.rule() == nullptr) return "the optimizer does not treat every element alone";
+  if (!cuda::built()) return "this program was built without GPU kernels (nvcc was not found)";
+  if (update.rule() == nullptr) return "the optimizer is not elementwise";
   for (const Space& space : plan.spaces) {
     if (!space.trainable) continue;
     const auto param = gpu_type(space.dtype), grad = gpu_type(space.grad_dtype);
@@ -207,7 +207,7 @@ at::Tensor StepOnDevice::memory(std::size_t bytes) const {
 }
 
 at::Tensor StepOnDevice::on_device(const void* data, std::size_t bytes) const {
-  // from_blob wants memory that may be written to; it is only read.
+  // from_blob takes a pointer to non-const; the memory is only read.
   return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)}, at::kByte)
       .to(device_);
 }
@@ -218,7 +218,8 @@ void StepOnDevice::make_tables(const Update& update, const Reducer& reducer, std
   }
   infos_ = on_device(sent_infos_.data(), sent_infos_.size() * sizeof(cuda::ParamInfo));
 
-  // [Note: same norm] Cut within what a rank owns of a parameter, which is the same at every stage.
+  // [Note: same norm] Pieces are cut within the elements that a rank owns, which are the same at
+  // every stage.
   std::vector<cuda::SquarePiece> squares;
   auto owners = std::make_shared<SquareOwners>();
   for (const Param& p : plan_.params) owners->names.push_back(p.name);
@@ -271,8 +272,8 @@ void StepOnDevice::make_tables(const Update& update, const Reducer& reducer, std
   }
 }
 
-// Copies what the host wants to the device, if something of it is new. The pinned memory is not
-// used again before the copy is over: torch's allocator sees to that.
+// Copies the input to the device if it changed. Torch's allocator does not reuse the pinned memory
+// before the copy has completed.
 void StepOnDevice::send() {
   if (has_sent_ && sent_ == input_) return;
   const at::Tensor host = pinned_bytes(input_.size());
@@ -288,8 +289,8 @@ void StepOnDevice::set_used(const std::vector<bool>& used) {
   }
 }
 
-// Writes the settings to the host's copy of the input, and new scales of the learning rate to the
-// device: a captured graph reads both there.
+// Writes the settings to the host's copy of the input, and changed learning rate scales to the
+// device. A captured graph reads both from the device.
 void StepOnDevice::set_settings(const StepSettings& settings, const RankStep& own) {
   cuda::StepInput input;
   std::memcpy(&input, input_.data(), sizeof(input));
@@ -347,7 +348,7 @@ void StepOnDevice::decide(const at::Tensor& loss, const std::vector<bool>& used,
   cuda::decide(rule_, what, stream());
 }
 
-// Returns whether sums travel through host memory.
+// Returns true if sums are exchanged through host memory.
 bool StepOnDevice::is_staged() const {
   const auto on_host = [](const comm::Group& group) {
     return group.size() > 1 && !group.on_device();
@@ -355,8 +356,8 @@ bool StepOnDevice::is_staged() const {
   return on_host(group_) || on_host(options_.axes.group);
 }
 
-// As sum_over_ranks and sum_over_model do it. Squares are added in rank order, which with replicas
-// is another than theirs: norms may differ in the last bits.
+// Same sums as sum_over_ranks() and sum_over_model(). Squares are added in rank order, which
+// differs from theirs with replicas, so norms may differ in the last bits.
 void StepOnDevice::exchange(Stopwatch& waiting) {
   if (is_staged()) return exchange_on_host(waiting);
   const comm::Group& parts = options_.axes.group;
@@ -412,13 +413,13 @@ PendingStep StepOnDevice::result() { return capturing() ? PendingStep() : replay
 
 PendingStep StepOnDevice::replayed() {
   const bool stops = options_.on_non_finite == OnNonFinite::stop;
-  // Staged rows hold nothing: exchange_on_host() has compared them.
+  // Staged rows are empty: exchange_on_host() has compared the ranks.
   const auto steps_of = [&](const comm::Group& group, const at::Tensor& rows) {
     const bool compares = group.size() > 1 && !is_staged() && !group.simulated();
     return compares ? RankSteps(group, rows) : RankSteps();
   };
-  return PendingStep(std::make_shared<StepOnItsWay>(*this, stops, steps_of(group_, rows_),
-                                                    steps_of(options_.axes.group, part_steps_)));
+  return PendingStep(std::make_shared<PendingResult>(*this, stops, steps_of(group_, rows_),
+                                                     steps_of(options_.axes.group, part_steps_)));
 }
 
 void StepOnDevice::prepare(double factor, const StepSettings& settings, const RankStep& own) {

@@ -14,27 +14,26 @@
 
 namespace tessera::zero {
 
-// What follows the last backward of a step, on a GPU: the kernels of kernels/cuda/optimizer.h, the
-// tables that tell them where everything lies, and the numbers that the host gives and gets.
-// Nothing here waits for the device but counts(), and the exchange between ranks whose backend
-// moves host memory.
+// Norm, decision and update of a step on a GPU, with the kernels of kernels/cuda/optimizer.h: their
+// pointer tables, inputs and results. Only counts() waits for the device, and the exchange between
+// ranks if their backend uses host memory.
 class StepOnDevice {
  public:
-  // Why an optimizer is not run this way; "" if it is.
+  // Returns the reason that this optimizer cannot run on the device; "" if it can.
   static std::string problem(const Plan& plan, const Update& update);
   StepOnDevice(const UpdateContext& context, const Update& update, const Reducer& reducer);
 
-  // Before a backward: what a loss of this type is multiplied by, as a number on the device.
-  // Inside a capture the number of prepare() counts.
+  // Returns the factor of a loss of this type as a number on the device. Inside a capture, the
+  // value given to prepare() is used instead.
   at::Tensor factor(double value, at::ScalarType type);
-  // Once more, for the backward alone; undefined where gradients are not scaled.
+  // Returns the additional factor for backward only; undefined if gradients are not scaled.
   at::Tensor loss_scale() const;
 
-  // Sums over all ranks and the decision. `loss`: fp64 on the device, or undefined.
+  // Sums over all ranks and decides whether to skip. `loss`: fp64 on the device, or undefined.
   void decide(const at::Tensor& loss, const std::vector<bool>& used, const StepSettings& settings,
               const RankStep& own, Stopwatch& waiting);
   void update();
-  // Nothing, where all this was captured.
+  // Returns the step; empty inside a capture.
   PendingStep result();
 
   // [Note: captured steps] in engine.h.
@@ -42,7 +41,7 @@ class StepOnDevice {
   PendingStep replayed();
   std::string capture_problem() const;
 
-  // What is counted on the device. Waits.
+  // Counts kept on the device. counts() waits for it.
   struct Counts {
     std::int64_t steps = 0;
     double loss_scale = 1;
@@ -53,13 +52,13 @@ class StepOnDevice {
   void set_counts(const Counts& counts);
 
  private:
-  // The parameter of each piece of the sum of squares. Results of steps share it, and
-  // may outlive the engine.
+  // Parameter of each piece of the sum of squares. Shared with pending results, which may outlive
+  // the engine.
   struct SquareOwners {
     std::vector<int> params;         // by piece
     std::vector<std::string> names;  // by parameter
   };
-  class StepOnItsWay;
+  class PendingResult;
   struct SpaceTable {
     kernels::cuda::UpdateTypes types;
     at::Tensor pieces;
@@ -86,15 +85,16 @@ class StepOnDevice {
   const rules::Rule rule_;
   const double weight_decay_;
   const bool scaled_;
-  // StepInput and its bytes, as wanted and as on the device: those of the parameters, filled up to
-  // eight, and a RankStep. The kernels carry them all as if they were parameters.
+  // StepInput followed by bytes_ bytes: one per parameter, padded to a multiple of eight, and a
+  // RankStep. The kernels treat all of these bytes like those of parameters. input_: current
+  // values; sent_: values on the device.
   std::vector<std::uint8_t> input_, sent_;
-  const std::size_t bytes_;     // behind StepInput
-  std::vector<bool> captured_;  // the parameters that are used in a replay
+  const std::size_t bytes_;     // number of bytes after StepInput
+  std::vector<bool> captured_;  // by parameter: used in a replay
   bool has_sent_ = false;
   at::Tensor device_input_, factor32_, factor64_;
   at::Tensor state_, loss_scale_, updates_, infos_, steps_, result_;
-  std::vector<kernels::cuda::ParamInfo> sent_infos_;  // as they are on the device
+  std::vector<kernels::cuda::ParamInfo> sent_infos_;  // values on the device
   at::Tensor sums_, rows_, parts_, part_steps_;
   at::Tensor squares_, partials_;
   std::shared_ptr<const SquareOwners> square_owners_;

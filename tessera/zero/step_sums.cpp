@@ -13,9 +13,9 @@
 namespace tessera::zero {
 namespace {
 
-// What every rank of a group has, side by side, for small host tensors that are not counted.
-at::Tensor side_by_side(const comm::Group& group, const at::Tensor& mine, const char* label,
-                        Stopwatch& waiting) {
+// Gathers a small host tensor of every rank of a group, as control traffic.
+at::Tensor gather_rows(const comm::Group& group, const at::Tensor& mine, const char* label,
+                       Stopwatch& waiting) {
   const at::Tensor all = at::empty({mine.numel() * group.size()}, mine.options());
   comm::Call call;
   call.traffic = comm::Traffic::control;
@@ -31,10 +31,10 @@ RankStep rank_step_at(const double* numbers) {
   return result;
 }
 
-// Bits, so that a NaN equals itself.
+// Compares bits, so that a NaN equals itself.
 bool same_bits(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
 
-// Compares a number with that of the first rank that trains.
+// Throws UsageError if ranks that train have different values of a number.
 void expect_same(const comm::Group& group, const std::vector<RankStep>& ranks, const char* what,
                  double RankStep::*number) {
   const auto trains = [](const RankStep& rank) { return rank.trains != 0; };
@@ -44,11 +44,12 @@ void expect_same(const comm::Group& group, const std::vector<RankStep>& ranks, c
     throw UsageError(str("step(): ", what, " is ", (*at).*number, " on rank ", at - ranks.begin(),
                          " of group ", group.name(), " and ", (*first).*number, " on rank ",
                          first - ranks.begin(),
-                         ". Parameters would differ between ranks: give the same on every rank"));
+                         ". Parameters would differ between ranks. Pass the same value on every "
+                         "rank"));
   }
 }
 
-// The same for hashes, whose values mean nothing to a reader.
+// The same for hashes, whose values are not worth printing.
 void expect_same_hash(const comm::Group& group, const std::vector<RankStep>& ranks,
                       double RankStep::*number, const char* problem) {
   for (std::size_t r = 1; r < ranks.size(); ++r) {
@@ -71,7 +72,7 @@ void check_parts(const comm::Group& parts, const std::vector<RankStep>& ranks) {
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     if (ranks[r].differs == 0) continue;
     throw UsageError(str("step(): the replicas of rank ", r, " of group ", parts.name(),
-                         " have different settings. The error of that rank names them"));
+                         " have different settings. See the error of that rank"));
   }
 }
 
@@ -79,7 +80,7 @@ void check_ranks(const comm::Group& group, const std::vector<RankStep>& ranks) {
   if (group.simulated()) return;
   check_parts(group, ranks);
   expect_same_hash(group, ranks, &RankStep::lr_scales,
-                   "scale the learning rates of parameters differently. Give the same lr_scale on "
+                   "scale the learning rates of parameters differently. Pass the same lr_scale on "
                    "every rank");
   expect_same_hash(group, ranks, &RankStep::written,
                    "have written to different parameters, or different values, in place since the "
@@ -93,7 +94,7 @@ bool any_has_work(const std::vector<RankStep>& ranks) {
 
 StepSums sum_over_ranks(const DataGroups& groups, const StepSums& mine, Stopwatch& waiting) {
   const comm::Group& group = groups.all;
-  constexpr int kBits = 48;  // of a double, exactly
+  constexpr int kBits = 48;  // flags per double, which represents them exactly
   constexpr std::size_t kFirst = 2 + kRankStepNumbers;
   const std::size_t params = mine.used.size(), words = (params + kBits - 1) / kBits;
   const at::Tensor own =
@@ -105,7 +106,7 @@ StepSums sum_over_ranks(const DataGroups& groups, const StepSums& mine, Stopwatc
   for (std::size_t i = 0; i < params; ++i) {
     if (mine.used[i]) values[kFirst + i / kBits] += std::ldexp(1.0, static_cast<int>(i % kBits));
   }
-  const at::Tensor all = side_by_side(group, own, "norm, loss and used parameters", waiting);
+  const at::Tensor all = gather_rows(group, own, "norm, loss and used parameters", waiting);
   StepSums sums;
   sums.own = mine.own;
   sums.used.resize(params);
@@ -118,7 +119,7 @@ StepSums sum_over_ranks(const DataGroups& groups, const StepSums& mine, Stopwatc
       if ((bits >> (i % kBits)) & 1) sums.used[i] = true;
     }
   }
-  // In the order of the elements that they count, as without replicas: [Note: counted elements].
+  // In the order of the counted elements, as without replicas: [Note: counted elements].
   for (int shard = 0; shard < groups.shard.size(); ++shard) {
     for (int replica = 0; replica < groups.replicate.size(); ++replica) {
       const int rank = replica * groups.shard.size() + shard;
@@ -154,7 +155,7 @@ void sum_over_model(const ModelAxes& axes, StepSums& sums, Stopwatch& waiting) {
   mine.data_ptr<double>()[1] = sums.loss;
   std::memcpy(mine.data_ptr<double>() + 2, &sums.own, sizeof(sums.own));
   const at::Tensor all =
-      side_by_side(axes.group, mine, "norm and loss of the parts of the model", waiting);
+      gather_rows(axes.group, mine, "norm and loss of the parts of the model", waiting);
   sums.squares = sums.loss = 0;
   for (int r = 0; r < axes.group.size(); ++r) {
     const double* theirs = all.data_ptr<double>() + kNumbers * r;

@@ -13,7 +13,7 @@ constexpr bool kMarkCanBeTakenBack = requires(Storage& storage) {
 template <class Storage>
 void mark(Storage& storage, const char* why) {
   if constexpr (kMarkCanBeTakenBack<Storage>) {
-    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);  // releases nothing
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);  // does not release data
   }
 }
 

@@ -29,13 +29,13 @@ struct NormGroup : torch::CustomClassHolder {
   comm::Group group;
 };
 
-// What is computed with: fp32, or fp64 where the input is.
+// Type of the computation: fp64 for fp64 inputs, otherwise fp32.
 at::ScalarType wide(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// [C] as it stands beside [N, C, ...].
-at::Tensor beside(const at::Tensor& of_channels, const at::Tensor& x) {
+// Reshapes a tensor [C] so that it broadcasts over x [N, C, ...].
+at::Tensor per_channel(const at::Tensor& of_channels, const at::Tensor& x) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(x.dim()), 1);
   sizes[1] = -1;
   return of_channels.view(sizes);
@@ -54,11 +54,12 @@ comm::Call norm_call(const char* label) {
 }
 
 struct Statistics {
-  at::Tensor mean, variance;  // [C], fp64; the variance is that of the samples
-  double count = 0;           // values of a channel
+  at::Tensor mean, variance;  // [C], fp64; biased variance
+  double count = 0;           // values per channel
 };
 
-// Mean and squared deviations of each rank, put together in their order: the same bits on all.
+// Combines the mean and the squared deviations of each rank in rank order, so that all ranks get
+// the same bits.
 Statistics statistics(const at::Tensor& x, const comm::Group& group) {
   const std::int64_t channels = x.size(1);
   const std::int64_t mine = channels == 0 ? 0 : x.numel() / channels;
@@ -67,7 +68,7 @@ Statistics statistics(const at::Tensor& x, const comm::Group& group) {
   if (mine > 0) {
     const at::Tensor values = x.to(wide(x));
     mean = values.mean(all_but_channels(x), false, at::kDouble);
-    squares = (values - beside(mean.to(wide(x)), x))
+    squares = (values - per_channel(mean.to(wide(x)), x))
                   .square()
                   .sum(all_but_channels(x), false, at::kDouble);
   }
@@ -88,15 +89,15 @@ Statistics statistics(const at::Tensor& x, const comm::Group& group) {
   return result;
 }
 
-struct Normalise : torch::autograd::Function<Normalise> {
+struct Normalize : torch::autograd::Function<Normalize> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& bias, const Statistics& of, double eps,
                             const comm::Group& group) {
     const at::Tensor mean = of.mean.to(wide(x));
     const at::Tensor inverse = (of.variance + eps).rsqrt().to(wide(x));
-    at::Tensor y = (x.to(wide(x)) - beside(mean, x)) * beside(inverse, x);
+    at::Tensor y = (x.to(wide(x)) - per_channel(mean, x)) * per_channel(inverse, x);
     if (weight.defined()) {
-      y = y * beside(weight.to(wide(x)), x) + beside(bias.to(wide(x)), x);
+      y = y * per_channel(weight.to(wide(x)), x) + per_channel(bias.to(wide(x)), x);
     }
     ctx->save_for_backward({x, weight, mean, inverse});
     ctx->saved_data["count"] = of.count;
@@ -111,7 +112,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
     const auto& group = static_cast<NormGroup*>(ctx->saved_data["group"].toCapsule().get())->group;
     const double count = ctx->saved_data["count"].toDouble();
     const at::Tensor dy = grads[0].to(wide(x));
-    const at::Tensor normal = (x.to(wide(x)) - beside(mean, x)) * beside(inverse, x);
+    const at::Tensor normal = (x.to(wide(x)) - per_channel(mean, x)) * per_channel(inverse, x);
     const at::Tensor own = at::cat({dy.sum(all_but_channels(x), false, at::kDouble),
                                     (dy * normal).sum(all_but_channels(x), false, at::kDouble)});
     const std::int64_t channels = x.size(1);
@@ -126,11 +127,11 @@ struct Normalise : torch::autograd::Function<Normalise> {
       group.all_reduce(sums, norm_call("batch norm backward")).wait();
     }
     sums = (sums / count).to(wide(x));
-    at::Tensor dx = dy - beside(sums.narrow(0, 0, channels), x) -
-                    normal * beside(sums.narrow(0, channels, channels), x);
+    at::Tensor dx = dy - per_channel(sums.narrow(0, 0, channels), x) -
+                    normal * per_channel(sums.narrow(0, channels, channels), x);
     at::Tensor scale = inverse;
     if (weight.defined()) scale = scale * weight.to(wide(x));
-    result[0] = (dx * beside(scale, x)).to(x.scalar_type());
+    result[0] = (dx * per_channel(scale, x)).to(x.scalar_type());
     return result;
   }
 };
@@ -167,8 +168,8 @@ void find_norms(torch::nn::Module& module, const std::string& prefix, std::vecto
     }
     if (sequential == nullptr) {
       throw UsageError(str("convert_batch_norms: ", quote(name),
-                           " is a member of a module, which calls it through that member; wanted "
-                           "it in a Sequential, or declared there as tessera::SyncBatchNorm"));
+                           " is a member of a module and cannot be replaced. Put it into a "
+                           "Sequential, or declare the member as tessera::SyncBatchNorm"));
     }
     all.push_back({sequential, child.key(), name});
   }
@@ -216,7 +217,7 @@ void SyncBatchNormImpl::track(const at::Tensor& mean, const at::Tensor& variance
   const double share =
       options.momentum() ? *options.momentum() : 1 / num_batches_tracked.item<double>();
   running_mean.mul_(1 - share).add_(mean.to(running_mean.scalar_type()), share);
-  // Of the population, as torch keeps it.
+  // Unbiased, as in torch.
   running_var.mul_(1 - share).add_((variance * (count / (count - 1))).to(running_var.scalar_type()),
                                    share);
 }
@@ -224,7 +225,7 @@ void SyncBatchNormImpl::track(const at::Tensor& mean, const at::Tensor& variance
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
   if (x.dim() < 2 || x.size(1) != options.num_features() || !at::isFloatingType(x.scalar_type())) {
     throw UsageError(tessera::str("SyncBatchNorm: got ", c10::toString(x.scalar_type()), " ",
-                                  x.sizes(), ", wanted floating-point numbers of shape [N, ",
+                                  x.sizes(), ", must be floating-point numbers of shape [N, ",
                                   options.num_features(), ", ...]"));
   }
   if (!is_training()) {
@@ -242,16 +243,16 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
     of = statistics(x, group_);
   }
   if (of.count < 2) {
-    throw UsageError(str("SyncBatchNorm: got ", of.count, " values of a channel over ",
-                         group_.size(), " ranks in training, wanted at least 2"));
+    throw UsageError(str("SyncBatchNorm: got ", of.count, " values per channel over ",
+                         group_.size(), " ranks in training, must be at least 2"));
   }
-  // The first run of a recomputed segment has updated the statistics.
+  // The first run of a recomputed segment has already updated the statistics.
   if (running_mean.defined() && !nn::is_recomputing()) track(of.mean, of.variance, of.count);
-  // Autograd wants tensors that are there.
+  // Autograd requires defined tensors.
   const auto or_all = [&](const at::Tensor& param, double value) {
     return param.defined() ? param : at::full({x.size(1)}, value, x.options().dtype(wide(x)));
   };
-  return Normalise::apply(x, or_all(weight, 1), or_all(bias, 0), of, options.eps(), group_);
+  return Normalize::apply(x, or_all(weight, 1), or_all(bias, 0), of, options.eps(), group_);
 }
 
 SyncBatchNorm synchronised(const torch::nn::Module& batch_norm, const comm::Group& group) {
@@ -262,7 +263,7 @@ SyncBatchNorm synchronised(const torch::nn::Module& batch_norm, const comm::Grou
     return norm;
   }
   throw UsageError(str("synchronised: got a ", batch_norm.name(),
-                       ", wanted torch's BatchNorm1d, BatchNorm2d or BatchNorm3d"));
+                       ", must be a BatchNorm1d, BatchNorm2d or BatchNorm3d of torch::nn"));
 }
 
 std::vector<std::string> convert_batch_norms(torch::nn::Module& model, const comm::Group& group) {

@@ -12,15 +12,15 @@
 
 namespace tessera::zero {
 
-// Batch norm over the batches of all ranks of a group, however many samples each of them has (none,
-// too): output, gradients and running statistics are those of one process with all samples. Of the
-// gradients of weight and bias a rank has its own part; the engine adds them up. Inputs of any
-// number of dims, the channels are dim 1. As for torch's BatchNorm: momentum (none: cumulative
-// average), affine, track_running_stats, eval(); the statistics' names are the same, too.
+// Batch norm over the batches of all ranks of a group. Each rank may have any number of samples,
+// including 0: output, gradients and running statistics are those of one process with all samples.
+// Each rank has its own part of the gradients of weight and bias; the engine sums them. Inputs may
+// have any number of dims; dim 1 is the channels. As in torch's BatchNorm: momentum (none:
+// cumulative average), affine, track_running_stats, eval() and the names of the statistics.
 //
-// Forward gathers 2·C + 1 numbers in fp64 of each rank, backward adds up 2·C: all ranks of the
-// group run it equally often and in the same order. A group of its own (Group::subset) keeps these
-// calls apart from an engine's, where what ranks compute may differ.
+// Forward gathers 2·C + 1 fp64 numbers from each rank, backward sums 2·C. All ranks of the group
+// must run it the same number of times and in the same order. A separate group (Group::subset)
+// keeps these calls apart from those of an engine if ranks may run different operations.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
  public:
   // With torch's defaults.
@@ -28,12 +28,12 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   // With torch's own options.
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, comm::Group group);
 
-  // Collective in training; in eval() a rank is on its own.
+  // Collective in training, local in eval().
   at::Tensor forward(const at::Tensor& x);
-  void reset() override;  // to the start: weight 1, bias 0, no statistics
-  // As torch prints its own norms.
+  void reset() override;  // weight 1, bias 0, no statistics
+  // Prints in the style of torch's norms.
   void pretty_print(std::ostream& stream) const override;
-  // Takes tensors over from another norm, as they are.
+  // Shares the tensors of another norm.
   void adopt(const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& running_mean,
              const at::Tensor& running_var, const at::Tensor& num_batches_tracked);
 
@@ -47,15 +47,14 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 };
 TORCH_MODULE(SyncBatchNorm);
 
-// The same norm over a group: with the parameters and statistics of a torch::nn::BatchNorm1d, 2d or
-// 3d, which both then share. Throws UsageError for other modules.
+// Returns a norm over a group that shares the parameters and statistics of a
+// torch::nn::BatchNorm1d, 2d or 3d. Throws UsageError for other modules.
 SyncBatchNorm synchronised(const torch::nn::Module& batch_norm, const comm::Group& group);
 
-// Collective. Replaces the batch norms in the Sequentials of a model (in those inside them, too) by
-// norms over a group of their own with the same ranks; returns their names. A norm that is a
-// member of a module of yours is called through that member, which nobody else can replace: it is a
-// UsageError that names it, and nothing is changed; make it a SyncBatchNorm there. Before the
-// engine is made.
+// Collective. Replaces the batch norms in the Sequentials of a model, including nested ones, by
+// norms over a new group with the same ranks, and returns their names. A norm that is a member of
+// another module cannot be replaced: UsageError then names it, and nothing is changed; declare that
+// member as SyncBatchNorm. Call it before making the engine.
 std::vector<std::string> convert_batch_norms(torch::nn::Module& model, const comm::Group& group);
 
 }  // namespace tessera::zero

@@ -29,14 +29,14 @@ double* weight_decay_of(torch::optim::OptimizerOptions& options) {
   return decay;
 }
 
-// The weight decay of a group of parameters. Null for optimizers that the engine does not know.
+// Returns the weight decay of a parameter group; null for unknown optimizers.
 double* weight_decay_of(torch::optim::OptimizerParamGroup& group) {
   using namespace torch::optim;
   return weight_decay_of<AdamWOptions, AdamOptions, SGDOptions, RMSpropOptions, AdagradOptions>(
       group.options());
 }
 
-// The settings of an optimizer that torch keeps under these names.
+// Returns the settings of an optimizer as text; "" if its options are not of type T.
 template <typename T>
 std::string known_settings(const torch::optim::OptimizerOptions& options) {
   const auto* known = dynamic_cast<const T*>(&options);
@@ -56,8 +56,8 @@ class TorchUpdate final : public Update {
   TorchUpdate(const TorchOptimizer& how, const UpdateContext& context) : Update(context) {
     if (context.options.layout.param == 2 && context.options.layout.master == 0) {
       throw UsageError(str("layout ", quote(context.options.layout.name),
-                           " rounds stochastically, which an optimizer of torch::optim does not; "
-                           "use zero::AdamW or zero::SGD, or the layout bf16"));
+                           " requires stochastic rounding, which optimizers of torch::optim do not "
+                           "support. Use zero::AdamW or zero::SGD, or the layout bf16"));
     }
     const memory::OwnerScope owner(buffers_.ledger());
     const memory::CategoryScope scope(MemoryCategory::optimizer);
@@ -68,7 +68,7 @@ class TorchUpdate final : public Update {
     for (std::size_t i = 0; i < plan_.params.size(); ++i) {
       const Param& p = plan_.params[i];
       if (p.bucket < 0) continue;
-      // Groups are the same on all ranks, also where this one owns nothing of them.
+      // All ranks have the same groups, even if this rank owns no elements of one.
       auto& members = groups[{p.policy.decay, p.policy.lr_scale}];
       if (held(p).size == 0) continue;
       const at::Tensor master = master_shard(static_cast<int>(i));
@@ -91,20 +91,21 @@ class TorchUpdate final : public Update {
     optimizer_ = how(std::move(list));
     if (optimizer_ == nullptr || optimizer_->param_groups().size() != lr_scales_.size()) {
       throw UsageError(
-          "the function in Options::optimizer must return an optimizer of exactly the "
+          "The function in Options::optimizer must return an optimizer with exactly the parameter "
           "groups that it was given");
     }
     for (std::size_t g = 0; g < decays_.size(); ++g) {
       double* const decay = weight_decay_of(optimizer_->param_groups()[g]);
       if (decay == nullptr && !decays_[g] && decays_.size() > 1) {
         throw UsageError(
-            "some parameters are not to decay (ParamPolicy::decay), which the engine cannot "
-            "tell this optimizer; give a policy that treats all alike");
+            "Some parameters must not decay (ParamPolicy::decay = false), but the engine cannot "
+            "set the weight decay of this optimizer. Use a policy with the same decay for all "
+            "parameters");
       }
       if (decay != nullptr && !decays_[g]) *decay = 0;
       default_decays_.push_back(decay != nullptr ? *decay : 0);
     }
-    // There is none where nothing is trained: a part of a model that is frozen.
+    // There are no groups if this part of the model is frozen.
     if (!decays_.empty()) default_lr_ = optimizer_->param_groups().front().options().get_lr();
   }
 
@@ -115,8 +116,8 @@ class TorchUpdate final : public Update {
     if (const auto found = optimizer_->state().find(key(i)); found != optimizer_->state().end()) {
       return known.tensors(*found->second);
     }
-    // Kept apart from the optimizer until resume(): some treat their first step in a special way,
-    // and know it by the state that is not there.
+    // Kept outside the optimizer until resume(): some optimizers detect their first step by the
+    // missing state, and treat it differently.
     if (fresh_[i] == nullptr) {
       const memory::OwnerScope owner(buffers_.ledger());
       const memory::CategoryScope scope(MemoryCategory::optimizer);
@@ -128,7 +129,8 @@ class TorchUpdate final : public Update {
   std::string settings() const override {
     using namespace torch::optim;
     const torch::optim::Optimizer& optimizer = *optimizer_;
-    // Not of the groups: pipeline stages may have other ones. Their policies are compared apart.
+    // Groups are not included: they may differ between pipeline stages. Policies are compared
+    // separately.
     const OptimizerOptions& options = optimizer.defaults();
     return str(c10::demangle(typeid(optimizer).name()), " (lr ", options.get_lr(),
                known_settings<AdamWOptions>(options), known_settings<AdamOptions>(options),
@@ -163,8 +165,8 @@ class TorchUpdate final : public Update {
              double scale) override {
     const memory::OwnerScope owner(buffers_.ledger());
     ++steps_;
-    // The optimizer has one learning rate per group. A scale of this step that cuts across the
-    // groups takes one call for each of its values: parameters without a gradient stay.
+    // The optimizer has one learning rate per group. If the scales of this step differ within a
+    // group, it is called once for each scale: parameters without a gradient are not updated.
     std::map<double, std::vector<std::size_t>> by_scale;
     bool grouped = true;
     for (std::size_t i = 0; i < values_.size(); ++i) {
@@ -193,7 +195,7 @@ class TorchUpdate final : public Update {
       for (std::size_t g = 0; g < lr_scales_.size(); ++g) {
         optimizer_->param_groups()[g].options().set_lr(settings.lr * scale_of_group(g));
       }
-      // Its states are made in its first step.
+      // Optimizers allocate their states in the first step.
       const memory::CategoryScope scope(MemoryCategory::optimizer);
       optimizer_->step();
       for (const at::Tensor& value : values_) {
@@ -225,12 +227,12 @@ class TorchUpdate final : public Update {
   void* key(std::size_t i) const { return values_[i].unsafeGetTensorImpl(); }
 
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  mutable std::unique_ptr<TorchStates> kind_;  // when it is asked for: others train, unsaved
-  std::vector<at::Tensor> values_;             // per parameter: what the optimizer holds
+  mutable std::unique_ptr<TorchStates> kind_;  // made on demand: unknown optimizers can still train
+  std::vector<at::Tensor> values_;             // per parameter: tensor that the optimizer updates
   std::vector<std::size_t> group_of_;          // per parameter
-  // Per parameter: a state for whoever saves or loads before the first update.
+  // Per parameter: state for saving or loading before the first update.
   mutable std::vector<std::unique_ptr<torch::optim::OptimizerParamState>> fresh_;
-  std::vector<bool> decays_;  // by group, as all below
+  std::vector<bool> decays_;  // by group, like the members below
   std::vector<double> default_decays_;
   std::vector<double> lr_scales_;
 };

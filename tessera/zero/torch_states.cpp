@@ -21,13 +21,13 @@ using torch::optim::OptimizerOptions;
 
 at::Tensor zeros_for(const at::Tensor& param) { return at::zeros_like(param.detach()); }
 
-// Those that are there.
+// Removes undefined tensors.
 TorchStates::Tensors defined(TorchStates::Tensors all) {
   std::erase_if(all, [](const auto& each) { return !each.second.defined(); });
   return all;
 }
 
-// Adam and AdamW keep the same.
+// Adam and AdamW have the same states.
 template <class Options, class ParamState>
 class AdamStates final : public TorchStates {
   std::unique_ptr<State> fresh(const OptimizerOptions& options,
@@ -111,7 +111,7 @@ class AdagradStates final : public TorchStates {
 
 std::unique_ptr<TorchStates> known_states(const torch::optim::Optimizer& optimizer) {
   namespace optim = torch::optim;
-  // Exactly these: a class of its own that derives from one of them may keep more.
+  // Exact types: a derived class may have more states.
   const std::type_info& type = typeid(optimizer);
   if (type == typeid(optim::Adam)) {
     return std::make_unique<AdamStates<optim::AdamOptions, optim::AdamParamState>>();
@@ -122,9 +122,10 @@ std::unique_ptr<TorchStates> known_states(const torch::optim::Optimizer& optimiz
   if (type == typeid(optim::SGD)) return std::make_unique<SgdStates>();
   if (type == typeid(optim::RMSprop)) return std::make_unique<RmspropStates>();
   if (type == typeid(optim::Adagrad)) return std::make_unique<AdagradStates>();
-  throw UsageError(str("got the optimizer ", c10::demangle(type.name()),
-                       ", whose states the engine does not know and cannot save or load; wanted "
-                       "Adam, AdamW, SGD, RMSprop or Adagrad of torch::optim, or one of zero::"));
+  throw UsageError(str("The engine cannot save or load the states of the optimizer ",
+                       c10::demangle(type.name()),
+                       ". Use Adam, AdamW, SGD, RMSprop or Adagrad of torch::optim, or an "
+                       "optimizer of zero::"));
 }
 
 }  // namespace tessera::zero

@@ -5,17 +5,17 @@
 
 namespace tessera::zero {
 
-// The order of units in a pass, learnt from the pass before that began in the same way: a rank may
-// run several model chunks in turn, each with its own first unit after the root.
+// Predicted order of units in a pass. It is that of the last pass with the same first unit after
+// the root, because a rank may run several model chunks alternately.
 class UnitOrder {
  public:
-  // `alike`: all passes begin in the same way, so that the root tells what follows.
+  // `alike`: all passes begin with the same unit after the root.
   explicit UnitOrder(bool alike) : alike_(alike) {}
 
-  // A unit is entered: the one that will follow it, or -1 if that is not known.
+  // Records that a unit is entered. Returns the predicted next unit, or -1 if it is unknown.
   int enter(int unit);
-  void end();                          // of the pass
-  void forget() { entered_.clear(); }  // a pass that an exception ended is no guide to the next
+  void end();                          // ends the pass and records its order
+  void forget() { entered_.clear(); }  // drops a pass that ended in an exception
 
  private:
   const bool alike_;

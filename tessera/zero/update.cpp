@@ -29,7 +29,7 @@ Update::Update(const UpdateContext& context)
     if (!space.trainable || !space.master) continue;
     master_[s] = buffers.own(sharded_ ? space.size / space.ranks() : space.size,
                              at::device(space.device).dtype(at::kFloat), MemoryCategory::optimizer);
-    // Its values come with the parameters' own, before those are rounded: Gatherer::fill().
+    // Gatherer::fill() provides the values, before the parameters are rounded.
   }
 }
 
@@ -61,9 +61,9 @@ at::Tensor Update::master_shard(int index) const {
                                                      : at::Tensor();
 }
 
-// [Note: counted elements] A rank counts its own shard in the norm. With replicas, which own the
-// same shard, each counts its part of it: if the shard divides into aligned parts, those are the
-// shards of the same ranks without replicas, and the norm has the same bits.
+// [Note: counted elements] A rank counts its own shard in the norm. Replicas own the same shard, so
+// each of them counts one part of it. If the shard divides into aligned parts, these are the shards
+// of the same ranks without replicas, and the norm has the same bits.
 ShardRange Update::counted_shard(const Param& p) const {
   ShardRange own = plan_.own_shard(p);
   const comm::Group& replicate = plan_.space_of(p).groups.replicate;
@@ -102,7 +102,7 @@ int Update::last_non_finite(const Reducer& reducer) const {
 
 double Update::sum_of_squares(const Reducer& reducer) const {
   double sum = 0;
-  at::Tensor elsewhere;  // the sum of what there is no kernel for
+  at::Tensor elsewhere;  // sum over tensors that no kernel supports
   each_counted(reducer, [&](int, const at::Tensor& values) {
     if (const auto type = kernel_type(values)) {
       sum += kernels::sum_of_squares(values.const_data_ptr(), *type,
@@ -133,7 +133,7 @@ ShardTensors Update::tensors(int index, const Reducer& reducer) const {
 
 rules::Step Update::step_of(int index, double lr, double weight_decay, double scale) const {
   const ParamPolicy& policy = param(index).policy;
-  // Parameters that are not always used have had fewer updates than the engine has made steps.
+  // A parameter that is not used in every step has fewer updates than the engine has steps.
   return {lr, policy.decay ? weight_decay : 0, updates_[static_cast<std::size_t>(index)], scale};
 }
 

@@ -1,4 +1,4 @@
-// Gradients that travel in fewer bits, or in low rank.
+// Gradients that are sent in fewer bits, or in low rank.
 
 #include <gtest/gtest.h>
 
@@ -21,8 +21,8 @@ Case compressed(const std::string& net, int ranks, int stage, GradCompression ho
   return run;
 }
 
-// The ranks' own agreement is what train() checks.
-TEST(Compression, SendsHalfAndLeavesStagesBitwiseEqual) {
+// train() checks that all ranks agree.
+TEST(Compression, SendsHalfTheBytesAndKeepsStagesBitwiseEqual) {
   for (const GradCompression how : {GradCompression::bf16, GradCompression::fp16}) {
     for (const char* net : {"mlp", "tied", "odd"}) {
       for (const int ranks : {2, 3}) {
@@ -49,7 +49,7 @@ TEST(Compression, SendsHalfAndLeavesStagesBitwiseEqual) {
   }
 }
 
-TEST(Compression, OfOneRankChangesNothing) {
+TEST(Compression, HasNoEffectOnOneRank) {
   Case run = compressed("tied", 1, 0, GradCompression::bf16);
   const Result with = train(run);
   run.options.grad_compression = GradCompression::none;
@@ -58,7 +58,7 @@ TEST(Compression, OfOneRankChangesNothing) {
   EXPECT_EQ(with.sent, without.sent);
 }
 
-TEST(Compression, Of16BitsIsRefused) {
+TEST(Compression, Rejects16BitGradients) {
   for (const GradCompression how : {GradCompression::bf16, GradCompression::fp16}) {
     Options options;
     options.grad_compression = how;
@@ -67,8 +67,8 @@ TEST(Compression, Of16BitsIsRefused) {
   }
 }
 
-// After 40 steps the loss has fallen, and is within 2% (16 bits) or 10% (rank 2) of the plain one.
-TEST(Compression, LossesFollowThePlainOnes) {
+// After 40 steps the loss has fallen, within 2% (16 bits) or 10% (rank 2) of the uncompressed one.
+TEST(Compression, LossesStayCloseToUncompressedOnes) {
   Case run = compressed("tied", 2, 0, GradCompression::none);
   run.steps = 40;
   run.options.optimizer = AdamW{.lr = 0.01};
@@ -85,7 +85,7 @@ TEST(Compression, LossesFollowThePlainOnes) {
   }
 }
 
-TEST(PowerSgd, SendsTheFactorsAndStaysEqualOnAllRanks) {
+TEST(PowerSgd, SendsFactorsAndKeepsRanksEqual) {
   for (const char* net : {"mlp", "tied", "odd", "conv"}) {
     for (const int ranks : {2, 3}) {
       Case run = compressed(net, ranks, 0, GradCompression::powersgd);
@@ -98,8 +98,8 @@ TEST(PowerSgd, SendsTheFactorsAndStaysEqualOnAllRanks) {
   }
 }
 
-// r · (m + n) of each matrix, and vectors as they are, each padded to whole shards.
-TEST(PowerSgd, TravelsInTheFactors) {
+// r · (m + n) elements for each matrix, and whole vectors, each padded to whole shards.
+TEST(PowerSgd, SendsTheBytesOfTheFactors) {
   over(2, [](const comm::Group& group) {
     torch::nn::Sequential net(torch::nn::Linear(64, 96), torch::nn::Linear(96, 32));
     Options options;
@@ -112,7 +112,7 @@ TEST(PowerSgd, TravelsInTheFactors) {
   });
 }
 
-TEST(PowerSgd, OfFullRankIsThePlainGradient) {
+TEST(PowerSgd, EqualsThePlainGradientAtFullRank) {
   for (const char* net : {"mlp", "tied", "odd32"}) {
     Case run = compressed(net, 3, 0, GradCompression::powersgd);
     run.options.optimizer = SGD{.lr = 0.05};
@@ -123,7 +123,7 @@ TEST(PowerSgd, OfFullRankIsThePlainGradient) {
   }
 }
 
-TEST(PowerSgd, WarmUpStepsArePlain) {
+TEST(PowerSgd, DoesNotCompressWarmUpSteps) {
   Case run = compressed("mlp", 2, 0, GradCompression::powersgd);
   run.options.power_sgd = {.rank = 1, .warm_up_steps = 3, .least_saving = 1};
   const Result warm = train(run);
@@ -132,28 +132,28 @@ TEST(PowerSgd, WarmUpStepsArePlain) {
   run.options.grad_compression = GradCompression::none;
   const Result plain = train(run);
   EXPECT_NE(beyond.hash, plain.hash);
-  EXPECT_EQ(beyond.losses, plain.losses);  // of the gradients before
+  EXPECT_EQ(beyond.losses, plain.losses);  // computed before the first compressed update
   run.steps = 3;
   EXPECT_EQ(warm.hash, train(run).hash);
 }
 
-// What a step leaves out comes in the next ones: with the same gradient every step, what was given
-// out after T steps is T gradients less what is still owed, which stays bounded.
-TEST(PowerSgd, WhatIsLeftOutComesLater) {
+// Errors are fed back: with the same gradient in every step, the sum of the results after T steps
+// is T gradients minus the current error, which stays bounded.
+TEST(PowerSgd, FeedsErrorsBackIntoLaterSteps) {
   over(3, [](const comm::Group& group) {
     auto net = std::make_shared<Mlp>();
-    net->initialise(7);
+    net->initialize(7);
     Options options;
     options.grad_compression = GradCompression::powersgd;
     options.power_sgd = {.rank = 1, .warm_up_steps = 0, .least_saving = 0};
-    options.optimizer = SGD{.lr = 1e-30};  // the parameters stay, and so do the gradients
+    options.optimizer = SGD{.lr = 1e-30};  // parameters and gradients stay constant
     Engine engine(net, group, options);
     const Batch batch = net->batch(static_cast<std::uint64_t>(group.rank()));
     const auto gradient = [&](int index) { return net->parameters()[index].grad().clone(); };
     std::vector<at::Tensor> exact;
     {
       Mlp other;
-      other.initialise(7);
+      other.initialize(7);
       other.loss(batch).backward();
       for (const at::Tensor& p : other.parameters()) {
         exact.push_back(p.grad() / group.size());
@@ -175,7 +175,7 @@ TEST(PowerSgd, WhatIsLeftOutComesLater) {
     for (std::size_t i = 0; i < exact.size(); ++i) {
       const double size = exact[i].norm().item<double>();
       const double owed = (sums[i] - kSteps * exact[i]).norm().item<double>();
-      EXPECT_LT(owed, 12 * size) << i;  // of 60: one step alone would leave most of it out
+      EXPECT_LT(owed, 12 * size) << i;  // of 60: one step alone would drop most of it
       if (exact[i].dim() == 1) {
         EXPECT_LT(owed, 1e-4 * size * kSteps) << i;
       }
@@ -183,13 +183,13 @@ TEST(PowerSgd, WhatIsLeftOutComesLater) {
   });
 }
 
-TEST(PowerSgd, ColumnsBecomeOrthonormal) {
+TEST(PowerSgd, OrthonormalizesColumns) {
   for (const std::int64_t rows : {1, 5, 40}) {
     for (const std::int64_t rank : {1, 3, 5}) {
       at::Tensor x = numbers({rows, rank}, 3);
-      if (rank > 1) x.select(1, 1).copy_(x.select(1, 0) * 2);  // says nothing new
+      if (rank > 1) x.select(1, 1).copy_(x.select(1, 0) * 2);  // linearly dependent
       const Redraw redraw{1, 2};
-      orthonormalise(x, &redraw);
+      orthonormalize(x, &redraw);
       const at::Tensor product = x.t().mm(x);
       const std::int64_t full = std::min(rows, rank);
       EXPECT_NEAR(product.trace().item<double>(), static_cast<double>(full), 1e-5);
@@ -197,18 +197,18 @@ TEST(PowerSgd, ColumnsBecomeOrthonormal) {
     }
   }
   at::Tensor bad = at::full({3, 2}, std::nanf(""));
-  orthonormalise(bad, nullptr);
+  orthonormalize(bad, nullptr);
   EXPECT_TRUE(bad.isnan().all().item<bool>());
 }
 
-// A step that is given up, or is not finite, leaves nothing behind; nor does a resume.
-TEST(PowerSgd, ForgetsStepsThatDoNotCount) {
+// A discarded or non-finite step and a resume reset the state.
+TEST(PowerSgd, ResetsErrorsOfDiscardedSteps) {
   for (const std::string how : {"skip", "discard", "resume"}) {
     std::vector<std::uint64_t> hashes;
     for (const bool disturbed : {false, true}) {
       over(2, [&](const comm::Group& group) {
         auto net = std::make_shared<Mlp>();
-        net->initialise(7);
+        net->initialize(7);
         Options options;
         options.grad_compression = GradCompression::powersgd;
         options.power_sgd = {.rank = 1, .warm_up_steps = 0, .least_saving = 0};
@@ -241,8 +241,8 @@ TEST(PowerSgd, ForgetsStepsThatDoNotCount) {
   }
 }
 
-// Every sum of first factors that differ would be wrong.
-TEST(PowerSgd, OtherSeedsOnOtherRanksAreRefused) {
+// Sums of different first factors would be wrong.
+TEST(PowerSgd, RejectsDifferentSeedsOnRanks) {
   over(2, [](const comm::Group& group) {
     Options options;
     options.seed = static_cast<std::uint64_t>(group.rank());
@@ -254,18 +254,18 @@ TEST(PowerSgd, OtherSeedsOnOtherRanksAreRefused) {
         return std::string(error.what());
       }
     };
-    EXPECT_EQ(told(), "");  // nothing is drawn
+    EXPECT_EQ(told(), "");  // no random numbers are used
     options.grad_compression = GradCompression::powersgd;
     const std::string factors = told();
     EXPECT_NE(factors.find("seed 1"), std::string::npos) << factors;
     options.grad_compression = GradCompression::none;
-    options.layout = parse_state_layout("bf16-nomaster");  // rounds by chance
+    options.layout = parse_state_layout("bf16-nomaster");  // rounds stochastically
     const std::string noise = told();
     EXPECT_NE(noise.find("seed 1"), std::string::npos) << noise;
   });
 }
 
-TEST(PowerSgd, IsRefusedWhereItCannotBe) {
+TEST(PowerSgd, RejectsUnsupportedOptions) {
   const auto refused = [](const std::function<void(Options&)>& change) {
     Options options;
     options.grad_compression = GradCompression::powersgd;

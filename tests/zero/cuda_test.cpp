@@ -18,7 +18,7 @@ namespace {
 
 using namespace comm::testing;
 
-// All stages in one process: equal bits, the formula's bytes, and (fp32) what one CPU process gets.
+// All stages: equal bits, the bytes of the formula, and (fp32) the results of one CPU process.
 void compare_stages(const comm::Group& group, bool ordered) {
   at::globalContext().setBenchmarkCuDNN(false);
   at::globalContext().setDeterministicCuDNN(true);
@@ -42,7 +42,7 @@ void compare_stages(const comm::Group& group, bool ordered) {
           stages.push_back(train(group, run));
           EXPECT_EQ(stages.back().sent, stages.back().expected) << run.describe();
         }
-        // A ring of more than two ranks adds in an order of its own, and so may not be equal.
+        // A ring of more than two ranks adds in a different order, so bits may differ.
         if (!ordered) continue;
         EXPECT_EQ(stages[0].hash, stages[1].hash) << run.describe();
         EXPECT_EQ(stages[2].hash, stages[3].hash) << run.describe();
@@ -73,7 +73,7 @@ void compare_recompute(const comm::Group& group) {
   }
 }
 
-// One rank on the GPU; every step's result is asked for `late` steps later.
+// One rank on the GPU; the result of each step is read `late` steps later.
 struct Training {
   std::vector<StepInfo> infos;
   std::vector<at::Tensor> params;
@@ -82,7 +82,7 @@ struct Training {
 Training run_alone(const Options& options, c10::Device device, int steps, std::size_t late,
                    int poisoned = -1) {
   auto net = std::make_shared<Tied>();
-  net->initialise(7);
+  net->initialize(7);
   net->to(device);
   Engine engine(net, comm::Group(), options);
   Training run;
@@ -116,7 +116,7 @@ void expect_near(const Training& got, const Training& want, double tolerance,
   }
 }
 
-TEST(EngineOnCuda, AStepIsThatOfTheCpuWheneverItsResultIsRead) {
+TEST(EngineOnCuda, StepsEqualThoseOfTheCpuWheneverResultsAreRead) {
   NEEDS_GPU();
   run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
     const c10::Device gpu(c10::kCUDA, 0);
@@ -128,7 +128,7 @@ TEST(EngineOnCuda, AStepIsThatOfTheCpuWheneverItsResultIsRead) {
       const std::string what = str("optimizer ", optimizer.index());
       const Training on_cpu = run_alone(options, c10::kCPU, 6, 0);
       const Training now = run_alone(options, gpu, 6, 0), later = run_alone(options, gpu, 6, 2);
-      // Lion moves by the sign, Muon multiplies in bf16: these may be off by a step here and there.
+      // Lion uses the sign and Muon multiplies in bf16, so single elements may differ by a step.
       expect_near(now, on_cpu, optimizer.index() < 2 ? 2e-4 : 5e-2, what);
       EXPECT_EQ(now.progress.steps, 6) << what;
       EXPECT_EQ(now.progress.updates, on_cpu.progress.updates) << what;
@@ -143,7 +143,7 @@ TEST(EngineOnCuda, AStepIsThatOfTheCpuWheneverItsResultIsRead) {
   });
 }
 
-TEST(EngineOnCuda, StepsThatAreNotFiniteAreSkippedOrStop) {
+TEST(EngineOnCuda, SkipsOrStopsOnNonFiniteSteps) {
   NEEDS_GPU();
   run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
     const c10::Device gpu(c10::kCUDA, 0);
@@ -159,7 +159,7 @@ TEST(EngineOnCuda, StepsThatAreNotFiniteAreSkippedOrStop) {
   });
 }
 
-TEST(EngineOnCuda, HalfPrecisionTrainsWithAScaledLoss) {
+TEST(EngineOnCuda, TrainsInFp16WithAScaledLoss) {
   NEEDS_GPU();
   run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
     if (!kernels::cuda::built()) return;
@@ -175,9 +175,9 @@ TEST(EngineOnCuda, HalfPrecisionTrainsWithAScaledLoss) {
   });
 }
 
-// The scale doubles after kGoodSteps good steps in a row, whether or not the run stopped among
-// them.
-TEST(EngineOnCuda, TheLossScaleGrowsAtTheSameStepAfterAResume) {
+// The scale doubles after kGoodSteps consecutive good steps, even if the run stopped and resumed in
+// between.
+TEST(EngineOnCuda, LossScaleGrowsAtTheSameStepAfterResume) {
   NEEDS_GPU();
   run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
     if (!kernels::cuda::built()) return;
@@ -186,7 +186,7 @@ TEST(EngineOnCuda, TheLossScaleGrowsAtTheSameStepAfterAResume) {
     options.layout = parse_state_layout("fp16");
     const auto fresh = [&](std::uint64_t seed) {
       auto net = std::make_shared<Tied>();
-      net->initialise(seed);
+      net->initialize(seed);
       net->to(gpu);
       return net;
     };
@@ -224,8 +224,8 @@ TEST(EngineOnCuda, TheLossScaleGrowsAtTheSameStepAfterAResume) {
   });
 }
 
-// A rank of tp, and any range of it.
-TEST(StartOnCuda, NumbersAreThoseOfTheCpu) {
+// A tensor-parallel rank, and any range of its parameters.
+TEST(StartOnCuda, InitialValuesEqualThoseOfTheCpu) {
   NEEDS_GPU();
   run_gpu_ranks(1, [](std::shared_ptr<comm::Backend>, std::shared_ptr<comm::Peers>) {
     if (!kernels::cuda::built()) return;
@@ -255,7 +255,7 @@ TEST(StartOnCuda, NumbersAreThoseOfTheCpu) {
   });
 }
 
-// One parameter is longer than what is written at a time.
+// One parameter is larger than one block of writing.
 struct StartNet : torch::nn::Module {
   StartNet() {
     const auto on_gpu = at::device(kGpu);
@@ -290,14 +290,14 @@ void compare_start(const comm::Group& group) {
   }
 }
 
-TEST(StartOnCuda, ParametersStartThereShardByShard) {
+TEST(StartOnCuda, InitializesParametersOnTheDeviceShardByShard) {
   NEEDS_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers>) {
     if (kernels::cuda::built()) compare_start(comm::Group(host));
   });
 }
 
-TEST(EngineOnCuda, TwoRanksOverSharedMemory) {
+TEST(EngineOnCuda, TrainsOnTwoRanksOverSharedMemory) {
   NEEDS_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers>) {
     const comm::Group group(host);
@@ -306,14 +306,14 @@ TEST(EngineOnCuda, TwoRanksOverSharedMemory) {
   });
 }
 
-TEST(EngineOnCuda, OneRankOverNccl) {
+TEST(EngineOnCuda, TrainsOnOneRankOverNccl) {
   NEEDS_NCCL();
   run_gpu_ranks(1, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers> peers) {
     compare_stages(comm::Group(comm::nccl::make_backend(host, peers, 0, {})), /*ordered=*/true);
   });
 }
 
-TEST(EngineOnCuda, TwoRanksOverNccl) {
+TEST(EngineOnCuda, TrainsOnTwoRanksOverNccl) {
   NEEDS_SHARED_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers> peers) {
     compare_stages(comm::Group(comm::nccl::make_backend(host, peers, 0, {})), /*ordered=*/true);

@@ -1,4 +1,4 @@
-// The oracle: every stage against every other, bit by bit, and against one process without engine.
+// Compares all stages bit by bit with each other, and with one process without an engine.
 
 #include <gtest/gtest.h>
 
@@ -30,8 +30,8 @@ Case make_case(const std::string& net, int ranks, int stage, const std::string& 
 
 struct Matrix : ::testing::TestWithParam<std::tuple<std::string, int>> {};
 
-// Without accumulation all stages have the same bits; with it 0 = 1 and 2 = 3, since these reduce
-// after every micro-batch. Bytes sent are those of the formula.
+// Without accumulation all stages have the same bits. With it stages 0 and 1 agree, and 2 and 3,
+// which reduce after every micro-batch. The bytes sent equal the formula.
 TEST_P(Matrix, StagesAreBitwiseEqual) {
   const auto [net, ranks] = GetParam();
   for (const StateLayout& layout : state_layouts()) {
@@ -52,8 +52,8 @@ TEST_P(Matrix, StagesAreBitwiseEqual) {
         EXPECT_EQ(stages[0].hash, stages[2].hash) << what;
         EXPECT_EQ(stages[0].norms, stages[2].norms) << what;
       } else {
-        // Losses, not parameters: where a gradient is zero but for rounding, AdamW steps all the
-        // same.
+        // Compares losses, not parameters: if a gradient is zero except for rounding, AdamW still
+        // makes a full step.
         for (std::size_t step = 0; step < stages[0].losses.size(); ++step) {
           EXPECT_NEAR(stages[0].losses[step], stages[2].losses[step],
                       layout.param == 4 ? 1e-4 : 0.05)
@@ -90,7 +90,7 @@ TEST(Oracle, EqualsOneProcessAfterTwentySgdSteps) {
   }
 }
 
-TEST(Oracle, LossesEqualThoseOfOneProcessUnderAdamW) {
+TEST(Oracle, AdamWLossesEqualThoseOfOneProcess) {
   for (const std::string net : {"mlp", "conv", "tied", "odd32"}) {
     for (const int stage : {0, 1, 2, 3}) {
       Case run = make_case(net, 3, stage, "fp32", 3);
@@ -107,8 +107,8 @@ TEST(Oracle, LossesEqualThoseOfOneProcessUnderAdamW) {
   }
 }
 
-// Whatever only moves work around leaves the bits alone.
-TEST(Oracle, OverlapBucketsPrefetchAndGatherLeaveTheBits) {
+// Options that only reorder work do not change the bits.
+TEST(Oracle, OverlapBucketsPrefetchAndGatherKeepTheBits) {
   for (const std::string net : {"tied", "odd"}) {
     for (const int stage : {0, 1, 2, 3}) {
       const Case base = make_case(net, 3, stage, "bf16", 3);
@@ -153,7 +153,7 @@ TEST(Oracle, ReducePolicyIsIndependentOfTheStage) {
   }
 }
 
-TEST(Oracle, RecomputationLeavesTheBits) {
+TEST(Oracle, RecomputationKeepsTheBits) {
   for (const int stage : {0, 2, 3}) {
     for (const Gather gather : {Gather::alias, Gather::copy}) {
       Case run = make_case("tied", 2, stage, "fp32", 2);

@@ -1,4 +1,4 @@
-// Several engines in one program, and several threads at one engine.
+// Several engines in one program, and several threads using one engine.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 std::shared_ptr<Mlp> made() {
   auto net = std::make_shared<Mlp>();
-  net->initialise(7);
+  net->initialize(7);
   return net;
 }
 
@@ -26,8 +26,8 @@ Options of_stage(int stage) {
   return options;
 }
 
-// A generator and a discriminator, each with an engine: the one that does not train is frozen
-// meanwhile.
+// A generator and a discriminator, each with an engine: the one that does not train is frozen for
+// the duration.
 struct Gan {
   torch::nn::Sequential generator{torch::nn::Linear(2, 4), torch::nn::Tanh(),
                                   torch::nn::Linear(4, 3)};
@@ -87,7 +87,7 @@ TEST(Engines, TwoEnginesTrainAGan) {
   }
 }
 
-TEST(Engines, BackwardIntoAnotherEnginesModelNamesBoth) {
+TEST(Engines, BackwardIntoTheModelOfAnotherEngineNamesBothModels) {
   for (const int stage : {0, 3}) {
     over(2, [&](const comm::Group& group) {
       Gan gan;
@@ -112,7 +112,7 @@ TEST(Engines, BackwardIntoAnotherEnginesModelNamesBoth) {
   }
 }
 
-TEST(Engines, BackwardOnTwoThreadsAtOnceNamesTheThreads) {
+TEST(Engines, RejectsConcurrentBackwardAndStep) {
   auto net = made();
   Engine engine(net, comm::Group(), of_stage(0));
   const at::Tensor one = forward_loss(engine, *net, net->batch(1));
@@ -136,7 +136,7 @@ TEST(Engines, BackwardOnTwoThreadsAtOnceNamesTheThreads) {
   EXPECT_GT(engine.step().grad_norm, 0);
 }
 
-TEST(Engines, BackwardInsideBackwardIsNamed) {
+TEST(Engines, RejectsBackwardInsideBackward) {
   auto net = made();
   Engine engine(net, comm::Group(), of_stage(0));
   const at::Tensor one = forward_loss(engine, *net, net->batch(1));

@@ -1,4 +1,4 @@
-// What users of the engine meet besides the plain step.
+// Features of the engine besides the plain step.
 
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@
 namespace tessera::zero::test {
 namespace {
 
-// Ranks with 5, 2 and 0 samples weigh as much as their samples.
-TEST(Features, TokensWeighTheMicroBatches) {
+// Ranks with 5, 2 and 0 samples are weighted by their number of samples.
+TEST(Features, WeighsMicroBatchesByTokens) {
   const auto samples = [](int rank) { return rank == 0 ? 5 : rank == 1 ? 2 : 0; };
   const auto data = [](int rank, int count) {
     const at::Tensor x = numbers({count, 5}, 40 + static_cast<std::uint64_t>(rank));
@@ -29,7 +29,7 @@ TEST(Features, TokensWeighTheMicroBatches) {
   };
   // One process, all samples at once.
   Mlp alone;
-  alone.initialise(7);
+  alone.initialize(7);
   torch::optim::SGD sgd(alone.parameters(), 0.1);
   double want_loss = 0;
   for (int step = 0; step < 3; ++step) {
@@ -43,7 +43,7 @@ TEST(Features, TokensWeighTheMicroBatches) {
   for (int stage = 0; stage < 4; ++stage) {
     over(3, [&](const comm::Group& group) {
       auto net = std::make_shared<Mlp>();
-      net->initialise(7);
+      net->initialize(7);
       Options options;
       options.stage = stage;
       options.optimizer = SGD{.lr = 0.1};
@@ -52,7 +52,7 @@ TEST(Features, TokensWeighTheMicroBatches) {
       StepInfo info;
       for (int step = 0; step < 3; ++step) {
         engine.begin({.micro_batches = 1, .tokens = static_cast<double>(count)});
-        // At stage 3 a rank without data runs a batch that weighs nothing.
+        // At stage 3 a rank without data runs a batch with weight 0.
         if (count > 0 || stage == 3) {
           const Batch batch = data(group.rank(), std::max(count, 1));
           engine.backward(nn::observed(engine.root(), [&] { return sum_of_losses(*net, batch); }) *
@@ -76,7 +76,7 @@ TEST(Features, NoSyncAccumulatesAndReducesOnce) {
     for (const bool scope : {false, true}) {
       over(2, [&](const comm::Group& group) {
         auto net = std::make_shared<Tied>();
-        net->initialise(7);
+        net->initialize(7);
         Options options;
         options.stage = stage;
         options.micro_batches = 3;
@@ -100,7 +100,7 @@ TEST(Features, NoSyncAccumulatesAndReducesOnce) {
   for (std::size_t i = 0; i < sent.size(); i += 2) EXPECT_EQ(sent[i], sent[i + 1]);
 }
 
-TEST(Features, UnusedParametersStayAndOthersCountAsZero) {
+TEST(Features, SkipsUnusedParametersAndCountsMissingGradientsAsZero) {
   for (int stage = 0; stage < 4; ++stage) {
     Case run;
     run.net = "odd";
@@ -109,7 +109,7 @@ TEST(Features, UnusedParametersStayAndOthersCountAsZero) {
     run.options.optimizer = AdamW{.lr = 0.1, .weight_decay = 0.5};
     const Result result = train(run);
     Odd fresh;
-    fresh.initialise(7);
+    fresh.initialize(7);
     for (const auto& [name, value] : result.params) {
       const at::Tensor start = fresh.named_parameters()[name].to(at::kFloat);
       if (value.numel() == 0) continue;
@@ -119,8 +119,8 @@ TEST(Features, UnusedParametersStayAndOthersCountAsZero) {
   }
 }
 
-// Every rank is told, none hangs.
-TEST(Features, RanksThatEnterOtherUnitsAreTold) {
+// Every rank throws, none hangs.
+TEST(Features, ThrowsOnEveryRankIfRanksEnterDifferentUnits) {
   for (const Gather gather : {Gather::alias, Gather::copy}) {
     std::atomic<int> told = 0;
     over(3, [&](const comm::Group& group) {
@@ -145,7 +145,7 @@ TEST(Features, RanksThatEnterOtherUnitsAreTold) {
   }
 }
 
-TEST(Features, BackwardBesideTheEngineIsRefused) {
+TEST(Features, RejectsBackwardOutsideTheEngine) {
   over(1, [](const comm::Group& group) {
     auto net = std::make_shared<Mlp>();
     Engine engine(net, group);
@@ -154,7 +154,7 @@ TEST(Features, BackwardBesideTheEngineIsRefused) {
   });
 }
 
-TEST(Features, TooManyBackwardsAreRefused) {
+TEST(Features, RejectsMoreBackwardsThanMicroBatches) {
   over(1, [](const comm::Group& group) {
     auto net = std::make_shared<Mlp>();
     Engine engine(net, group);
@@ -166,12 +166,12 @@ TEST(Features, TooManyBackwardsAreRefused) {
   });
 }
 
-TEST(Features, GradientsThatAreNotFiniteStopOrSkip) {
+TEST(Features, StopsOrSkipsOnNonFiniteGradients) {
   for (const int stage : {0, 2, 3}) {
     for (const OnNonFinite policy : {OnNonFinite::stop, OnNonFinite::skip}) {
       over(2, [&](const comm::Group& group) {
         auto net = std::make_shared<Mlp>();
-        net->initialise(7);
+        net->initialize(7);
         Options options;
         options.stage = stage;
         options.on_non_finite = policy;
@@ -181,7 +181,7 @@ TEST(Features, GradientsThatAreNotFiniteStopOrSkip) {
           engine.backward(forward_loss(engine, *net, net->batch(3)) * factor);
           return engine.step();
         };
-        // One rank's is enough for all.
+        // A value on one rank affects all ranks.
         const double bad = group.rank() == 1 ? std::nan("") : 1.0;
         if (policy == OnNonFinite::stop) {
           EXPECT_THROW(pass(bad), Error);
@@ -197,15 +197,15 @@ TEST(Features, GradientsThatAreNotFiniteStopOrSkip) {
   }
 }
 
-TEST(Features, NamesTheFirstGradientThatIsNotFiniteInTheOrderOfBackward) {
+TEST(Features, NamesTheFirstNonFiniteGradientInTheOrderOfBackward) {
   for (const int stage : {0, 1, 2, 3}) {
     std::mutex mutex;
-    std::map<int, std::string> named;  // by the index that a rank tells
+    std::map<int, std::string> named;  // by the index that a rank reports
     std::string wanted;
     over(2, [&](const comm::Group& group) {
       auto net = std::make_shared<Mlp>();
-      net->initialise(7);
-      // Of two such gradients the later parameter's comes first in backward.
+      net->initialize(7);
+      // Of two such gradients, that of the later parameter comes first in backward.
       const auto params = net->named_parameters();
       for (const std::size_t bad : {std::size_t{0}, params.size() - 2}) {
         params[bad].value().register_hook([](const at::Tensor& g) { return g / 0.0; });
@@ -226,13 +226,13 @@ TEST(Features, NamesTheFirstGradientThatIsNotFiniteInTheOrderOfBackward) {
   }
 }
 
-TEST(Features, StartsThatDifferAreFound) {
+TEST(Features, DetectsDifferentInitialValues) {
   for (const int stage : {0, 1, 3}) {
     for (const Gather gather : {Gather::automatic, Gather::copy}) {
       for (const bool differ : {true, false}) {
         over(3, [&](const comm::Group& group) {
           auto net = std::make_shared<Mlp>();
-          net->initialise(differ && group.rank() == 2 ? 8 : 7);
+          net->initialize(differ && group.rank() == 2 ? 8 : 7);
           Options options;
           options.stage = stage;
           options.gather = gather;
@@ -248,7 +248,7 @@ TEST(Features, StartsThatDifferAreFound) {
   }
 }
 
-TEST(Features, BadOptionsAreRefused) {
+TEST(Features, RejectsInvalidOptions) {
   const comm::Group alone;
   const auto refuse = [&](const std::function<void(Options&)>& change) {
     Options options;
@@ -268,7 +268,7 @@ TEST(Features, BadOptionsAreRefused) {
   });
 }
 
-TEST(Features, AnyElementwiseOptimizerOfTorch) {
+TEST(Features, TrainsWithElementwiseOptimizersOfTorch) {
   const auto adagrad = [](std::vector<torch::optim::OptimizerParamGroup> groups) {
     return std::make_unique<torch::optim::Adagrad>(std::move(groups),
                                                    torch::optim::AdagradOptions(0.05));
@@ -286,7 +286,7 @@ TEST(Features, AnyElementwiseOptimizerOfTorch) {
       EXPECT_EQ(stages.back().hash, stages[0].hash) << run.describe();
     }
   }
-  // And ours is theirs, within rounding.
+  // Our rules equal torch's, within rounding.
   Case run;
   run.net = "mlp";
   run.options.optimizer = AdamW{.lr = 0.01, .weight_decay = 0};
@@ -298,7 +298,7 @@ TEST(Features, AnyElementwiseOptimizerOfTorch) {
   EXPECT_LT(distance(ours, train(run)), 1e-5);
 }
 
-TEST(Features, AModelWithoutUnitsIsToldTheCost) {
+TEST(Features, DescribesTheCostOfAModelWithoutUnits) {
   Options options;
   options.stage = 3;
   auto net = std::make_shared<Conv>();
@@ -356,7 +356,7 @@ TEST(Features, UnitsMayBeNestedAndUsedTwice) {
   for (const std::uint64_t hash : hashes) EXPECT_EQ(hash, hashes[0]);
 }
 
-// State memory is what the formula says, with the padding that the plan has.
+// State memory equals the formula, plus the padding of the plan.
 void check_state_memory(const comm::Group& group, const StateLayout& layout, int stage,
                         Gather gather) {
   const auto ledger = std::make_shared<memory::Ledger>("a rank");
@@ -377,13 +377,13 @@ void check_state_memory(const comm::Group& group, const StateLayout& layout, int
   EXPECT_NEAR(got[MemoryCategory::params].now, want.params, rounding) << text;
   EXPECT_NEAR(got[MemoryCategory::grads].now, want.grads, rounding) << text;
   EXPECT_NEAR(got[MemoryCategory::optimizer].now, want.optimizer, rounding) << text;
-  // Padding is at most a chunk's alignment on every rank for each parameter.
+  // Padding is at most one alignment unit per rank and parameter.
   double elements = 0;
   for (const at::Tensor& p : net->parameters()) elements += static_cast<double>(p.numel());
   EXPECT_LE(padded - elements, 8.0 * group.size() * (kShardAlign + 1)) << text;
 }
 
-TEST(Memory, OfStateIsTheFormula) {
+TEST(Memory, StateMatchesTheFormula) {
   memory::install();
   for (const StateLayout& layout : state_layouts()) {
     if (layout.fp16()) continue;  // on GPUs only
@@ -403,7 +403,7 @@ TEST(Memory, OfStateIsTheFormula) {
 }
 
 // Stage 2 never holds the full gradient: two buckets at most.
-TEST(Memory, OfBucketsInFlightIsTwo) {
+TEST(Memory, HoldsAtMostTwoBucketsInFlight) {
   memory::install();
   over(2, [](const comm::Group& group) {
     const auto ledger = std::make_shared<memory::Ledger>("a rank");

@@ -1,4 +1,4 @@
-// Frozen parameters: they are there, they stay as they are, and they cost nothing else.
+// Frozen parameters: they are stored and stay unchanged, at no other cost.
 
 #include <gtest/gtest.h>
 
@@ -27,10 +27,10 @@ Case frozen_case(const std::string& net, const std::vector<std::string>& frozen,
 struct Pattern {
   std::string net;
   std::vector<std::string> frozen;
-  // Units that no gradient reaches: stage 3 gathers them in forward alone.
+  // Units that no gradient reaches: stage 3 gathers them in forward only.
   std::vector<std::string> unreached = {};
 };
-// First layers, last ones, whole units, parts of each, all but one matrix.
+// First layers, last layers, whole units, parts of each, all but one matrix.
 const std::vector<Pattern>& patterns() {
   static const std::vector<Pattern> all = {
       {"tied", {"embed", "norm"}},
@@ -52,7 +52,7 @@ std::string words(const Case& run) {
   return str(run.describe(), ", frozen ", join(run.frozen, ","));
 }
 
-// Bytes of a rank that backward does not send for units it does not reach.
+// Bytes that a rank does not send in backward for units that no gradient reaches.
 std::uint64_t spared(const Pattern& pattern, const Case& run) {
   if (run.options.stage < 3 || run.recompute != nn::Recompute::none) return 0;
   std::int64_t elements = 0;
@@ -68,7 +68,7 @@ std::uint64_t spared(const Pattern& pattern, const Case& run) {
                                     run.options.micro_batches * run.steps);
 }
 
-TEST(Frozen, StagesAreBitwiseEqualAndSendWhatTheFormulaSays) {
+TEST(Frozen, StagesAreBitwiseEqualAndSendTheBytesOfTheFormula) {
   int turn = 0;
   const std::vector<std::string> layouts = {"fp32", "bf16", "bf16-nomaster", "bf16-fp32grad"};
   for (const Pattern& pattern : patterns()) {
@@ -79,7 +79,7 @@ TEST(Frozen, StagesAreBitwiseEqualAndSendWhatTheFormulaSays) {
         Case run = frozen_case(pattern.net, pattern.frozen, ranks, stage);
         run.options.layout = parse_state_layout(layouts[static_cast<std::size_t>(turn) % 4]);
         run.options.micro_batches = turn % 2 == 0 ? 1 : 3;
-        run.options.reduce = ReducePolicy::each;  // so that all stages add in one order
+        run.options.reduce = ReducePolicy::each;  // so that all stages add in the same order
         if (pattern.net == "tied" && turn % 3 == 0) run.recompute = nn::Recompute::full;
         if (turn % 5 == 0) run.options.gather = Gather::copy;
         stages.push_back(train(run));
@@ -91,7 +91,7 @@ TEST(Frozen, StagesAreBitwiseEqualAndSendWhatTheFormulaSays) {
   }
 }
 
-TEST(Frozen, TrainsTheOthersAsOneProcessDoes) {
+TEST(Frozen, TrainsOtherParametersLikeOneProcess) {
   for (const Pattern& pattern : patterns()) {
     if (pattern.net == "odd") continue;
     for (const int stage : {0, 2, 3}) {
@@ -102,7 +102,7 @@ TEST(Frozen, TrainsTheOthersAsOneProcessDoes) {
       const Result engine = train(run), alone = train_alone(run);
       EXPECT_LT(distance(engine, alone), 1e-5) << words(run);
       auto start = make_net(pattern.net);
-      start->initialise(7);
+      start->initialize(7);
       freeze(*start, run);
       std::size_t i = 0;
       for (const auto& item : start->named_parameters()) {
@@ -117,11 +117,11 @@ TEST(Frozen, TrainsTheOthersAsOneProcessDoes) {
   }
 }
 
-// Bytes by category: those of the planner's formula for the padded parameters.
-TEST(Frozen, HoldWhatThePlannerSays) {
+// Bytes by category equal the planner's formula for the padded parameters.
+TEST(Frozen, UsesTheMemoryThatThePlannerPredicts) {
   memory::install();
   for (const Pattern& pattern : patterns()) {
-    if (pattern.net == "odd" || pattern.net == "conv") continue;  // of several types
+    if (pattern.net == "odd" || pattern.net == "conv") continue;  // several types
     for (const char* layout : {"fp32", "bf16", "bf16-fp32grad", "bf16-nomaster"}) {
       for (int stage = 0; stage < 4; ++stage) {
         for (const auto policy : {ReducePolicy::each, ReducePolicy::last}) {
@@ -129,7 +129,7 @@ TEST(Frozen, HoldWhatThePlannerSays) {
           over(kRanks, [&](const comm::Group& group) {
             Case run = frozen_case(pattern.net, pattern.frozen, kRanks, stage);
             auto net = make_net(run.net);
-            net->initialise(7);
+            net->initialize(7);
             freeze(*net, run);
             double trained = 0, frozen = 0;
             for (const at::Tensor& p : net->parameters()) {
@@ -145,7 +145,7 @@ TEST(Frozen, HoldWhatThePlannerSays) {
             const StateLayout& how = run.options.layout;
             const auto state = planner::state_bytes(how, stage, trained, kRanks, policy);
             const auto kept = planner::frozen_bytes(how, stage, frozen, kRanks);
-            // Each buffer takes whole lines.
+            // Each buffer is a multiple of 64 bytes.
             const auto near = [&](MemoryCategory category, double want) {
               const auto got = static_cast<double>(counts[category].now);
               EXPECT_GE(got, want) << name(category) << " " << words(run) << layout;
@@ -161,12 +161,12 @@ TEST(Frozen, HoldWhatThePlannerSays) {
   }
 }
 
-TEST(Frozen, StateHasTheirValuesAlone) {
+TEST(Frozen, StateHasOnlyTheirValues) {
   for (int stage = 0; stage < 4; ++stage) {
     over(2, [&](const comm::Group& group) {
       const Case run = frozen_case("tied", {"block1", "embed"}, 2, stage);
       auto net = make_net("tied");
-      net->initialise(7);
+      net->initialize(7);
       freeze(*net, run);
       Engine engine(net, group, run.options);
       std::vector<std::string> names;
@@ -186,11 +186,11 @@ TEST(Frozen, StateHasTheirValuesAlone) {
   }
 }
 
-TEST(Frozen, NothingToTrainIsAnError) {
+TEST(Frozen, RejectsAModelWithNothingToTrain) {
   torch::nn::Linear net(3, 2);
   for (const at::Tensor& p : net->parameters()) p.set_requires_grad(false);
   DataParallel train(net, comm::Group());
-  const at::Tensor y = train(at::ones({1, 3}));  // it runs
+  const at::Tensor y = train(at::ones({1, 3}));  // forward works
   EXPECT_FALSE(y.requires_grad());
   const std::string error = error_of([&] { train.step(); });
   EXPECT_TRUE(contains(error, "all parameters are frozen")) << error;

@@ -25,7 +25,7 @@ Case hybrid_case(const std::string& net, int ranks, int replicas, int stage,
 
 struct HybridMatrix : ::testing::TestWithParam<std::tuple<std::string, std::pair<int, int>>> {};
 
-// Ranks that share memory add up gradients in the order of all ranks, however state is sharded.
+// Ranks that share memory sum gradients in the order of all ranks, for any sharding of state.
 TEST_P(HybridMatrix, EqualsPlainShardingBitByBitAndSendsTheBytesOfTheFormula) {
   const auto [net, mesh] = GetParam();
   for (const std::string layout : {"fp32", "bf16", "bf16-fp32grad"}) {
@@ -52,8 +52,8 @@ INSTANTIATE_TEST_SUITE_P(Nets, HybridMatrix,
                                             ::testing::Values(std::pair(2, 2), std::pair(4, 2),
                                                               std::pair(6, 3))));
 
-// Every element is counted once in the norm: clipping gives what one process gives.
-TEST(Hybrid, ClipsAndCompressesAsOneProcessDoes) {
+// Every element is counted once in the norm, so clipping equals that of one process.
+TEST(Hybrid, ClipsAndCompressesLikeOneProcess) {
   for (const std::string net : {"mlp", "tied", "odd32"}) {
     for (const int stage : {1, 3}) {
       for (const ReducePolicy reduce : {ReducePolicy::last, ReducePolicy::each}) {
@@ -71,7 +71,7 @@ TEST(Hybrid, ClipsAndCompressesAsOneProcessDoes) {
   }
 }
 
-// A rank of a replica holds what a rank of a job of that size holds.
+// A rank of a replica holds the same as a rank of a job of the replica's size.
 TEST(Hybrid, HoldsTheStateOfOneReplica) {
   for (int stage = 1; stage < 4; ++stage) {
     for (const std::string layout : {"fp32", "bf16"}) {
@@ -80,7 +80,7 @@ TEST(Hybrid, HoldsTheStateOfOneReplica) {
         over(ranks, [&](const comm::Group& group) {
           const Case run = hybrid_case("mlp", ranks, replicas, stage, layout);
           auto net = make_net(run.net);
-          net->initialise(7);
+          net->initialize(7);
           Options options = run.options;
           options.ledger = std::make_shared<memory::Ledger>();
           const comm::Mesh mesh(
@@ -101,7 +101,7 @@ TEST(Hybrid, HoldsTheStateOfOneReplica) {
   }
 }
 
-TEST(Hybrid, RefusesAStageThatDoesNotShardAndAMeshThatCutsTheModel) {
+TEST(Hybrid, RejectsStage0AndMeshesThatCutTheModel) {
   const auto error = [](int ranks, const Axes& axes, int stage) {
     std::string text;
     std::mutex mutex;
@@ -119,18 +119,18 @@ TEST(Hybrid, RefusesAStageThatDoesNotShardAndAMeshThatCutsTheModel) {
     return text;
   };
   const std::string stage = error(2, "dp=2,dp_replicate=2", 0), mesh = error(2, "tp=2", 1);
-  EXPECT_NE(stage.find("dp_replicate 2: needs stage 1, 2 or 3"), std::string::npos) << stage;
+  EXPECT_NE(stage.find("dp_replicate 2: requires stage 1, 2 or 3"), std::string::npos) << stage;
   EXPECT_NE(mesh.find("Use parallelize()"), std::string::npos) << mesh;
 }
 
-// The first replica saves; any mesh takes it up.
-TEST(Hybrid, GivesEachElementOfItsStateOnce) {
+// The first replica saves; any mesh can load it.
+TEST(Hybrid, OwnsEachElementOfTheStateOnce) {
   for (int stage = 1; stage < 4; ++stage) {
     std::map<std::string, std::int64_t> elements;
     std::mutex mutex;
     over(4, [&](const comm::Group& group) {
       auto net = make_net("odd");
-      net->initialise(3);
+      net->initialize(3);
       Options options;
       options.stage = stage;
       Engine engine(net, comm::Mesh(group, "dp=4,dp_replicate=2"), options);

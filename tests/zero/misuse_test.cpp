@@ -1,5 +1,5 @@
-// Mistakes that would train something else than the program means: each works, or is an error that
-// names it.
+// Mistakes that would train something other than the program intends: each works, or throws an
+// error that names it.
 
 #include <gtest/gtest.h>
 #include <torch/serialize.h>
@@ -21,7 +21,7 @@ namespace {
 
 std::shared_ptr<Mlp> made(std::uint64_t seed) {
   auto net = std::make_shared<Mlp>();
-  net->initialise(seed);
+  net->initialize(seed);
   return net;
 }
 
@@ -38,7 +38,7 @@ void train_step(Engine& engine, Net& net, std::uint64_t seed) {
   engine.step();
 }
 
-// A file of torch::save.
+// Returns the contents of a file of torch::save.
 std::string saved(std::uint64_t seed) {
   std::ostringstream out;
   torch::save(made(seed), out);
@@ -50,14 +50,14 @@ void load(std::shared_ptr<Mlp> net, const std::string& file) {
   torch::load(net, in);
 }
 
-// What torch::load() does with tensors on another device, and at stage 0 with all.
+// Replaces parameters as torch::load() does for tensors on another device, and at stage 0 for all.
 void replace(Mlp& net, std::uint64_t seed) {
   const auto source = made(seed)->parameters();
   auto params = net.parameters();
   for (std::size_t i = 0; i < params.size(); ++i) params[i].set_data(source[i].detach().clone());
 }
 
-TEST(Misuse, ReplacedParametersAreRefusedByName) {
+TEST(Misuse, RejectsReplacedParametersByName) {
   for (int stage = 0; stage < 4; ++stage) {
     for (const char* layout : {"fp32", "bf16"}) {
       over(2, [&](const comm::Group& group) {
@@ -76,7 +76,7 @@ TEST(Misuse, ReplacedParametersAreRefusedByName) {
   }
 }
 
-TEST(Misuse, TorchLoadIntoATrainedModelIsNeverIgnored) {
+TEST(Misuse, TorchLoadIntoATrainedModelThrows) {
   const std::string file = saved(5);
   for (int stage = 0; stage < 4; ++stage) {
     for (const char* layout : {"fp32", "bf16"}) {
@@ -98,8 +98,8 @@ TEST(Misuse, TorchLoadIntoATrainedModelIsNeverIgnored) {
   }
 }
 
-// Training goes on as that of an engine that was made with the loaded values.
-TEST(Misuse, LoadedParametersAreTrained) {
+// Training continues like that of an engine that was made with the loaded values.
+TEST(Misuse, TrainsLoadedParameters) {
   const std::string file = saved(5);
   for (int stage = 0; stage < 4; ++stage) {
     for (const char* layout : {"fp32", "bf16", "bf16-nomaster"}) {
@@ -110,7 +110,7 @@ TEST(Misuse, LoadedParametersAreTrained) {
           auto fresh = made(5), net = made(7);
           Engine wanted(fresh, group, options), engine(net, group, options);
           train_step(engine, *net, 1);
-          if (own_module) {  // of rank 0 alone
+          if (own_module) {  // on rank 0 only
             if (group.rank() == 0) replace(*net, 5);
             engine.load_parameters(*net);
           } else {
@@ -123,7 +123,7 @@ TEST(Misuse, LoadedParametersAreTrained) {
             EXPECT_TRUE(values[i].second.equal(start[i].second))
                 << values[i].first << " " << stage << " " << layout << " " << own_module;
           }
-          // A layout without a master copy rounds by the number of the step.
+          // Without a master copy, stochastic rounding depends on the number of the step.
           if (std::string(layout) == "bf16-nomaster") return;
           for (std::uint64_t step = 0; step < 2; ++step) {
             train_step(wanted, *fresh, 20 + step);
@@ -136,7 +136,7 @@ TEST(Misuse, LoadedParametersAreTrained) {
   }
 }
 
-TEST(Misuse, BuffersAreLoadedWithTheParameters) {
+TEST(Misuse, LoadsBuffersWithTheParameters) {
   over(2, [](const comm::Group& group) {
     auto net = std::make_shared<Conv>(), loaded = std::make_shared<Conv>();
     loaded->norm->running_mean.fill_(group.rank() == 0 ? 3 : 4);
@@ -146,7 +146,7 @@ TEST(Misuse, BuffersAreLoadedWithTheParameters) {
   });
 }
 
-TEST(Misuse, ParametersThatDoNotFitAreNotLoaded) {
+TEST(Misuse, RejectsParametersThatDoNotFit) {
   over(2, [&](const comm::Group& group) {
     auto net = made(7);
     Engine engine(net, group, with(2));
@@ -161,7 +161,7 @@ TEST(Misuse, ParametersThatDoNotFitAreNotLoaded) {
     if (group.rank() == 1) net->to(at::kDouble);
     if (group.rank() == 0) replace(*net, 5);
     const std::string error = error_of([&] { engine.load_parameters(*net); });
-    const char* const own = "was made Double on cpu; the engine trains Float on cpu";
+    const char* const own = "is now Double on cpu, but the engine trains Float on cpu";
     EXPECT_TRUE(contains(error, group.rank() == 1 ? own : "rank 1 of group")) << error;
   });
   over(2, [&](const comm::Group& group) {
@@ -169,8 +169,8 @@ TEST(Misuse, ParametersThatDoNotFitAreNotLoaded) {
     Engine engine(net, group, with(3));
     const std::string error = error_of([&] { engine.load_parameters(*std::make_shared<Tied>()); });
     EXPECT_TRUE(contains(error,
-                         "\"layers.0.weight\" of the model is [9, 5], and the module given "
-                         "has none of that name"))
+                         "\"layers.0.weight\" of the model has shape [9, 5], but the given module "
+                         "has no parameter of that name"))
         << error;
   });
   over(2, [&](const comm::Group& group) {
@@ -184,7 +184,7 @@ TEST(Misuse, ParametersThatDoNotFitAreNotLoaded) {
   });
 }
 
-TEST(Misuse, BackwardOfALossWithoutAGraphIsRefused) {
+TEST(Misuse, RejectsALossWithoutAGraph) {
   auto net = made(7);
   Engine engine(net, comm::Group(), with(0));
   const at::Tensor loss = forward_loss(engine, *net, net->batch(1));
@@ -198,7 +198,7 @@ TEST(Misuse, BackwardOfALossWithoutAGraphIsRefused) {
   EXPECT_GT(engine.step().grad_norm, 0);
 }
 
-TEST(Misuse, StepWithoutBackwardIsRefused) {
+TEST(Misuse, RejectsAStepWithoutBackward) {
   for (const int ranks : {1, 2}) {
     for (int stage = 0; stage < 4; ++stage) {
       over(ranks, [&](const comm::Group& group) {
@@ -217,8 +217,8 @@ TEST(Misuse, StepWithoutBackwardIsRefused) {
   }
 }
 
-// Ranks that have said in begin() that there is no data have not forgotten backward.
-TEST(Misuse, AStepWithoutTokensNeedsNoBackward) {
+// Ranks that announced 0 tokens in begin() need not call backward.
+TEST(Misuse, AcceptsAStepWithoutTokensOrBackward) {
   over(2, [](const comm::Group& group) {
     auto net = made(7);
     Engine engine(net, group, with(1));
@@ -229,7 +229,7 @@ TEST(Misuse, AStepWithoutTokensNeedsNoBackward) {
   });
 }
 
-TEST(Misuse, UnfreezingAFrozenParameterIsRefused) {
+TEST(Misuse, RejectsUnfreezingAFrozenParameter) {
   for (const int stage : {0, 3}) {
     over(2, [&](const comm::Group& group) {
       auto net = made(7);
@@ -269,7 +269,7 @@ TEST(Misuse, TrainedParametersMayBeFrozenAndUnfrozen) {
   }
 }
 
-TEST(Misuse, DifferentSettingsOnRanksAreNamedWhenTheEngineIsMade) {
+TEST(Misuse, ConstructionNamesSettingsThatDifferBetweenRanks) {
   const auto told = [](const std::function<void(Options&)>& change) {
     std::vector<std::string> errors(2);
     over(2, [&](const comm::Group& group) {
@@ -309,7 +309,7 @@ TEST(Misuse, DifferentSettingsOnRanksAreNamedWhenTheEngineIsMade) {
 }
 
 // After the error the step can be repeated with equal settings.
-TEST(Misuse, DifferentLearningRatesOfAStepAreNamed) {
+TEST(Misuse, StepNamesLearningRatesThatDifferBetweenRanks) {
   for (const int stage : {0, 2, 3}) {
     over(2, [&](const comm::Group& group) {
       auto net = made(7), other = made(7);
@@ -335,7 +335,7 @@ Engine part_of(std::shared_ptr<torch::nn::Module> net, DataGroups groups, const 
 }
 
 // Tensor-parallel ranks hold copies of some parameters, which would drift apart.
-TEST(Misuse, DifferentLearningRatesOfPartsOfAModelAreNamed) {
+TEST(Misuse, StepNamesLearningRatesThatDifferBetweenParts) {
   over(2, [](const comm::Group& group) {
     auto net = made(7);
     Options options = with(0);
@@ -356,7 +356,7 @@ TEST(Misuse, DifferentLearningRatesOfPartsOfAModelAreNamed) {
 }
 
 // If the replicas of one part differ, the ranks with the other parts must not step alone.
-TEST(Misuse, EveryRankOfAMeshIsToldOfADifferentLearningRate) {
+TEST(Misuse, EveryRankOfAMeshThrowsIfLearningRatesDiffer) {
   over(4, [](const comm::Group& world) {
     const comm::Mesh mesh(world, "dp=2,tp=2");
     auto net = made(7);
@@ -369,7 +369,7 @@ TEST(Misuse, EveryRankOfAMeshIsToldOfADifferentLearningRate) {
   });
 }
 
-TEST(Misuse, PartsOfAModelMayHaveOtherParameterGroups) {
+TEST(Misuse, PartsOfAModelMayHaveDifferentParameterGroups) {
   over(2, [](const comm::Group& group) {
     Options options = with(0);
     options.optimizer = TorchOptimizer([](std::vector<torch::optim::OptimizerParamGroup> groups) {
@@ -399,7 +399,7 @@ TEST(Misuse, WritesInPlaceReachTheMasterCopy) {
         const at::Tensor written = weight.detach().to(at::kFloat, false, true);
         const at::Tensor after = engine.full_parameters()[0].second;
         EXPECT_TRUE(after.narrow(0, 0, 4).equal(written.narrow(0, 0, 4)));
-        // The others keep the bits that bf16 has no room for.
+        // The others keep their full fp32 precision.
         EXPECT_TRUE(after.narrow(0, 4, 5).equal(before.narrow(0, 4, 5)));
         EXPECT_FALSE(after.narrow(0, 4, 5).equal(written.narrow(0, 4, 5)));
         engine.backward(forward_loss(engine, *net, net->batch(2)));
@@ -411,8 +411,8 @@ TEST(Misuse, WritesInPlaceReachTheMasterCopy) {
   }
 }
 
-// Tensor::data() has a version counter of its own: load_parameters() looks at the values.
-TEST(Misuse, WritesThroughDataAreLoaded) {
+// Tensor::data() has its own version counter, so load_parameters() compares the values.
+TEST(Misuse, LoadParametersSeesWritesThroughData) {
   auto net = made(7);
   Engine engine(net, comm::Group(), with(0, "bf16"));
   net->layers->parameters()[0].data().fill_(0.5);
@@ -420,7 +420,7 @@ TEST(Misuse, WritesThroughDataAreLoaded) {
   EXPECT_TRUE(engine.full_parameters()[0].second.eq(0.5).all().item<bool>());
 }
 
-TEST(Misuse, DifferentWritesOfRanksAreRefused) {
+TEST(Misuse, RejectsWritesThatDifferBetweenRanks) {
   for (const bool one_rank_writes : {true, false}) {
     over(2, [&](const comm::Group& group) {
       auto net = made(7);
@@ -437,7 +437,7 @@ TEST(Misuse, DifferentWritesOfRanksAreRefused) {
   }
 }
 
-TEST(Misuse, WritesToAGatheredCopyAreRefused) {
+TEST(Misuse, RejectsWritesToAGatheredCopy) {
   struct Writer : torch::nn::Module {
     Writer() : weight(register_parameter("weight", at::ones({3, 3}))) {}
     at::Tensor forward(const at::Tensor& x) {
@@ -474,7 +474,7 @@ TEST(Misuse, WritesToAGatheredCopyAreRefused) {
   });
 }
 
-TEST(Misuse, DescribeNamesTypesThatAreNotTheLayouts) {
+TEST(Misuse, DescribeNamesTypesThatDifferFromTheLayout) {
   torch::nn::Linear net(3, 2);
   EXPECT_TRUE(contains(DataParallel(net, comm::Group()).describe(), "layout fp32: 2 parameters"));
   net->to(at::kBFloat16);

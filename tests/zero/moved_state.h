@@ -1,7 +1,7 @@
 #pragma once
 
-// The state of an engine as a checkpoint has it, without files: taken from one number of ranks and
-// one stage, given to others.
+// State of an engine as in a checkpoint, without files: saved with one number of ranks and stage,
+// loaded with another.
 
 #include "tests/zero/oracle.h"
 
@@ -20,14 +20,14 @@ inline void one_step(Engine& engine, Net& net, const Batch& batch) {
 // Every rank sees the same batch, so that the number of ranks changes nothing but rounding.
 inline Batch common_batch(const Net& net, int step) { return net.batch(batch_seed(step, 0, 0)); }
 
-// Trains steps [from, to) on so many ranks, after loading `start` if it is there. All bits of the
-// parameters and states afterwards.
+// Trains steps [from, to) on the given number of ranks, after loading `start` if it is not null.
+// Returns the parameters and states afterwards.
 inline WholeState train_from(const Case& run, int from, int to, const WholeState* start) {
   WholeState result;
   std::mutex guard;
   over(run.ranks, [&](const comm::Group& group) {
     auto net = make_net(run.net);
-    net->initialise(start == nullptr ? 7 : 8);  // what is not loaded will show
+    net->initialize(start == nullptr ? 7 : 8);  // values that are not loaded will differ
     Engine engine(net, group, run.options);
     const at::NoGradGuard no_grad;
     if (start != nullptr) {

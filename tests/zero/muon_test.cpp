@@ -1,5 +1,5 @@
-// Muon: matrices are updated as a whole, wherever their shards lie. And, with it, what all
-// optimizers have in common: stages do not show, and states are saved and loaded.
+// Muon: matrices are updated as a whole, whatever their shards. Also properties of all optimizers:
+// stages give the same bits, and states can be saved and loaded.
 
 #include <ATen/ops/linalg_svdvals.h>
 #include <gtest/gtest.h>
@@ -29,11 +29,11 @@ Case muon_case(const std::string& net, int ranks, int stage, const std::string& 
   return run;
 }
 
-// One process, plain ATen, one parameter after another.
+// Reference: one process, plain ATen, one parameter at a time.
 std::vector<std::pair<std::string, at::Tensor>> slow_muon(const Case& run) {
   const Muon how = std::get<Muon>(run.options.optimizer);
   auto net = make_net(run.net);
-  net->initialise(7);
+  net->initialize(7);
   std::map<std::string, at::Tensor> m, v;
   const auto names = net->named_parameters();
   for (int step = 1; step <= run.steps; ++step) {
@@ -79,7 +79,7 @@ std::vector<std::pair<std::string, at::Tensor>> slow_muon(const Case& run) {
   return result;
 }
 
-TEST(Muon, IsTheSlowReference) {
+TEST(Muon, EqualsTheSlowReference) {
   for (const std::string net : {"mlp", "tied"}) {
     for (const int ranks : {1, 2}) {
       const Case run = muon_case(net, ranks, 0);
@@ -90,23 +90,23 @@ TEST(Muon, IsTheSlowReference) {
   }
 }
 
-TEST(Muon, MakesSingularValuesNearOne) {
+TEST(Muon, BringsSingularValuesNearOne) {
   for (const auto& [rows, columns] :
        {std::pair{1, 1}, {1, 7}, {7, 1}, {16, 16}, {40, 9}, {9, 64}}) {
     const at::Tensor matrix = numbers({rows, columns}, 3);
     for (const at::Tensor& x : {matrix, 1e-3 * matrix, numbers({columns, rows}, 4).t()}) {
-      const at::Tensor result = orthogonalised(x);
+      const at::Tensor result = orthogonalized(x);
       EXPECT_EQ(result.sizes(), x.sizes());
       const at::Tensor values = at::linalg_svdvals(result);
       EXPECT_GT(values.min().item<double>(), 0.3) << rows << " x " << columns;
       EXPECT_LT(values.max().item<double>(), 1.3) << rows << " x " << columns;
     }
   }
-  EXPECT_TRUE(orthogonalised(at::zeros({3, 4})).equal(at::zeros({3, 4})));
+  EXPECT_TRUE(orthogonalized(at::zeros({3, 4})).equal(at::zeros({3, 4})));
 }
 
-// Uneven shapes, shards that are empty, parameters that are unused, transposed, frozen.
-TEST(Muon, StagesDoNotShow) {
+// Uneven shapes, empty shards, and unused, transposed and frozen parameters.
+TEST(Muon, AllStagesGiveTheSameBits) {
   for (const std::string net : {"mlp", "tied", "odd"}) {
     for (const std::string layout : {"fp32", "bf16", "bf16-nomaster"}) {
       for (const int ranks : {1, 2, 3, 4}) {
@@ -120,8 +120,8 @@ TEST(Muon, StagesDoNotShow) {
   }
 }
 
-// [Note: matrices] says what the matrices of a network with 9 x 5, 7 x 9 and 3 x 7 cost.
-TEST(Muon, SendsWhatTheFormulaSays) {
+// [Note: matrices] gives the cost for matrices of 9 x 5, 7 x 9 and 3 x 7.
+TEST(Muon, SendsTheBytesOfTheFormula) {
   const std::vector<std::int64_t> sizes = {63, 45, 21};
   for (const int ranks : {1, 2, 3, 4}) {
     for (int stage = 0; stage < 4; ++stage) {
@@ -137,7 +137,7 @@ TEST(Muon, SendsWhatTheFormulaSays) {
   }
 }
 
-TEST(Muon, RefusesAMatrixThatTensorParallelismCuts) {
+TEST(Muon, RejectsAMatrixCutByTensorParallelism) {
   const auto make = [](bool elementwise) {
     over(1, [&](const comm::Group& group) {
       Options options = muon_case("mlp", 1, 0).options;
@@ -171,8 +171,8 @@ TEST(Muon, KeepsOneStateForMatricesAndTwoForTheRest) {
   }
 }
 
-// Five steps, a load, five more: the bits of ten on as many ranks, whatever the stage.
-TEST(Optimizers, GoOnAfterALoadOnAnyNumberOfRanksAndStage) {
+// Five steps, a load, five more: the bits of ten steps on the same number of ranks, at any stage.
+TEST(Optimizers, ContinueAfterALoadOnAnyNumberOfRanksAndStage) {
   const Optimizer all[] = {AdamW{.lr = 0.02}, SGD{.lr = 0.05, .momentum = 0.9}, Lion{.lr = 2e-3},
                            Muon{.lr = 0.02, .elementwise = {.lr = 0.01}}};
   for (const Optimizer& optimizer : all) {
@@ -189,7 +189,7 @@ TEST(Optimizers, GoOnAfterALoadOnAnyNumberOfRanksAndStage) {
           const Case run = make(2, stage);
           expect_same_bits(train_from(run, 5, 10, &five), ten, run.describe());
         }
-        // Where signs and bf16 flip, other meshes do not stay near.
+        // Rounding can flip signs and bf16 values, so other meshes may diverge.
         if (layout == "bf16" || net == "odd" || std::holds_alternative<Lion>(optimizer)) continue;
         for (const auto& [ranks, stage] : {std::pair{1, 0}, {3, 3}, {4, 2}}) {
           const Case run = make(ranks, stage);
@@ -200,7 +200,7 @@ TEST(Optimizers, GoOnAfterALoadOnAnyNumberOfRanksAndStage) {
   }
 }
 
-TEST(Lion, StagesDoNotShowAndLossesFall) {
+TEST(Lion, AllStagesGiveTheSameBitsAndLossesFall) {
   for (const std::string layout : {"fp32", "bf16", "bf16-nomaster"}) {
     std::uint64_t whole = 0;
     for (int stage = 0; stage < 4; ++stage) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Small networks with everything that makes an engine stumble, and data for them.
+// Small networks that cover the difficult cases of an engine, and data for them.
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
@@ -23,7 +23,7 @@
 
 namespace tessera::zero::test {
 
-// Numbers that depend on the seed alone: ranks are threads here, and share torch's generator.
+// Numbers that depend only on the seed: ranks are threads here and share torch's generator.
 inline at::Tensor numbers(at::IntArrayRef sizes, std::uint64_t seed) {
   const std::int64_t count = c10::multiply_integers(sizes);
   at::Tensor values = at::empty({count}, at::kFloat);
@@ -46,11 +46,11 @@ class Net : public torch::nn::Module {
  public:
   virtual at::Tensor loss(const Batch& batch) = 0;
   virtual Batch batch(std::uint64_t seed) const = 0;
-  // Ranks differ in what they compute, where the network has a choice.
+  // Ranks compute different things if the network has a choice.
   virtual void set_rank(int) {}
 
-  // Values by the seed, of the size that keeps activations near one.
-  void initialise(std::uint64_t seed) {
+  // Sets values that depend on the seed, with a scale that keeps activations near 1.
+  void initialize(std::uint64_t seed) {
     const at::NoGradGuard no_grad;
     for (const auto& entry : named_parameters()) {
       const at::Tensor& p = entry.value();
@@ -62,7 +62,7 @@ class Net : public torch::nn::Module {
   }
 };
 
-constexpr std::int64_t kSamples = 3;  // of a micro-batch
+constexpr std::int64_t kSamples = 3;  // per micro-batch
 
 // Sequential: its children are units by themselves.
 class Mlp : public Net {
@@ -84,7 +84,7 @@ class Mlp : public Net {
   torch::nn::Sequential layers{nullptr};
 };
 
-// Batch norm: buffers, and statistics of each micro-batch of its own. No units.
+// Batch norm: buffers, and separate statistics for each micro-batch. No units.
 class Conv : public Net {
  public:
   Conv()
@@ -115,7 +115,7 @@ struct BlockImpl : torch::nn::Module {
         down(register_module("down", torch::nn::Linear(3 * width, width))) {}
   at::Tensor forward(at::Tensor x) {
     at::Tensor y = up->forward(norm->forward(x));
-    // A causal mixing of positions in place of attention: running means.
+    // Running means mix positions causally instead of attention.
     const at::Tensor count =
         at::arange(1, y.size(1) + 1, y.options().dtype(at::kFloat)).view({1, -1, 1});
     y = torch::gelu(y + (y.to(at::kFloat).cumsum(1) / count).to(y.scalar_type()));
@@ -153,7 +153,8 @@ class Tied : public Net {
   torch::nn::LayerNorm norm{nullptr};
 };
 
-// Parameters that are unused, used on some ranks only, frozen, empty, transposed, of another type.
+// Parameters that are unused, used on some ranks only, frozen, empty, transposed or of another
+// type.
 class Odd : public Net {
  public:
   explicit Odd(at::ScalarType other = at::kBFloat16)

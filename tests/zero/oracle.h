@@ -29,7 +29,7 @@ struct Case {
   Options options;
   nn::Recompute recompute = nn::Recompute::none;
   c10::Device device{c10::kCPU};
-  std::vector<std::string> frozen = {};  // what the names of frozen parameters begin with
+  std::vector<std::string> frozen = {};  // prefixes of the names of frozen parameters
 
   std::string describe() const {
     return str(net, ", ", ranks, " ranks, ", replicas, " replicas, stage ", options.stage,
@@ -38,7 +38,7 @@ struct Case {
   }
 };
 
-// Freezes what the case says.
+// Freezes the parameters of the case.
 inline void freeze(torch::nn::Module& net, const Case& run) {
   for (const auto& item : net.named_parameters()) {
     for (const std::string& prefix : run.frozen) {
@@ -53,7 +53,7 @@ struct Result {
   std::vector<at::Tensor> buffers;
   std::vector<double> losses, norms;
   std::uint64_t sent = 0, expected = 0;                // bytes of all steps of rank 0
-  std::uint64_t sent_across = 0, expected_across = 0;  // the same between replicas
+  std::uint64_t sent_across = 0, expected_across = 0;  // bytes between replicas
 };
 
 inline std::uint64_t batch_seed(int step, int rank, int micro) {
@@ -64,15 +64,15 @@ inline Batch on(const Batch& batch, c10::Device device) {
   return {batch.x.to(device), batch.y.to(device)};
 }
 
-// What rank `group.rank()` does.
+// Runs the case on one rank.
 inline Result train(const comm::Group& group, const Case& run) {
   auto net = make_net(run.net);
-  net->initialise(group.rank() == 0 ? 7 : 99);  // the start is rank 0's
+  net->initialize(group.rank() == 0 ? 7 : 99);  // training starts with rank 0's values
   net->set_rank(group.rank());
   net->to(run.device);
   freeze(*net, run);
   Options options = run.options;
-  // Batch norm wants its parameters in the type of its statistics.
+  // Batch norm requires its parameters in the type of its statistics.
   if (run.net == "conv") {
     options.policy = [](const std::string& name, const at::Tensor& param) {
       ParamPolicy policy = default_policy(name, param);
@@ -111,7 +111,7 @@ inline Result train(const comm::Group& group, const Case& run) {
   question.keep_params = run.options.keep_params;
   result.expected = static_cast<std::uint64_t>(
       planner::data_parallel_traffic(question).total() * run.steps + 0.5);
-  // An all-reduce of this rank's shard of each bucket, as often as gradients are reduced.
+  // An all-reduce of this rank's shard of each bucket for every reduction of gradients.
   const auto replicas = static_cast<std::uint64_t>(run.replicas);
   for (const BucketInfo& bucket : engine.buckets()) {
     const auto elements = static_cast<std::uint64_t>(bucket.bytes / bucket.element_bytes) /
@@ -128,7 +128,7 @@ inline Result train(const comm::Group& group, const Case& run) {
   return result;
 }
 
-// The result of rank 0, after checking that all have the same.
+// Returns the result of rank 0, after checking that all ranks have the same.
 inline Result train(const Case& run) {
   std::vector<Result> results(static_cast<std::size_t>(run.ranks));
   over(run.ranks, [&](const comm::Group& group) {
@@ -143,11 +143,11 @@ inline Result train(const Case& run) {
   return results[0];
 }
 
-// The same in one process with torch alone. Networks whose loss is a mean over independent samples
-// see the global batch at once; batch norm and networks whose ranks differ, part by part.
+// Runs the case in one process with torch only. Networks whose loss is a mean over independent
+// samples get the global batch at once; batch norm and networks whose ranks differ, part by part.
 inline Result train_alone(const Case& run) {
   auto net = make_net(run.net);
-  net->initialise(7);
+  net->initialize(7);
   freeze(*net, run);
   std::vector<at::Tensor> params;
   for (const at::Tensor& p : net->parameters()) {
@@ -184,7 +184,7 @@ inline Result train_alone(const Case& run) {
         loss.backward();
       }
       const at::NoGradGuard no_grad;
-      if (r == 0) continue;  // buffers are rank 0's
+      if (r == 0) continue;  // rank 0's buffers are used
       for (std::size_t i = 0; i < saved.size(); ++i) net->buffers()[i].copy_(saved[i]);
     }
     if (whole) {
@@ -208,7 +208,7 @@ inline Result train_alone(const Case& run) {
   return result;
 }
 
-// The largest difference of any parameter, relative to the largest element of that parameter.
+// Returns the largest difference of any parameter, relative to its largest element.
 inline double distance(const Result& a, const Result& b) {
   double worst = 0;
   for (std::size_t i = 0; i < a.params.size(); ++i) {

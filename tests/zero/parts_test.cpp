@@ -1,4 +1,4 @@
-// The engine of a part of a model: several passes under way, model chunks, axes, ties.
+// Engine of a part of a model: interleaved passes, model chunks, axes, ties.
 
 #include <gtest/gtest.h>
 
@@ -114,7 +114,7 @@ std::uint64_t run(const comm::Group& group, Options options, const Way& way, std
   return engine.params_hash();
 }
 
-TEST(Parts, PassesUnderWayAndModelChunksChangeNoBit) {
+TEST(Parts, InterleavedPassesAndModelChunksKeepTheBits) {
   const std::vector<std::string> in_turn = {"f0", "b0", "f1", "b1", "f2", "b2"};
   const std::vector<std::string> all_first = {"f0", "f1", "f2", "b0", "b1", "b2"};
   const std::vector<std::string> mixed = {"f0", "f1", "b0", "f2", "b1", "b2"};
@@ -150,7 +150,7 @@ TEST(Parts, PassesUnderWayAndModelChunksChangeNoBit) {
   }
 }
 
-TEST(Parts, AModelChunkMustNotReachIntoAnother) {
+TEST(Parts, RejectsABackwardThatReachesAnotherModelChunk) {
   auto net = std::make_shared<StackImpl>();
   ModelAxes axes;
   axes.model_chunk = [](const std::string& name) { return name < "layer2" ? 0 : 1; };
@@ -161,7 +161,7 @@ TEST(Parts, AModelChunkMustNotReachIntoAnother) {
   EXPECT_THROW(engine.pipeline().backward(loss, {}, {.model_chunk = 2}), UsageError);
 }
 
-// y = W tanh(A x), and the same W once more with B: two parts of one model that share a tied W.
+// y = W tanh(A x), and y = W tanh(B x): two parts of one model that share a tied W.
 struct PartImpl : torch::nn::Module {
   explicit PartImpl(std::vector<int> parts) {
     tied = register_parameter("tied", waves({4, 37}, 3));
@@ -176,7 +176,7 @@ struct PartImpl : torch::nn::Module {
   std::map<int, at::Tensor> own;
 };
 
-TEST(Parts, NormLossAndTiesAreThoseOfTheWholeModel) {
+TEST(Parts, NormLossAndTiesEqualThoseOfTheWholeModel) {
   for (int stage = 0; stage < 4; ++stage) {
     Options options;
     options.stage = stage;

@@ -1,4 +1,4 @@
-// The passes of a step without an engine: what may follow what, and what is counted.
+// PassState without an engine: order of calls, and counts.
 
 #include "tessera/zero/pass_state.h"
 
@@ -22,26 +22,26 @@ std::string told(const std::function<void()>& call) {
   return "";
 }
 
-void expect_told(const std::function<void()>& call, const std::string& what_to_do) {
+void expect_error(const std::function<void()>& call, const std::string& what_to_do) {
   EXPECT_NE(told(call).find(what_to_do), std::string::npos) << told(call);
 }
 
-TEST(PassState, SaysWhatToCallWhereTheOrderIsWrong) {
+TEST(PassState, ErrorsOfCallsOutOfOrderNameTheCallToMake) {
   PassState state({0, 2}, 2, ReducePolicy::last);
-  expect_told([&] { state.reduces(0); }, "no step is under way");
+  expect_error([&] { state.reduces(0); }, "No step has begun");
   state.begin_step(2);
-  expect_told([&] { state.begin_step(1); }, "0 of 2 micro-batches are done; call step() first");
-  expect_told([&] { state.begin_backward({.model_chunk = 2}); }, "wanted 0 to 1");
-  expect_told([&] { state.finish_pass(1); }, "deferred = true first");
+  expect_error([&] { state.begin_step(1); }, "0 of 2 micro-batches are done. Call step() first");
+  expect_error([&] { state.begin_backward({.model_chunk = 2}); }, "must be 0 to 1");
+  expect_error([&] { state.finish_pass(1); }, "deferred = true first");
   state.begin_backward({});
-  expect_told([&] { state.begin_backward({}); }, "inside a backward pass of the same engine");
-  expect_told([&] { state.check_step(); }, "inside a backward");
+  expect_error([&] { state.begin_backward({}); }, "inside a backward pass of the same engine");
+  expect_error([&] { state.check_step(); }, "inside a backward");
   state.end_backward();
   state.begin_backward({.deferred = true});
   state.end_backward();
   EXPECT_TRUE(state.deferred_open());
-  expect_told([&] { state.begin_backward({}); }, "called 3 times, but a step has 2");
-  expect_told([&] { state.check_step(); }, "call finish_pass(0)");
+  expect_error([&] { state.begin_backward({}); }, "called 3 times, but a step has 2");
+  expect_error([&] { state.check_step(); }, "Call finish_pass(0)");
   EXPECT_TRUE(state.finish_pass(0));
   EXPECT_FALSE(state.deferred_open());
   EXPECT_NO_THROW(state.check_step());
@@ -49,17 +49,17 @@ TEST(PassState, SaysWhatToCallWhereTheOrderIsWrong) {
   EXPECT_FALSE(state.stepping());
 }
 
-TEST(PassState, AFailedPassIsClosedBeforeAnother) {
+TEST(PassState, RequiresDiscardAfterAFailedPass) {
   for (const ReducePolicy policy : {ReducePolicy::last, ReducePolicy::each}) {
     PassState state({1}, 1, policy);
     state.begin_step(2);
     state.begin_backward({});
     state.fail_backward();
-    expect_told([&] { state.begin_backward({}); }, "call discard()");
-    expect_told([&] { state.check_step(); }, "call discard()");
+    expect_error([&] { state.begin_backward({}); }, "Call discard()");
+    expect_error([&] { state.check_step(); }, "Call discard()");
     state.close_failed();
     state.close_failed();  // only once
-    // The pass counts: other ranks have sent its buckets.
+    // The pass counts as done: other ranks have sent its buckets.
     EXPECT_EQ(state.reductions_due(0), 1);
     state.end_step();
     state.begin_step(1);
@@ -67,7 +67,7 @@ TEST(PassState, AFailedPassIsClosedBeforeAnother) {
   }
 }
 
-TEST(PassState, AUnitIsDoneWithItsInputsAndItsGradients) {
+TEST(PassState, UnitIsDoneAfterItsInputGradientsAndParameterGradients) {
   PassState state({0, 2}, 1, ReducePolicy::each);
   state.begin_step(1);
   state.enter_forward(0, true, false);
@@ -88,8 +88,8 @@ TEST(PassState, AUnitIsDoneWithItsInputsAndItsGradients) {
   EXPECT_TRUE(state.unit_done(1));
 }
 
-// Two forwards: a backward of both, or of one of them, which is taken for the larger.
-TEST(PassState, UsesAreThoseOfTheForwardsOfTheBackward) {
+// Two forwards: a backward of both, or of one of them, which counts as the larger one.
+TEST(PassState, CountsUsesInTheForwardsOfTheBackward) {
   PassState state({0, 1}, 1, ReducePolicy::each);
   state.begin_step(3);
   for (const int uses : {1, 3}) {
@@ -101,7 +101,7 @@ TEST(PassState, UsesAreThoseOfTheForwardsOfTheBackward) {
   EXPECT_EQ(state.uses(1), 3);
   state.end_backward();
   state.enter_forward(0, true, false);
-  state.enter_forward(1, true, true);  // ends in an exception, and counts for nothing
+  state.enter_forward(1, true, true);  // ends in an exception, and is not counted
   state.enter_forward(0, true, false);
   state.enter_forward(1, true, true);
   state.leave_forward();
@@ -110,7 +110,7 @@ TEST(PassState, UsesAreThoseOfTheForwardsOfTheBackward) {
   EXPECT_EQ(state.uses(1), 1);
 }
 
-TEST(PassState, WithoutSyncTheNextPassReduces) {
+TEST(PassState, ReducesInTheFirstPassAfterNoSync) {
   PassState state({1}, 1, ReducePolicy::each);
   state.begin_step(2);
   state.enter_no_sync();
@@ -124,8 +124,8 @@ TEST(PassState, WithoutSyncTheNextPassReduces) {
   EXPECT_FALSE(state.take_ties());
 }
 
-// Whatever a rank did of a step, it takes part in as many reductions as every other.
-TEST(PassState, EveryRankReducesEquallyOften) {
+// A rank joins the same number of reductions as the others, whatever passes it ran.
+TEST(PassState, EveryRankJoinsTheSameNumberOfReductions) {
   std::mt19937 random(3);
   for (int round = 0; round < 300; ++round) {
     const ReducePolicy policy = random() % 2 == 0 ? ReducePolicy::each : ReducePolicy::last;

@@ -1,4 +1,4 @@
-// Backward that writes gradients where the engine wants them.
+// Backward that writes gradients to the memory that the engine provides.
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -12,11 +12,11 @@ namespace {
 
 struct Taken {
   bool enabled = true;
-  bool fail = false;  // once a place has been taken
+  bool fail = false;  // after a place has been taken
   int written = 0, added = 0, refused = 0;
 };
 
-// y = x Wᵀ, whose backward takes the place of W's gradient.
+// y = x Wᵀ, whose backward writes to the place of W's gradient.
 struct PlacedLinear : torch::autograd::Function<PlacedLinear> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& weight, std::int64_t taken) {
@@ -66,7 +66,7 @@ struct PlacedImpl : torch::nn::Module {
   at::Tensor tied, weight;
 };
 
-// Two blocks, which may be recomputed, and a weight that both of them use, and the net around them.
+// Two blocks, which may be recomputed, and a weight used by both of them and by the net.
 struct PlacedNet : torch::nn::Module {
   explicit PlacedNet(Taken& taken)
       : first(taken, whole_numbers({kSide, kSide}, 3), 4), second(taken, first->tied, 5) {
@@ -74,8 +74,8 @@ struct PlacedNet : torch::nn::Module {
     register_module("second", second.ptr());
   }
   at::Tensor loss(const at::Tensor& x) {
-    // The place that the head takes is not given back before the gradient of this use has come, and
-    // those of the blocks come in between.
+    // The head holds its place until the gradient of this use is complete; those of the blocks are
+    // computed in between.
     const at::Tensor y = first(first->linear(x, first->tied));
     return first->linear(first->linear(second(y), first->tied), second->weight).sum();
   }
@@ -100,12 +100,12 @@ std::vector<at::Tensor> gradients(Taken& taken, const Options& options, nn::Reco
   return result;
 }
 
-TEST(Places, GradientsAreThoseOfABackwardThatTakesNone) {
+TEST(Places, GradientsEqualThoseWithoutPlaces) {
   for (const auto recompute : {nn::Recompute::none, nn::Recompute::full}) {
     for (const int micro_batches : {1, 4}) {
       Options options;
       options.micro_batches = micro_batches;
-      // What is used in several segments comes when the pass is over.
+      // A parameter used in several segments is complete at the end of the pass.
       options.overlap_grad_reduce = recompute == nn::Recompute::none;
       Taken none{.enabled = false};
       const std::vector<at::Tensor> want = gradients(none, options, recompute);
@@ -124,7 +124,7 @@ TEST(Places, GradientsAreThoseOfABackwardThatTakesNone) {
   }
 }
 
-TEST(Places, WhatIsWrittenThereIsNotCopied) {
+TEST(Places, GradientsWrittenInPlaceAreNotCopied) {
   Taken taken;
   auto net = std::make_shared<PlacedImpl>(taken, at::Tensor(), 5);
   Options options;
@@ -144,8 +144,8 @@ TEST(Places, WhatIsWrittenThereIsNotCopied) {
   EXPECT_FALSE(nn::take_place(net->weight).to.defined());  // outside backward
 }
 
-// The hook sees what one pass gives, not what the place holds of the passes before.
-TEST(Places, ThereIsNoneWhereTheUserHasAHook) {
+// The hook gets the gradient of one pass, without the earlier passes in the place.
+TEST(Places, ParametersWithAUserHookHaveNoPlace) {
   std::vector<at::Tensor> results;
   for (const bool enabled : {false, true}) {
     Taken taken{.enabled = enabled};
@@ -167,7 +167,7 @@ TEST(Places, ThereIsNoneWhereTheUserHasAHook) {
   EXPECT_TRUE(at::equal(results[0], results[1]));
 }
 
-// y = x Wᵀ with the gradient of a GPU's operations, which is written by rows.
+// y = x Wᵀ with a gradient in row-major order, as GPU operations write it.
 struct WrittenByRows : torch::autograd::Function<WrittenByRows> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& weight) {
@@ -185,8 +185,8 @@ struct WrittenByRows : torch::autograd::Function<WrittenByRows> {
   }
 };
 
-// A weight that lies by columns: its place is of no use, and must not be emptied in vain.
-TEST(Places, WhatDoesNotLieByRowsKeepsItsEarlierPasses) {
+// A column-major weight cannot use its place, which must keep its contents.
+TEST(Places, ColumnMajorWeightsKeepEarlierPasses) {
   for (const bool turned : {false, true}) {
     struct Net : torch::nn::Module {
       explicit Net(bool by_columns) {
@@ -213,7 +213,7 @@ TEST(Places, WhatDoesNotLieByRowsKeepsItsEarlierPasses) {
   }
 }
 
-TEST(Places, ThereIsNoneWhereGradientsTravelInBuckets) {
+TEST(Places, BucketedGradientsHaveNoPlace) {
   Taken taken;
   auto net = std::make_shared<PlacedImpl>(taken, at::Tensor(), 5);
   Options options;
@@ -227,7 +227,7 @@ TEST(Places, ThereIsNoneWhereGradientsTravelInBuckets) {
   EXPECT_EQ(taken.refused, 1);
 }
 
-TEST(Places, ABackwardThatFailsLeavesNoPlaceTaken) {
+TEST(Places, FailedBackwardReleasesItsPlaces) {
   Taken taken{.fail = true};
   auto net = std::make_shared<PlacedNet>(taken);
   Engine engine(net, comm::Group(), {});

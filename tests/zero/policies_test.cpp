@@ -32,8 +32,8 @@ void one_step(Train& train, std::uint64_t seed, std::int64_t width) {
   train.step();
 }
 
-// What is read right after step() is new, or reading it says what to call.
-TEST(Reading, AfterAStepGivesTheNewValues) {
+// Reading right after step() returns new values, or throws an error that names the call to make.
+TEST(Reading, ReturnsNewValuesAfterAStep) {
   constexpr std::int64_t kWidth = 724;  // 8 layers: 4.2 million parameters
   for (int stage = 0; stage < 3; ++stage) {
     for (const bool overlap : {true, false}) {
@@ -77,7 +77,7 @@ TEST(Reading, AfterAStepGivesTheNewValues) {
   }
 }
 
-TEST(Moving, AnEngineGoesOnWhereItIsMoved) {
+TEST(Moving, MovedEngineContinuesTraining) {
   for (int stage = 0; stage < 4; ++stage) {
     std::vector<std::uint64_t> hashes;
     for (const bool move : {false, true}) {
@@ -95,7 +95,7 @@ TEST(Moving, AnEngineGoesOnWhereItIsMoved) {
           {
             const Engine::NoSync no_sync(trains.front());
             pass(2 * step + static_cast<std::uint64_t>(group.rank()));
-            // In the middle of a step, and of a scope.
+            // In the middle of a step, and of a NoSync scope.
             if (move)
               trains = std::vector<Train>(std::make_move_iterator(trains.begin()),
                                           std::make_move_iterator(trains.end()));
@@ -112,19 +112,19 @@ TEST(Moving, AnEngineGoesOnWhereItIsMoved) {
   }
 }
 
-TEST(Moving, AssignmentClosesTheEngineThatWasThere) {
+TEST(Moving, AssignmentClosesTheOldEngine) {
   torch::nn::Sequential first = squares(2, 8, 3), second = squares(2, 8, 4);
   Train train(first, comm::Group());
   const at::Tensor loss = train(numbers({2, 8}, 1)).square().mean();
   train = Train(second, comm::Group());
   EXPECT_NO_THROW(Train(first, comm::Group())) << "its hooks are gone";
-  // What still knows the old engine finds it gone.
+  // Hooks of the old engine do nothing.
   EXPECT_NO_THROW(loss.backward());
   one_step(train, 5, 8);
   EXPECT_EQ(train.steps(), 1);
 }
 
-TEST(CastInputs, AModelInBf16TakesFp32) {
+TEST(CastInputs, Bf16ModelAcceptsFp32) {
   std::vector<std::uint64_t> hashes;
   for (int stage = 0; stage < 4; ++stage) {
     for (const Gather gather : {Gather::alias, Gather::copy}) {
@@ -156,7 +156,7 @@ TEST(CastInputs, AModelInBf16TakesFp32) {
   for (const std::uint64_t hash : hashes) EXPECT_EQ(hash, hashes[0]);
 }
 
-// A unit in the middle gets fp32 too; integers and, in the layout fp32, everything stay.
+// An inner unit may get fp32, too. Integers, and all inputs in the layout fp32, are not cast.
 struct WidenImpl : torch::nn::Module {
   WidenImpl()
       : embed(register_module("embed", torch::nn::Embedding(5, 8))),
@@ -170,7 +170,7 @@ struct WidenImpl : torch::nn::Module {
 };
 TORCH_MODULE(Widen);
 
-TEST(CastInputs, OfUnitsToo) {
+TEST(CastInputs, CastsInputsOfUnits) {
   const at::Tensor ids = at::arange(5, at::kLong);
   for (const bool cast : {true, false}) {
     Options options;
@@ -187,8 +187,8 @@ TEST(CastInputs, OfUnitsToo) {
   EXPECT_EQ(plain(ids).scalar_type(), at::kFloat);
 }
 
-// A unit that is kept is gathered once in a micro-batch instead of twice.
-TEST(KeepUnit, SavesItsGather) {
+// A unit that is kept is gathered once per micro-batch instead of twice.
+TEST(KeepUnit, SavesOneGatherOfTheUnit) {
   constexpr int kUnits = 4;
   const auto sent = [&](const std::function<void(Options&)>& set) {
     std::uint64_t bytes = 0;

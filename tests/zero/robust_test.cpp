@@ -1,4 +1,4 @@
-// What users do that the plain step does not: sharing, failing, forgetting.
+// Unusual uses of the engine: shared modules, failures, missing calls.
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -17,8 +17,8 @@
 namespace tessera::zero::test {
 namespace {
 
-// One child in two places of a Sequential is one unit.
-TEST(Features, AChildMayStandTwiceInASequential) {
+// A child at two positions of a Sequential is one unit.
+TEST(Features, SequentialMayHoldAChildTwice) {
   std::vector<std::uint64_t> hashes;
   for (int stage = 0; stage < 4; ++stage) {
     for (const Gather gather : {Gather::automatic, Gather::copy}) {
@@ -44,11 +44,11 @@ TEST(Features, AChildMayStandTwiceInASequential) {
   for (const std::uint64_t hash : hashes) EXPECT_EQ(hash, hashes[0]);
 }
 
-// Reading a parameter that is free is an error only where LibTorch lets us say so: before 2.13 it
-// ends at a null pointer. See [Note: reading a resharded unit] in zero/storage.h.
+// Reading a freed parameter throws only with LibTorch 2.13 or newer; before, it reads a null
+// pointer. See [Note: reading a resharded unit] in zero/storage.h.
 constexpr bool kFreeUnitsAreMarked = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
 
-TEST(Features, AForwardBesideTheEngineIsRefused) {
+TEST(Features, RejectsForwardOutsideTheEngine) {
   if (!kFreeUnitsAreMarked) {
     GTEST_SKIP() << "LibTorch " << TORCH_VERSION << " cannot unmark a storage; 2.13 can";
   }
@@ -68,7 +68,7 @@ TEST(Features, AForwardBesideTheEngineIsRefused) {
   }
 }
 
-TEST(Features, ParametersOfAFreeUnitCannotBeRead) {
+TEST(Features, ReadingAParameterOfAReshardedUnitThrows) {
   if (!kFreeUnitsAreMarked) {
     GTEST_SKIP() << "LibTorch " << TORCH_VERSION << " cannot unmark a storage; 2.13 can";
   }
@@ -89,7 +89,7 @@ TEST(Features, ParametersOfAFreeUnitCannotBeRead) {
   }
 }
 
-// What the ranks are told when rank 1 has another model than rank 0.
+// Error of the ranks if rank 1 has another model than rank 0.
 std::vector<std::string> told_of_other_model(
     const std::function<void(torch::nn::Sequential)>& fill,
     const std::function<void(torch::nn::Sequential)>& other, int stage) {
@@ -108,7 +108,7 @@ std::vector<std::string> told_of_other_model(
   return told;
 }
 
-TEST(Features, OtherModelsOnOtherRanksAreNamed) {
+TEST(Features, NamesModelsThatDifferBetweenRanks) {
   using torch::nn::Linear;
   const auto plain = [](torch::nn::Sequential net) {
     net->push_back("a", Linear(2, 3));
@@ -145,7 +145,7 @@ TEST(Features, OtherModelsOnOtherRanksAreNamed) {
          plain(net);
          net->parameters()[2].set_data(torch::ones({3, 4}).t());
        }},
-      {"parameter \"c.weight\" [1, 4] Float", "no more",
+      {"parameter \"c.weight\" [1, 4] Float", "nothing",
        [&](torch::nn::Sequential net) {
          plain(net);
          net->push_back("c", Linear(4, 1));
@@ -164,7 +164,7 @@ TEST(Features, OtherModelsOnOtherRanksAreNamed) {
   }
 }
 
-TEST(Features, AParameterOnAnotherDeviceIsRefusedByName) {
+TEST(Features, RejectsAParameterOnAnotherDeviceByName) {
   struct Split : torch::nn::Module {
     Split() {
       register_parameter("here", torch::zeros({3}));
@@ -181,8 +181,8 @@ TEST(Features, AParameterOnAnotherDeviceIsRefusedByName) {
   }
 }
 
-// Small models have many buckets too, and large ones none above 25 MB.
-TEST(Features, BucketsFollowTheModel) {
+// Small models have many buckets, too, and large models have no bucket above 25 MB.
+TEST(Features, BucketSizeDependsOnTheModel) {
   EXPECT_EQ(default_bucket_bytes(0), 256 << 10);
   EXPECT_EQ(default_bucket_bytes(16 << 20), 1 << 20);
   EXPECT_EQ(default_bucket_bytes(std::int64_t{1} << 40), 25'000'000);
@@ -203,8 +203,8 @@ struct NoHook final : torch::autograd::PostAccumulateGradHook {
   void operator()(const torch::autograd::Variable&) override {}
 };
 
-// A model that an engine refused is as it was.
-TEST(Features, ARefusedModelIsLeftAlone) {
+// A model that an engine rejected is unchanged.
+TEST(Features, RejectedModelIsUnchanged) {
   struct OwnImpl : torch::nn::Module {
     OwnImpl() : weight(register_parameter("weight", at::ones({3}))) {}
     at::Tensor forward(at::Tensor x) { return x * weight; }
@@ -223,7 +223,7 @@ TEST(Features, ARefusedModelIsLeftAlone) {
   engine.discard();
 }
 
-TEST(Features, AModelHasOneEngineAtATime) {
+TEST(Features, RejectsASecondEngineForAModel) {
   auto net = std::make_shared<Mlp>();
   {
     const Engine first(net, comm::Group());
@@ -232,14 +232,14 @@ TEST(Features, AModelHasOneEngineAtATime) {
   EXPECT_NO_THROW(Engine(net, comm::Group()));
 }
 
-// After a backward that threw on all ranks, discard() makes it as if it had not been.
-TEST(Features, AFailedBackwardCanBeDiscarded) {
+// After a backward that threw on all ranks, discard() undoes it completely.
+TEST(Features, FailedBackwardCanBeDiscarded) {
   for (int stage = 0; stage < 4; ++stage) {
     std::vector<std::uint64_t> hashes;
     for (const bool fail : {false, true}) {
       over(2, [&](const comm::Group& group) {
         auto net = std::make_shared<Tied>();
-        net->initialise(7);
+        net->initialize(7);
         Options options;
         options.stage = stage;
         options.micro_batches = 2;
@@ -277,7 +277,7 @@ TEST(Features, TwoForwardsMayShareABackward) {
     for (int stage = 0; stage < 4; ++stage) {
       over(2, [&](const comm::Group& group) {
         auto net = std::make_shared<Tied>();
-        net->initialise(7);
+        net->initialize(7);
         Options options;
         options.stage = stage;
         options.layout = parse_state_layout("bf16-fp32grad");
@@ -298,8 +298,8 @@ TEST(Features, TwoForwardsMayShareABackward) {
   }
 }
 
-// As torch counts: a parameter's moments are as old as its own updates.
-TEST(Features, ParametersThatComeLateStartAfresh) {
+// As in torch, the age of a parameter's moments is its own number of updates.
+TEST(Features, ParametersUsedLateCountTheirOwnUpdates) {
   struct Late : torch::nn::Module {
     Late()
         : a(register_parameter("a", at::ones({4, 4}))),
@@ -329,8 +329,8 @@ TEST(Features, ParametersThatComeLateStartAfresh) {
   }
 }
 
-// Norms and biases do not decay, whoever updates them; and a rank may own nothing at all.
-TEST(Features, PoliciesHoldForOptimizersOfTorch) {
+// Norms and biases do not decay with any optimizer, and a rank may own no elements at all.
+TEST(Features, PoliciesApplyToOptimizersOfTorch) {
   std::vector<std::vector<at::Tensor>> results;
   for (const bool torchs : {false, true}) {
     over(2, [&](const comm::Group& group) {

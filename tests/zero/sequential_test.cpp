@@ -33,7 +33,7 @@ void expect_copies(torch::nn::Sequential& net, const at::Tensor& x) {
   EXPECT_TRUE(at::equal(loaded->forward(x), clone->forward(x)));
 }
 
-TEST(Features, ASequentialKeepsItsChildren) {
+TEST(Features, SequentialKeepsItsChildren) {
   for (int stage = 0; stage < 4; ++stage) {
     std::vector<at::Tensor> results(2);
     over(2, [&](const comm::Group& group) {
@@ -57,7 +57,7 @@ TEST(Features, ASequentialKeepsItsChildren) {
         if (stage < 3) expect_copies(net, x);
       }
       expect_typed(net);
-      if (stage == 3) return;  // nor has it when the engine is gone
+      if (stage == 3) return;  // nor after the engine is destroyed
       expect_copies(net, x);
       results[static_cast<std::size_t>(group.rank())] = net->forward(x).detach();
     });

@@ -1,4 +1,4 @@
-// How a model starts: values given shard by shard, and what the fp32 master begins with.
+// Initial values of a model: computed shard by shard, and those of the fp32 master copy.
 
 #include <gtest/gtest.h>
 
@@ -93,8 +93,8 @@ Options start_options(int stage, Gather gather, const std::string& layout) {
   return options;
 }
 
-// The model without memory starts, shard by shard, with the bits of the one that has all of it.
-TEST(Start, ValuesGivenShardByShardAreTheSameBits) {
+// A model without memory starts, shard by shard, with the same bits as one with memory.
+TEST(Start, InitializingShardByShardGivesTheSameBits) {
   for (const std::string layout : {"fp32", "bf16", "bf16-nomaster"}) {
     std::optional<std::uint64_t> want;
     for (int stage = 0; stage < 4; ++stage) {
@@ -105,7 +105,7 @@ TEST(Start, ValuesGivenShardByShardAreTheSameBits) {
             Tower net(allocated);
             Options options = start_options(stage, gather, layout);
             if (allocated) {
-              net->fill(group.rank() == 0 ? 5 : 6);  // rank 0's are everybody's
+              net->fill(group.rank() == 0 ? 5 : 6);  // all ranks get rank 0's values
             } else {
               options.initial = values_by_seed(5);
             }
@@ -121,8 +121,8 @@ TEST(Start, ValuesGivenShardByShardAreTheSameBits) {
   }
 }
 
-// A model whose fp32 parameters alone pass the limit starts and trains where its shards fit.
-TEST(Start, OfAShardedModelTakesTwoUnitsBesidesItsState) {
+// A model whose fp32 parameters exceed the memory limit starts and trains if its shards fit.
+TEST(Start, NeedsMemoryForStateAndTwoUnits) {
   memory::install();
   constexpr std::int64_t full = kUnits * kUnitBytes;
   for (const Gather gather : {Gather::alias, Gather::copy}) {
@@ -149,7 +149,7 @@ TEST(Start, OfAShardedModelTakesTwoUnitsBesidesItsState) {
   }
 }
 
-TEST(Start, RanksThatGiveOtherValuesAreTold) {
+TEST(Start, DetectsDifferentInitialSourcesOnRanks) {
   for (const int stage : {0, 1, 3}) {
     for (const Gather gather : {Gather::alias, Gather::copy}) {
       over(3, [&](const comm::Group& group) {
@@ -161,15 +161,15 @@ TEST(Start, RanksThatGiveOtherValuesAreTold) {
   }
 }
 
-TEST(Start, ParametersWithoutMemoryNeedValues) {
+TEST(Start, RejectsParametersWithoutMemoryOrValues) {
   const std::string told =
       error_of([] { DataParallel<Tower>(Tower(false), comm::Group(), Options{.stage = 2}); });
   EXPECT_NE(told.find("\"head\" has no memory"), std::string::npos) << told;
   EXPECT_NE(told.find("Options::initial"), std::string::npos) << told;
 }
 
-// Layers that fill themselves, made one after the other: each rank keeps its shards at once.
-TEST(Start, ModulesMadeInTheOrdinaryWayAreShardedAtOnce) {
+// Layers that initialize themselves, made one at a time: each rank keeps only its shards.
+TEST(Start, InitialShardsShardsModulesAsTheyAreMade) {
   memory::install();
   for (const std::string layout : {"fp32", "bf16"}) {
     std::optional<std::uint64_t> want;
@@ -180,7 +180,7 @@ TEST(Start, ModulesMadeInTheOrdinaryWayAreShardedAtOnce) {
           over(4, [&](const comm::Group& group) {
             const auto ledger = std::make_shared<memory::Ledger>("a rank");
             const memory::OwnerScope owner(ledger);
-            const double seed = group.rank() == 0 ? 5 : 6;  // rank 0's values win
+            const double seed = group.rank() == 0 ? 5 : 6;  // rank 0's values are used
             Options options = start_options(stage, gather, layout);
             InitialShards shards(group);
             Tower net(std::make_shared<TowerImpl>());
@@ -203,7 +203,7 @@ TEST(Start, ModulesMadeInTheOrdinaryWayAreShardedAtOnce) {
             values_by_seed(seed)("head", 0, net->head.as_strided({3 * kWidth}, {1}));
             values_by_seed(seed)("bias", 0, net->bias);
             if (at_once) {
-              shards.take(*net);  // what is left: the root's
+              shards.take(*net);  // the remaining parameters of the root
               options.initial = shards.source();
             }
             const at::AutoGradMode grad(true);
@@ -219,7 +219,7 @@ TEST(Start, ModulesMadeInTheOrdinaryWayAreShardedAtOnce) {
   }
 }
 
-TEST(Start, ShardsThatDifferOrAreMissingAreTold) {
+TEST(Start, DetectsDifferentOrMissingInitialShards) {
   over(2, [](const comm::Group& group) {
     InitialShards shards(group, /*broadcast=*/false);
     nn::Unit<SquareImpl> layer(true);
@@ -235,8 +235,8 @@ TEST(Start, ShardsThatDifferOrAreMissingAreTold) {
   });
 }
 
-// The fp32 master begins with the fp32 values, not with what bf16 leaves of them.
-TEST(Start, TheMasterBeginsWithUnroundedValues) {
+// The fp32 master copy starts with the fp32 values, not with those rounded to bf16.
+TEST(Start, MasterCopyStartsWithUnroundedValues) {
   for (int stage = 0; stage < 4; ++stage) {
     for (const Gather gather : {Gather::alias, Gather::copy}) {
       for (const bool allocated : {true, false}) {

@@ -1,4 +1,4 @@
-// The state that a checkpoint takes from an engine, and gives to another.
+// State that a checkpoint saves from one engine and loads into another.
 
 #include <gtest/gtest.h>
 
@@ -24,8 +24,8 @@ void one_step(Engine& engine, Net& net, int step) {
   engine.step();
 }
 
-// Trains a few steps, moves the state into a fresh engine, and goes on with both.
-TEST(State, AFreshEngineGoesOnWithTheSameBits) {
+// Trains a few steps, copies the state into a new engine, and continues with both.
+TEST(State, NewEngineContinuesWithTheSameBits) {
   for (const std::string net_name : {"mlp", "tied", "odd"}) {
     for (const std::string layout : {"fp32", "bf16", "bf16-nomaster"}) {
       for (int stage = 0; stage < 4; ++stage) {
@@ -34,7 +34,7 @@ TEST(State, AFreshEngineGoesOnWithTheSameBits) {
           const comm::Group group(std::move(backend));
           const auto fresh = [&](std::uint64_t seed) {
             auto net = make_net(run.net);
-            net->initialise(seed);
+            net->initialize(seed);
             net->set_rank(group.rank());
             return net;
           };
@@ -64,10 +64,10 @@ TEST(State, AFreshEngineGoesOnWithTheSameBits) {
   }
 }
 
-// A load would find out too late: gradients of other parameters are on their way.
-TEST(State, IsNotOverwrittenInTheMiddleOfAStep) {
+// A load would detect it too late: gradients of other parameters are in flight.
+TEST(State, CannotBeOverwrittenInTheMiddleOfAStep) {
   auto net = std::make_shared<Mlp>();
-  net->initialise(7);
+  net->initialize(7);
   Options options;
   options.micro_batches = 2;
   Engine engine(net, comm::Group(), options);
@@ -82,7 +82,7 @@ TEST(State, IsNotOverwrittenInTheMiddleOfAStep) {
   EXPECT_FALSE(engine.state(StateScope::held).empty());
 }
 
-// What the ranks own of a parameter and its state covers each element once.
+// The shards of a parameter and of its state cover each element once.
 TEST(State, EveryElementHasOneOwner) {
   for (const int ranks : {1, 2, 3}) {
     for (int stage = 0; stage < 4; ++stage) {
@@ -92,7 +92,7 @@ TEST(State, EveryElementHasOneOwner) {
       comm::run_threads(ranks, [&](std::shared_ptr<comm::Backend> backend) {
         const comm::Group group(std::move(backend));
         auto net = make_net(run.net);
-        net->initialise(7);
+        net->initialize(7);
         Engine engine(net, group, run.options);
         std::map<std::string, std::int64_t> sizes;
         for (auto& [name, value] : engine.full_parameters()) sizes[name] = value.numel();

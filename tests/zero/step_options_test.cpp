@@ -14,12 +14,12 @@ namespace {
 
 constexpr int kSteps = 5;
 
-// The scale of a parameter's learning rate, which cuts across layers and across what decays.
+// Scale of a parameter's learning rate, independent of layers and of weight decay.
 double scale_of(const std::string& param) {
   return param.find("layers.2") == 0 ? 0.5 : param.find("bias") != std::string::npos ? 2.0 : 1.0;
 }
 
-// Every setting alone, all at once, and none: a setting of one step must not stay for the next.
+// Each setting alone, all at once, and none: a setting of one step must not affect the next.
 StepOptions options_of(int step) {
   if (step == 1) return {.lr = 0.03, .clip_norm = 0.2, .weight_decay = 0.3, .lr_scale = scale_of};
   if (step == 2) return {.weight_decay = 0.5};
@@ -61,10 +61,10 @@ bool set_decay(torch::optim::OptimizerOptions& options, double decay) {
   return known != nullptr;
 }
 
-// One process and torch alone: a group for each parameter, whose settings change with the step.
+// One process with torch only: a group for each parameter, whose settings change with the step.
 std::vector<at::Tensor> alone(const Kind& kind, int ranks, int micro_batches) {
   Mlp net;
-  net.initialise(7);
+  net.initialize(7);
   std::vector<torch::optim::OptimizerParamGroup> groups;
   std::vector<std::string> names;
   for (const auto& item : net.named_parameters()) {
@@ -97,14 +97,14 @@ std::vector<at::Tensor> alone(const Kind& kind, int ranks, int micro_batches) {
   return params;
 }
 
-TEST(StepOptions, ChangingThemEqualsTorchOptimWithTheSameChanges) {
+TEST(StepOptions, ChangesEqualTheSameChangesInTorchOptim) {
   for (const Kind& kind : kinds()) {
     for (const int micro_batches : {1, 2}) {
       const std::vector<at::Tensor> want = alone(kind, 2, micro_batches);
       for (int stage = 0; stage < 4; ++stage) {
         over(2, [&](const comm::Group& group) {
           const auto net = std::make_shared<Mlp>();
-          net->initialise(7);
+          net->initialize(7);
           Options options;
           options.stage = stage;
           options.optimizer = kind.optimizer;
@@ -130,13 +130,13 @@ TEST(StepOptions, ChangingThemEqualsTorchOptimWithTheSameChanges) {
   }
 }
 
-// Muon's matrices and the rest of its parameters follow one weight decay and one scale.
-TEST(StepOptions, OfMuonEqualThoseItWasMadeWith) {
+// One weight decay and one scale apply to Muon's matrices and to its other parameters.
+TEST(StepOptions, MuonStepOptionsEqualConstructedOptions) {
   std::vector<std::uint64_t> hashes;
   for (const bool given : {false, true}) {
     over(2, [&](const comm::Group& group) {
       const auto net = std::make_shared<Mlp>();
-      net->initialise(7);
+      net->initialize(7);
       Options options;
       options.stage = 2;
       Muon muon{.lr = 0.02, .weight_decay = 0.3, .elementwise = {.lr = 0.01, .weight_decay = 0.3}};
@@ -160,7 +160,7 @@ TEST(StepOptions, OfMuonEqualThoseItWasMadeWith) {
   EXPECT_EQ(hashes[0], hashes[1]);
 }
 
-// An optimizer that the engine knows nothing of.
+// An optimizer that is unknown to the engine.
 struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {
   double get_lr() const override { return 0.1; }
   void set_lr(const double) override {}
@@ -171,9 +171,9 @@ struct Own : torch::optim::Optimizer {
   at::Tensor step(LossClosure) override { return {}; }
 };
 
-TEST(StepOptions, ValuesThatNoOptimizerTakesAreRefusedBeforeAnythingChanges) {
+TEST(StepOptions, RejectsInvalidValuesBeforeAnythingChanges) {
   const auto net = std::make_shared<Mlp>();
-  net->initialise(7);
+  net->initialize(7);
   Engine engine(net, comm::Group());
   const auto backward = [&](Engine& on) {
     on.backward(forward_loss(on, *net, net->batch(batch_seed(0, 0, 0))));
@@ -201,11 +201,11 @@ TEST(StepOptions, ValuesThatNoOptimizerTakesAreRefusedBeforeAnythingChanges) {
   EXPECT_NO_THROW(own.step());
 }
 
-// Beside one process, with accumulation; and reading them changes no bit of the step.
-TEST(FullGradients, AreRefusedWithoutABackwardPass) {
+// Compared with one process, with accumulation. Reading them does not change the bits of the step.
+TEST(FullGradients, RequireABackwardPass) {
   over(2, [](const comm::Group& group) {
     const auto net = make_net("mlp");
-    net->initialise(7);
+    net->initialize(7);
     Engine engine(net, group, {.stage = 2});
     const auto step = [&] {
       engine.backward(forward_loss(engine, *net, net->batch(1)));
@@ -213,7 +213,7 @@ TEST(FullGradients, AreRefusedWithoutABackwardPass) {
     };
     step();
     EXPECT_THROW(engine.full_gradients(), UsageError);
-    step();  // the engine goes on
+    step();  // the engine still works
   });
 }
 
@@ -222,7 +222,7 @@ TEST(FullGradients, EqualThoseOfOneProcessAtEveryStage) {
     for (const int micro_batches : {1, 3}) {
       constexpr int kRanks = 3;
       const auto single = make_net(name);
-      single->initialise(7);
+      single->initialize(7);
       for (int r = 0; r < kRanks; ++r) {
         single->set_rank(r);
         for (int k = 0; k < micro_batches; ++k) {
@@ -240,7 +240,7 @@ TEST(FullGradients, EqualThoseOfOneProcessAtEveryStage) {
         for (const bool read : {true, false}) {
           over(kRanks, [&](const comm::Group& group) {
             const auto net = make_net(name);
-            net->initialise(7);
+            net->initialize(7);
             net->set_rank(group.rank());
             Options options;
             options.stage = stage;
@@ -272,8 +272,8 @@ TEST(FullGradients, EqualThoseOfOneProcessAtEveryStage) {
   }
 }
 
-// The recipe of examples/two_engines.cpp: the generator's gradient, through another engine.
-TEST(TwoEngines, AGradientThroughOneReachesTheOtherAsInOneProcess) {
+// The recipe of examples/two_engines.cpp: the generator's gradient passes through another engine.
+TEST(TwoEngines, GradientsThroughAnotherEngineEqualOneProcess) {
   const auto linears = [](std::uint64_t seed) {
     torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::Tanh(), torch::nn::Linear(6, 4));
     const at::NoGradGuard no_grad;

@@ -112,7 +112,7 @@ void compare(const Samples& samples, int dims, at::ScalarType type,
                                reference->named_buffers()[buffer.key()].to(at::kDouble), near,
                                near))
           << what << " " << buffer.key();
-      // The same bits everywhere.
+      // The same bits on all ranks.
       const at::Tensor first = buffer.value().to(at::kDouble).clone().view({-1});
       group.broadcast(first, 0).wait();
       EXPECT_TRUE(at::equal(first, buffer.value().to(at::kDouble).view({-1})));
@@ -123,7 +123,7 @@ void compare(const Samples& samples, int dims, at::ScalarType type,
   });
 }
 
-TEST(SyncBatchNorm, IsThatOfOneProcessWithAllSamples) {
+TEST(SyncBatchNorm, EqualsOneProcessWithAllSamples) {
   const std::vector<Samples> all = {
       {1, {4}}, {2, {3, 3}}, {2, {5, 1}}, {3, {2, 0, 4}}, {4, {1, 2, 3, 4}}};
   for (const Samples& samples : all) {
@@ -138,7 +138,7 @@ TEST(SyncBatchNorm, IsThatOfOneProcessWithAllSamples) {
   }
 }
 
-TEST(SyncBatchNorm, RefusesWhatHasNoStatistics) {
+TEST(SyncBatchNorm, RejectsInputsWithoutStatistics) {
   over(2, [](const comm::Group& group) {
     SyncBatchNorm norm(kChannels, group);
     EXPECT_THROW(norm->forward(at::zeros({2, kChannels + 1})), UsageError);
@@ -156,7 +156,7 @@ struct InnerImpl : torch::nn::Module {
 };
 TORCH_MODULE(Inner);
 
-TEST(SyncBatchNorm, ReplacesThoseInSequentials) {
+TEST(SyncBatchNorm, ConvertReplacesNormsInSequentials) {
   const auto model = [] {
     return torch::nn::Sequential(Inner(), torch::nn::Linear(kChannels, 2),
                                  torch::nn::BatchNorm1d(2));
@@ -189,7 +189,7 @@ struct HasAMember : torch::nn::Module {
   torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(2));
 };
 
-TEST(SyncBatchNorm, NamesThoseThatItCannotReplace) {
+TEST(SyncBatchNorm, ConvertNamesNormsThatItCannotReplace) {
   torch::nn::Sequential model{torch::nn::BatchNorm1d(2)};
   model->register_module("mine", std::make_shared<HasAMember>());
   try {
@@ -201,8 +201,8 @@ TEST(SyncBatchNorm, NamesThoseThatItCannotReplace) {
   EXPECT_NE(model[0]->as<torch::nn::BatchNorm1d>(), nullptr);  // nothing was changed
 }
 
-// The engine adds up what the ranks have of the affine gradients.
-TEST(SyncBatchNorm, TrainsInTheEngineAsOneProcess) {
+// The engine sums the ranks' parts of the affine gradients.
+TEST(SyncBatchNorm, TrainsInTheEngineLikeOneProcess) {
   const auto make = [](const comm::Group& group) {
     torch::nn::Sequential net(torch::nn::Linear(4, kChannels), SyncBatchNorm(kChannels, group),
                               torch::nn::Linear(kChannels, 2));
@@ -240,7 +240,7 @@ TEST(SyncBatchNorm, TrainsInTheEngineAsOneProcess) {
   }
 }
 
-// A buffer of a user's own, which counts the micro-batches of training.
+// A user's buffer that counts the micro-batches of training.
 struct BatchCounterImpl : torch::nn::Module {
   BatchCounterImpl() {
     linear = register_module("linear", torch::nn::Linear(kChannels, kChannels));

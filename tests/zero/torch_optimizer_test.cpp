@@ -1,5 +1,5 @@
-// Optimizers of torch::optim in the engine: their states are saved and loaded like the engine's
-// own.
+// Optimizers of torch::optim in the engine: their states are saved and loaded like those of zero::
+// optimizers.
 
 #include <gtest/gtest.h>
 #include <torch/optim/rmsprop.h>
@@ -34,7 +34,7 @@ std::vector<Kind> kinds() {
        {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
       {"AdamW", of<optim::AdamW>(optim::AdamWOptions(0.02)), {"exp_avg", "exp_avg_sq"}},
       {"SGD", of<optim::SGD>(optim::SGDOptions(0.05)), {}},
-      // The first step is not dampened: a state of zeros would be another thing than none.
+      // The first step is not dampened, so a state of zeros differs from no state.
       {"SGD, dampened",
        of<optim::SGD>(optim::SGDOptions(0.05).momentum(0.9).dampening(0.5)),
        {"momentum_buffer"}},
@@ -58,8 +58,8 @@ Case case_of(const Kind& kind, const std::string& net, int ranks, int stage,
   return run;
 }
 
-// Five steps, a load, five more: the bits of ten on the same mesh, near them on another.
-TEST(TorchOptimizer, GoesOnAfterALoadOnAnyNumberOfRanksAndStage) {
+// Five steps, a load, five more: the bits of ten steps on the same mesh, close to them on another.
+TEST(TorchOptimizer, ContinuesAfterALoadOnAnyNumberOfRanksAndStage) {
   for (const Kind& kind : kinds()) {
     const std::string net = kind.name == "Adam" ? "tied" : "mlp";
     const Case two = case_of(kind, net, 2, 1);
@@ -75,7 +75,7 @@ TEST(TorchOptimizer, GoesOnAfterALoadOnAnyNumberOfRanksAndStage) {
       const std::string what = kind.name + ", " + other.describe();
       const WholeState got = train_from(other, 5, 10, &five);
       if (ranks == 2) {
-        expect_same_bits(got, ten, what);  // stages differ in no bit
+        expect_same_bits(got, ten, what);  // all stages give the same bits
       } else {
         expect_close(got, ten, 1e-4, what);
       }
@@ -83,15 +83,15 @@ TEST(TorchOptimizer, GoesOnAfterALoadOnAnyNumberOfRanksAndStage) {
   }
 }
 
-// A master copy is what the optimizer holds then.
-TEST(TorchOptimizer, GoesOnAfterALoadWithAMasterCopy) {
+// The optimizer then updates the master copy.
+TEST(TorchOptimizer, ContinuesAfterALoadWithAMasterCopy) {
   const Case run = case_of(kinds()[2], "odd", 2, 2, "bf16");
   const WholeState five = train_from(run, 0, 5, nullptr);
   expect_same_bits(train_from(run, 5, 8, &five), train_from(run, 0, 8, nullptr), "AdamW, bf16");
 }
 
-// Whoever saves before the first step changes nothing, and a load before it starts anew.
-TEST(TorchOptimizer, AStateBeforeTheFirstStepIsThatOfAFreshOptimizer) {
+// Saving before the first step changes nothing, and loading such a state starts again.
+TEST(TorchOptimizer, StateBeforeTheFirstStepIsThatOfANewOptimizer) {
   for (const Kind& kind : kinds()) {
     const Case run = case_of(kind, "mlp", 2, 2);
     const WholeState none = train_from(run, 0, 0, nullptr);
@@ -99,13 +99,13 @@ TEST(TorchOptimizer, AStateBeforeTheFirstStepIsThatOfAFreshOptimizer) {
   }
 }
 
-// An optimizer that has gone further is set back.
-TEST(TorchOptimizer, ALoadSetsBackWhatWentOn) {
+// A load resets an optimizer that has advanced.
+TEST(TorchOptimizer, LoadResetsAnOptimizerThatHasAdvanced) {
   for (const Kind& kind : kinds()) {
     const Case run = case_of(kind, "mlp", 1, 0);
     over(1, [&](const comm::Group& group) {
       auto net = make_net(run.net);
-      net->initialise(7);
+      net->initialize(7);
       Engine engine(net, group, run.options);
       std::vector<at::Tensor> saved;
       for (const StateShard& shard : engine.state(StateScope::held)) {
@@ -127,8 +127,8 @@ TEST(TorchOptimizer, ALoadSetsBackWhatWentOn) {
   }
 }
 
-// Of an unknown class the engine knows no states: it trains, but is not saved in part.
-TEST(TorchOptimizer, AClassThatIsNotKnownIsRefusedByName) {
+// An optimizer of an unknown class trains, but saving throws instead of saving a part.
+TEST(TorchOptimizer, RejectsSavingAnUnknownClassByName) {
   struct Halving : optim::SGD {
     using SGD::SGD;
   };
@@ -139,7 +139,7 @@ TEST(TorchOptimizer, AClassThatIsNotKnownIsRefusedByName) {
       "mlp", 1, 0);
   over(1, [&](const comm::Group& group) {
     auto net = make_net(run.net);
-    net->initialise(7);
+    net->initialize(7);
     Engine engine(net, group, run.options);
     one_step(engine, *net, common_batch(*net, 0));
     try {
