@@ -19,7 +19,7 @@
 namespace tessera::parallel {
 namespace {
 
-// Words of all ranks, [rank].
+// Gathers one word of each rank, by rank.
 std::vector<std::uint64_t> gather_words(const comm::Group& group, std::uint64_t own,
                                         const char* label) {
   const at::Tensor mine = at::empty({1}, at::kLong), all = at::empty({group.size()}, at::kLong);
@@ -48,11 +48,11 @@ std::vector<std::string> lines_in(const std::string& text) {
 
 // First difference between the lines of two ranks of the same color.
 struct Difference {
-  int rank = -1, other = -1;  // -1: there is none
+  int rank = -1, other = -1;  // -1: no difference
   std::string line, other_line;
 };
 
-// Colors are small numbers by rank of the group; only ranks of equal color are compared.
+// Compares the lines of ranks of equal color. `colors`: small numbers by rank of the group.
 Difference find_difference(const comm::Group& group, const std::vector<int>& colors,
                            const std::vector<std::string>& own, const char* label) {
   Difference found;
@@ -83,7 +83,7 @@ std::string text_of(const Difference& found) {
              found.other_line);
 }
 
-// Copies of a tied parameter are alike wherever they are: the text of another one on any rank.
+// Throws UsageError if copies of a tied parameter differ between any two ranks.
 void expect_same_ties(const comm::Group& world, const Start& start) {
   if (!start.has_ties() || world.size() == 1 || world.simulated()) return;
   const auto texts = gather_texts(world, join(start.tied_lines(), "\n"), "tied parameters");
@@ -96,7 +96,7 @@ void expect_same_ties(const comm::Group& world, const Start& start) {
       const auto& [rank, other] =
           seen.try_emplace(numbered.substr(0, space), r, line).first->second;
       if (other == line) continue;
-      throw UsageError(str("Tied parameters must be alike on all ranks, but rank ", rank, " has ",
+      throw UsageError(str("Tied parameters must be equal on all ranks, but rank ", rank, " has ",
                            other, " and rank ", r, " has ", line, ". Give both the same shape."));
     }
   }
@@ -133,7 +133,7 @@ void expect_same_list(const std::vector<Layer>& layers, const comm::Mesh& mesh,
   const Difference found = find_difference(mesh.world(), all, lines, "list of layers");
   if (found.rank < 0) return;
   throw UsageError(str("Ranks were given different models: ", text_of(found),
-                       ". Give all ranks the same list of layers and the same options."));
+                       ". Pass the same list of layers and the same options on all ranks."));
 }
 
 void expect_same_layers(const comm::Mesh& mesh, const std::string& problem, const Start& start) {
@@ -159,7 +159,7 @@ void expect_same_layers(const comm::Mesh& mesh, const std::string& problem, cons
   expect_same_ties(world, start);
 }
 
-void refuse_rank_masks(const Layer& layer, const torch::nn::Module& module, int tp) {
+void reject_torch_dropout(const Layer& layer, const torch::nn::Module& module, int tp) {
   namespace tn = torch::nn;
   for (const auto& item : module.named_modules()) {
     const tn::Module& each = *item.value();
@@ -172,7 +172,7 @@ void refuse_rank_masks(const Layer& layer, const torch::nn::Module& module, int 
     take(dynamic_cast<const tn::Dropout3dImpl*>(&each));
     take(dynamic_cast<const tn::AlphaDropoutImpl*>(&each));
     take(dynamic_cast<const tn::FeatureAlphaDropoutImpl*>(&each));
-    std::string instead = "tessera::MeshDropout(at.tp, at.dropout(name, rate)) in its place";
+    std::string instead = "tessera::MeshDropout(at.tp, at.dropout(name, rate)) instead";
     if (!rate) {
       instead = "it without dropout";
       if (const auto* attention = dynamic_cast<const tn::MultiheadAttentionImpl*>(&each)) {
@@ -189,9 +189,9 @@ void refuse_rank_masks(const Layer& layer, const torch::nn::Module& module, int 
     throw UsageError(str("Layer ", quote(layer.name), ": module ",
                          item.key().empty() ? "" : str(quote(item.key()), " "), "is a ",
                          each.name(), " with rate ", *rate,
-                         ", which draws another mask on each of ", "the ", tp,
+                         ", which draws a different mask on each of ", "the ", tp,
                          " tensor-parallel ranks, so that replicated parameters would ",
-                         "drift apart. Use ", instead, "."));
+                         "diverge. Use ", instead, "."));
   }
 }
 
@@ -205,8 +205,8 @@ bool has_own_dropout(const torch::nn::Module& module) {
 
 namespace {
 
-// One number for the bits of each tensor. Whole numbers are added on a device, so that the order of
-// its threads does not matter, and copied to the host together.
+// Returns a hash or sum of the bits of each tensor. On a device, integers are summed, so that the
+// order of its threads does not matter, and all sums are copied to the host together.
 std::vector<std::uint64_t> bits_of(const NamedTensors& tensors) {
   std::vector<std::uint64_t> words(tensors.size());
   std::vector<at::Tensor> sums;
@@ -281,18 +281,18 @@ void expect_replicated(const comm::Mesh& mesh, const comm::Group& model, const R
   };
   if (const Difference found = compare(lines_of(own.inputs), "inputs of tensor-parallel ranks");
       found.rank >= 0) {
-    throw UsageError(str("Tensor-parallel ranks work on the same micro-batches, but were given ",
+    throw UsageError(str("Tensor-parallel ranks must get the same micro-batches, but were given ",
                          "different ones: ", text_of(found),
                          ". Give all ranks with the same dp coordinate the same data."));
   }
   const Difference found = compare(lines_of(own.params), "replicated parameters");
   if (found.rank < 0) return;
   const std::string text =
-      str("Tensor-parallel ranks have different values of what each has whole, after ",
+      str("Tensor-parallel ranks have different values of replicated parameters after ",
           plural(own.steps, "step"), ": ", text_of(found),
-          ". A layer computes something else on each rank: random numbers of its own (use ",
-          "tessera::MeshDropout), the rank's number, or another number of threads. ",
-          "ParallelOptions::check_replicas = 0 switches this check off.");
+          ". A layer computes different results on each rank. Possible causes are its own random ",
+          "numbers (use tessera::MeshDropout), use of the rank's number, and a different number ",
+          "of threads. ParallelOptions::check_replicas = 0 disables this check.");
   if (own.device.is_cpu()) throw UsageError(text);
   if (model.rank() == 0) Logger().warn(text);
 }

@@ -10,42 +10,44 @@
 #include "tessera/parallel/parallelize.h"
 #include "tessera/parallel/start.h"
 
-// [Note: consistency] Ranks of a mesh build one model together. Where they were given different
-// layers, options or data, collectives would wait for each other until the timeout, or training
-// would go on with wrong numbers. These checks compare hashes, and texts only where hashes differ,
-// so that every rank throws the same UsageError with the first difference and the ranks that have
-// it. Collective; nothing is compared where the other ranks are simulated.
+// [Note: consistency] Ranks of a mesh build one model together. If they were given different
+// layers, options or data, collectives would wait until the timeout, or training would continue
+// with wrong numbers. These checks compare hashes, and texts only if hashes differ, so that every
+// rank throws the same UsageError with the first difference and the ranks that have it. They are
+// collective, and do nothing if the other ranks are simulated.
 namespace tessera::parallel {
 
-// Over the mesh, before anything is made: the list of layers and the options that shape the model.
+// Compares the list of layers and the options that shape the model, over the mesh, before anything
+// is made.
 void expect_same_list(const std::vector<Layer>& layers, const comm::Mesh& mesh,
                       const ParallelOptions& options);
 
-// Over the mesh, when this rank has made its layers. `problem`: why it could not; "" if it could.
-// Ranks of one pipeline stage have the same parameters, and all copies of a tied one are alike.
+// Compares the parameters of ranks of one pipeline stage, and all copies of tied parameters, over
+// the mesh, after this rank has made its layers. `problem`: reason that it could not make them; ""
+// if it could.
 void expect_same_layers(const comm::Mesh& mesh, const std::string& problem, const Start& start);
 
-// Throws UsageError if a module of the layer draws random numbers of each rank's own in training:
-// tensor-parallel ranks would compute with different masks.
-void refuse_rank_masks(const Layer& layer, const torch::nn::Module& module, int tp);
-// Returns whether a module is a MeshDropout that drops something whatever ParallelOptions::dropout
-// is.
+// Throws UsageError if a module of the layer uses the dropout of torch, which draws different
+// random numbers on each tensor-parallel rank.
+void reject_torch_dropout(const Layer& layer, const torch::nn::Module& module, int tp);
+// Returns true if a module is a MeshDropout with its own rate above 0, independent of
+// ParallelOptions::dropout.
 bool has_own_dropout(const torch::nn::Module& module);
 
 // Tensors with a name for messages.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-// Parameters that each tensor-parallel rank has whole: the shards that this rank owns.
+// Returns this rank's shards of the parameters that are whole on each tensor-parallel rank.
 NamedTensors replicated_params(const Start& start, zero::Engine& engine);
 
-// Data of one tensor-parallel rank that the others must have too.
+// Data of one tensor-parallel rank that must be equal on the others.
 struct Replicated {
   NamedTensors inputs, params;
   c10::Device device = c10::kCPU;
-  std::int64_t steps = 0;  // that were made, for messages
+  std::int64_t steps = 0;  // number of steps so far, for messages
 };
-// Over the ranks of a replica, `model`. Throws UsageError where inputs differ. Where parameters
-// differ it throws on the CPU and warns on a GPU, whose kernels may add in another order on each
-// rank.
+// Compares data over the ranks of a replica, `model`. Throws UsageError if inputs differ. If
+// parameters differ, throws on the CPU and warns on a GPU, whose kernels may sum in a different
+// order on each rank.
 void expect_replicated(const comm::Mesh& mesh, const comm::Group& model, const Replicated& own);
 
 }  // namespace tessera::parallel

@@ -17,7 +17,7 @@
 namespace tessera::parallel {
 namespace {
 
-// Where each stage begins, and the end.
+// Returns the first layer of each stage, and the end.
 std::vector<int> bounds_of(const std::vector<Layer>& layers, int stages,
                            const std::vector<int>& asked) {
   if (!asked.empty()) {
@@ -35,9 +35,12 @@ schedule::Schedule schedule_of(int pp, const ParallelOptions& options) {
 
 }  // namespace
 
-Cut::Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& options)
+PipelineSplit::PipelineSplit(const std::vector<Layer>& layers, int pp,
+                             const ParallelOptions& options)
     : schedule_(schedule_of(pp, options)) {
-  if (layers.empty()) throw UsageError("the model has no layers; wanted at least one, with a loss");
+  if (layers.empty()) {
+    throw UsageError("The model has no layers. Pass at least one layer, which returns the loss");
+  }
   for (std::size_t i = 0; i < layers.size(); ++i) {
     for (const auto& [own, tie] : layers[i].tied) tie_owner(layers, i, own);
   }
@@ -50,21 +53,21 @@ Cut::Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& option
   if (pp == 1) return;
   if (options.engine.stage == 3 && schedule::splits_backward(schedule_)) {
     throw UsageError(str("schedule ", options.schedule,
-                         " puts off weight gradients, and ZeRO stage 3 frees a layer when it has "
-                         "its gradients; wanted another stage, or the schedule 1f1b"));
+                         " defers weight gradients, but ZeRO stage 3 frees a layer after its "
+                         "backward. Use another stage, or the schedule 1f1b"));
   }
   if (options.engine.stage == 3 && (options.engine.keep_params || options.engine.keep_unit)) {
     throw UsageError(
-        "keep_params or keep_unit in a pipeline: several micro-batches are under way, so that "
-        "parameters would be kept almost always; wanted stage 2, or neither");
+        "keep_params and keep_unit are not supported in a pipeline: several micro-batches are in "
+        "flight, so parameters would be kept almost always. Use stage 2, or unset both");
   }
 }
 
-int Cut::stage_of(std::size_t layer) const {
+int PipelineSplit::stage_of(std::size_t layer) const {
   for (std::size_t s = 0; s < stages_.size(); ++s) {
     if (layer < stages_[s].last) return static_cast<int>(s);
   }
-  throw Error(str("layer ", layer, " is on no stage"));
+  throw Error(str("layer ", layer, " is not on any stage"));
 }
 
 TieOwner tie_owner(const std::vector<Layer>& layers, std::size_t who, const std::string& param) {
@@ -87,7 +90,7 @@ std::string whole_name(const Layer& layer, const std::string& param) {
   return layer.flat ? param : str(layer.name, ".", param);
 }
 
-std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cut,
+std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const PipelineSplit& cut,
                                  const comm::Group& pp) {
   std::map<std::string, std::set<int>> stages;  // by the parameter's name
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -98,7 +101,7 @@ std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cu
       with.insert(cut.stage_of(i));
     }
   }
-  std::map<std::vector<int>, comm::Group> groups;  // one for all that the same ranks share
+  std::map<std::vector<int>, comm::Group> groups;  // by ranks: ties of the same ranks share one
   std::vector<TieGroup> own;
   for (const auto& [param, with] : stages) {
     std::vector<int> ranks;
@@ -117,7 +120,7 @@ std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cu
   return own;
 }
 
-// Returns true if the group of all data-parallel ranks is another than those along either axis.
+// Returns true if the group of all data-parallel ranks differs from those along either axis.
 static bool has_flat_data_group(const comm::Mesh& mesh) {
   return mesh.axes().size(Axis::dp_shard) > 1 && mesh.axes().size(Axis::dp_replicate) > 1;
 }
@@ -132,7 +135,7 @@ std::vector<std::pair<const char*, comm::Group>> data_groups(const comm::Mesh& m
 PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh) {
   PerAxis<comm::TrafficCounts> sent;
   for (const Axis axis : kAllAxes) sent[axis] = mesh.group(axis).traffic();
-  // Norms, losses and comparisons go over both data-parallel axes at once.
+  // Norms, losses and comparisons use the group of both data-parallel axes.
   if (has_flat_data_group(mesh)) {
     sent[Axis::dp_shard] = sent[Axis::dp_shard] + mesh.dp().traffic();
   }
@@ -149,8 +152,8 @@ std::string chunk_name(int chunk) { return str("chunk", chunk); }
 
 int chunk_of(const std::string& raw) { return std::stoi(raw.substr(5, raw.find('.') - 5)); }
 
-at::Tensor tell_all(const comm::Group& group, int owner, const at::Tensor& tensor,
-                    c10::Device device) {
+at::Tensor broadcast_tensor(const comm::Group& group, int owner, const at::Tensor& tensor,
+                            c10::Device device) {
   if (group.size() == 1) return tensor;
   constexpr std::int64_t kMostDims = 8;
   comm::Call call;
@@ -159,7 +162,10 @@ at::Tensor tell_all(const comm::Group& group, int owner, const at::Tensor& tenso
   const at::Tensor about = at::zeros({2 + kMostDims}, at::kLong);
   auto* words = about.mutable_data_ptr<std::int64_t>();
   if (group.rank() == owner) {
-    if (tensor.dim() > kMostDims) throw UsageError("an answer has more than 8 dims");
+    if (tensor.dim() > kMostDims) {
+      throw UsageError(str("The output of the last layer has ", tensor.dim(),
+                           " dims, must be at most ", kMostDims));
+    }
     words[0] = static_cast<std::int64_t>(tensor.scalar_type());
     words[1] = tensor.dim();
     std::copy(tensor.sizes().begin(), tensor.sizes().end(), words + 2);

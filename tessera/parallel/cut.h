@@ -14,65 +14,66 @@ struct ParallelOptions;
 
 namespace tessera::parallel {
 
-// Layers [first, last) of the list.
-struct Stretch {
+// Layers [first, last) of the list, owned by one pipeline stage.
+struct StageLayers {
   std::size_t first = 0, last = 0;
 };
 
-// How a pipeline cuts a list of layers into stages.
-class Cut {
+// Division of a list of layers into the stages of a pipeline.
+class PipelineSplit {
  public:
-  // Throws UsageError for what cannot be cut so.
-  Cut(const std::vector<Layer>& layers, int pp, const ParallelOptions& options);
+  // Throws UsageError if the layers cannot be divided with these options.
+  PipelineSplit(const std::vector<Layer>& layers, int pp, const ParallelOptions& options);
 
-  const schedule::Schedule& schedule() const { return schedule_; }  // of one stage without pipeline
-  Stretch layers_of(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
+  const schedule::Schedule& schedule() const { return schedule_; }  // one stage without a pipeline
+  StageLayers layers_of(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
   int stage_of(std::size_t layer) const;
 
  private:
   schedule::Schedule schedule_;
-  std::vector<Stretch> stages_;
+  std::vector<StageLayers> stages_;
 };
 
-// The layer and the parameter of it that a tied parameter is. That one is tied to nothing itself.
+// Layer and parameter that a tied parameter refers to. The owner itself is not tied.
 struct TieOwner {
   std::size_t layer = 0;
   std::string param;
 
   friend bool operator==(const TieOwner&, const TieOwner&) = default;
 };
-// Returns the owner of parameter `param` in `tied` of layer `who`, through ties of ties. Throws
-// UsageError if a tie names no layer before its own.
+// Returns the owner of parameter `param` in `tied` of layer `who`, following ties of ties. Throws
+// UsageError if a tie does not name an earlier layer.
 TieOwner tie_owner(const std::vector<Layer>& layers, std::size_t who, const std::string& param);
-// What a parameter of a layer is called in the whole model.
+// Returns the name of a layer's parameter in the whole model.
 std::string whole_name(const Layer& layer, const std::string& param);
 
-// The ranks of a pipeline that have a copy of a parameter each; alone on a rank that has none.
+// Pipeline ranks that each have a copy of a parameter.
 struct TieGroup {
   std::string param;
   comm::Group group;
 };
-// Collective over `pp`: those that this rank is in.
-std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Cut& cut,
+// Collective over `pp`. Returns the groups that include this rank.
+std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const PipelineSplit& cut,
                                  const comm::Group& pp);
 
-// Traffic of this rank so far, by axis.
+// Returns the traffic of this rank so far, by axis.
 PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh);
 
-// Groups of data-parallel ranks, with their names in reports.
+// Returns the groups of data-parallel ranks, with their names in reports.
 std::vector<std::pair<const char*, comm::Group>> data_groups(const comm::Mesh& mesh);
 
-// Collective: the ranks of this replica, alone if tp and pp are 1.
+// Collective. Returns the group of the ranks of this replica; one rank if tp and pp are 1.
 comm::Group replica_group(const comm::Mesh& mesh);
 
-// "chunk1.blocks.3.qkv.weight": how a rank with several chunks calls a parameter.
+// Prefix of parameter names on a rank with several chunks, as in "chunk1.blocks.3.qkv.weight", and
+// its inverse.
 std::string chunk_name(int chunk);
 int chunk_of(const std::string& raw);
 
-// Collective: rank `owner`'s tensor, on all ranks of the group; others give none.
-at::Tensor tell_all(const comm::Group& group, int owner, const at::Tensor& tensor,
-                    c10::Device device);
-// Collective: of the hashes of all ranks, in their order.
+// Collective. Returns the tensor of rank `owner` on all ranks of the group; others pass none.
+at::Tensor broadcast_tensor(const comm::Group& group, int owner, const at::Tensor& tensor,
+                            c10::Device device);
+// Collective. Returns a hash of the hashes of all ranks, in rank order.
 std::uint64_t hash_of_replica(const comm::Group& group, std::uint64_t own);
 
 }  // namespace tessera::parallel

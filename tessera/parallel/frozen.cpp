@@ -17,13 +17,13 @@
 namespace tessera::parallel {
 namespace {
 
-constexpr std::int64_t kStretchAtOnce = std::int64_t{1} << 22;  // elements
+constexpr std::int64_t kBlock = std::int64_t{1} << 22;  // elements
 
 std::uint64_t sum_of(const at::Tensor& values, const std::vector<Run>& runs, std::uint64_t stream) {
   std::atomic<std::uint64_t> sum{0};
   for (const Run& run : runs) {
-    for (std::int64_t at = 0; at < run.count; at += kStretchAtOnce) {
-      const std::int64_t count = std::min(kStretchAtOnce, run.count - at);
+    for (std::int64_t at = 0; at < run.count; at += kBlock) {
+      const std::int64_t count = std::min(kBlock, run.count - at);
       const at::Tensor some =
           values.narrow(0, run.local + at, count).to(at::kCPU).to(at::kBFloat16).contiguous();
       const auto* bits = static_cast<const std::uint16_t*>(some.const_data_ptr());
@@ -51,7 +51,7 @@ std::string fingerprint_of_frozen(const Checkpointable& what) {
   const std::string mine = any ? hex(sum) + (half ? str(kFingerprintOfHalf) : "") : std::string();
   for (const std::string& text : gather_texts(what.world, mine, "frozen parameters")) {
     if (text.empty()) continue;
-    all += std::stoull(text, nullptr, 16);  // up to what is no digit
+    all += std::stoull(text, nullptr, 16);  // up to the first character that is not a digit
     half = half || text.back() == kFingerprintOfHalf;
     anywhere = true;
   }

@@ -9,10 +9,10 @@
 
 namespace tessera::parallel {
 
-// Lengths first, then the texts padded to the longest.
+// Gathers the lengths first, then the texts padded to the longest.
 std::vector<std::string> gather_texts(const comm::Group& group, const std::string& mine,
                                       const char* label) {
-  // Ranks that are not there say what this one does.
+  // Simulated ranks have the same text as this one.
   if (group.simulated()) return {static_cast<std::size_t>(group.size()), mine};
   comm::Call call;
   call.traffic = comm::Traffic::control;

@@ -7,7 +7,7 @@
 
 namespace tessera::parallel {
 
-// Collective: the texts of all ranks, on every rank. `label` names the call in messages.
+// Collective. Returns the texts of all ranks, on every rank. `label` names the call in messages.
 std::vector<std::string> gather_texts(const comm::Group& group, const std::string& mine,
                                       const char* label);
 

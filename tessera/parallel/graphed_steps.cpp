@@ -15,8 +15,8 @@
 namespace tessera::parallel {
 namespace {
 
-// Steps that run one by one first: libraries choose their algorithms and get their memory in them.
-constexpr int kBefore = 2;
+// Steps that run without a graph first, in which libraries choose algorithms and allocate memory.
+constexpr int kWarmUpSteps = 2;
 
 bool alike(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
@@ -27,7 +27,7 @@ at::Tensor place_for(const at::Tensor& tensor, c10::Device device) {
   return tensor.defined() ? at::empty(tensor.sizes(), tensor.options().device(device)) : tensor;
 }
 
-// How many random numbers the device has given out.
+// Returns the state of the device's random number generator.
 at::Tensor random_state(c10::Device device) {
   at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard lock(generator.mutex());
@@ -36,7 +36,7 @@ at::Tensor random_state(c10::Device device) {
 
 std::string problem_of(bool pipelined, zero::Engine& engine) {
   if (const char* problem = StepGraph::problem()) return problem;
-  if (pipelined) return "the stages of a pipeline wait for each other on the host";
+  if (pipelined) return "pipeline stages wait for each other on the host";
   return engine.graphs().problem();
 }
 
@@ -81,7 +81,8 @@ zero::PendingStep GraphedSteps::one_by_one(const Batches& batches, const Step& n
   const at::Tensor before = random_state(device_);
   zero::PendingStep step = now(batches);
   if (!at::equal(before, random_state(device_))) {
-    problem_ = "the model draws random numbers on the device, which would be the same every time";
+    problem_ =
+        "the model draws random numbers on the device, which would be the same in every replay";
   }
   return step;
 }
@@ -91,7 +92,7 @@ zero::PendingStep GraphedSteps::step(const zero::Begin& begin, const zero::StepO
   if (!problem_.empty()) return now(batches);
   const OtherStream other(stream_);
   if (!fits(batches)) {
-    // Other shapes than before. A graph that is there already keeps its own.
+    // The shapes have changed. A recorded graph keeps its shapes.
     if (graph_.recorded()) return now(batches);
     batches_.clear();
     for (const MicroBatch& batch : batches) {
@@ -106,7 +107,7 @@ zero::PendingStep GraphedSteps::step(const zero::Begin& begin, const zero::StepO
     for (std::size_t i = 0; i < groups_.size(); ++i) groups_[i].add_traffic(sent_[i]);
     return launch(begin, options, batches);
   }
-  if (alike_++ < kBefore) return one_by_one(batches, now);
+  if (alike_++ < kWarmUpSteps) return one_by_one(batches, now);
   return record(begin, options, batches, now);
 }
 
@@ -116,8 +117,8 @@ zero::PendingStep GraphedSteps::record(const zero::Begin& begin, const zero::Ste
   try {
     graph_.record(device_, [&] { static_cast<void>(now(batches_)); });
   } catch (const std::exception& error) {
-    problem_ = str("recording one failed: ", message_of(error));
-    Logger().warn(str("steps run one by one, not as a CUDA graph: ", problem_));
+    problem_ = str("recording failed: ", message_of(error));
+    Logger().warn(str("Steps run without a CUDA graph: ", problem_));
     engine_.discard();
     return now(batches);
   }

@@ -10,22 +10,22 @@
 
 namespace tessera::parallel {
 
-// Runs steps one by one at first, and as a graph once they have shown that they repeat themselves.
+// Runner of steps: without a graph at first, and as a CUDA graph once steps repeat the same shapes.
 class GraphedSteps {
  public:
   using Batches = std::vector<MicroBatch>;
-  // One step as it is, with batches that may be on the host.
+  // Runs one step without a graph. The batches may be on the host.
   using Step = std::function<zero::PendingStep(const Batches&)>;
 
-  // `groups`: all that a step talks over. What it sent when it was recorded it sends at every
-  // launch. `problem`: what is known to speak against a graph.
+  // `groups`: all groups that a step uses. The traffic of the recorded step is counted at every
+  // launch. `problem`: known reason against a graph, or "".
   GraphedSteps(c10::Device device, bool pipelined, zero::Engine& engine,
                std::vector<comm::Group> groups, std::string problem = "");
 
   zero::PendingStep step(const zero::Begin& begin, const zero::StepOptions& options,
                          const Batches& batches, const Step& now);
   bool recorded() const { return graph_.recorded(); }
-  // Why there is and will be no graph; "" if nothing is known to speak against it.
+  // Returns the reason that steps cannot run as a graph; "" if none is known.
   const std::string& problem() const { return problem_; }
 
  private:
@@ -41,11 +41,11 @@ class GraphedSteps {
   zero::Engine& engine_;
   const std::optional<c10::Stream> stream_;
   std::string problem_;
-  int alike_ = 0;    // steps in a row with batches of these shapes
-  Batches batches_;  // on the device: what the graph reads
+  int alike_ = 0;    // consecutive steps with batches of these shapes
+  Batches batches_;  // inputs of the graph, on the device
   StepGraph graph_;
   std::vector<comm::Group> groups_;
-  std::vector<comm::TrafficCounts> sent_;  // by each of them, in one step
+  std::vector<comm::TrafficCounts> sent_;  // traffic of one step, by group
 };
 
 }  // namespace tessera::parallel

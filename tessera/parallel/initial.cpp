@@ -34,7 +34,8 @@ void fill_initial_range(const at::Tensor& out, const ParamSpec& spec, const Init
                         std::int64_t begin) {
   if (initial.keep) {
     throw UsageError(str("parameter ", quote(spec.name),
-                         " starts as its layer made it; there is no element of it without that"));
+                         " keeps the values of its layer (Initial::keep), which cannot be computed "
+                         "without the layer"));
   }
   if (initial.uniform != 0) {
     tensor_parallel::fill_uniform_range(out, spec, axes, coordinate, begin, seed, initial.uniform,

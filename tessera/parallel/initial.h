@@ -10,41 +10,42 @@
 
 namespace tessera {
 
-// What a parameter starts with: random numbers that depend on the seed, its name and the element
-// alone, so that any mesh starts alike. Or what its layer's constructor gave it.
+// Initial values of a parameter: random numbers that depend only on the seed, its name and the
+// element, so that every mesh starts with the same values, or the values of its constructor.
 struct Initial {
   double mean = 0;
-  double deviation = 0;  // of normal numbers
-  double uniform = 0;    // or, if this is not 0: of numbers spread evenly over mean ± this
-  bool keep = false;     // as it was made, by the first rank that has it
+  double deviation = 0;  // standard deviation of a normal distribution
+  double uniform = 0;    // if not 0: uniform distribution over mean ± uniform instead
+  bool keep = false;     // keep the constructor's values, of the first rank that has it
 };
-// By a parameter's name and shape.
+// Function that returns the initial values by a parameter's name and shape.
 using InitialValues = std::function<Initial(const ParamSpec&)>;
 
-// Values that lie somewhere, in files say, and that the parameters that are there start with
-// instead. `read` puts elements of the whole parameter behind `into`, as Run::local says; every
-// rank asks for what it keeps.
+// Stored initial values, such as those in files, for the parameters that `has` returns true for.
+// `read` writes elements of the whole parameter to `into`, at the offsets Run::local; every rank
+// requests only the elements that it keeps.
 struct StoredValues {
   std::function<bool(const ParamSpec&)> has;
   std::function<void(const ParamSpec&, const std::vector<Run>& runs, float* into)> read;
 };
-// Reads elements [begin, begin + out.numel()) of the tensor of the rank at a coordinate, in memory
-// order; padding is 0. `out`: contiguous fp32, on any device.
+// Reads elements [begin, begin + out.numel()) of the tensor that the rank at a coordinate has, in
+// memory order; padding is 0. `out`: contiguous fp32, on any device.
 void fill_stored_range(const at::Tensor& out, const ParamSpec& spec, const StoredValues& stored,
                        const Axes& axes, const Coordinate& coordinate, std::int64_t begin);
 
-// Biases 0, other vectors 1, the rest with deviation 0.02.
+// Returns 0 for biases, 1 for other vectors, and a standard deviation of 0.02 for the rest.
 Initial initial_default(const ParamSpec& spec);
-// What the layers' constructors gave them, for modules that fill their own.
+// Keeps the values of the layers' constructors, for modules that initialize themselves.
 Initial initial_kept(const ParamSpec& spec);
 
-// Gives `param`, the tensor of the rank at a coordinate, its first values; not those that are kept.
+// Sets the initial values of `param`, the tensor of the rank at a coordinate. No effect if
+// Initial::keep.
 void fill_initial(const at::Tensor& param, const ParamSpec& spec, const Initial& initial,
                   std::uint64_t seed, const Axes& axes, const Coordinate& coordinate);
 
-// Elements [begin, begin + out.numel()) of that, in memory order, for a rank that keeps only a
-// shard of it (zero::Options::initial). `out`: contiguous fp32, on the CPU, or on a GPU for which
-// there are kernels.
+// Computes elements [begin, begin + out.numel()) of these values, in memory order, for a rank that
+// keeps only a shard (zero::Options::initial). `out`: contiguous fp32, on the CPU, or on a GPU if
+// GPU kernels are built in.
 void fill_initial_range(const at::Tensor& out, const ParamSpec& spec, const Initial& initial,
                         std::uint64_t seed, const Axes& axes, const Coordinate& coordinate,
                         std::int64_t begin);

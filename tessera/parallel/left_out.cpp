@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kError = "powersgd_error.", kNext = "powersgd_next.";
 
-// Of the copies of a parameter that several stages have, which one this rank has, of how many.
+// Index of this rank's copy of a tied parameter, and the number of copies.
 struct Copy {
   int index = 0, of = 1;
 };
@@ -45,7 +45,7 @@ std::string next_name(const Checkpointable& what, const zero::LeftOut& kept, int
   return str(kNext, kept.next.size(1), ".", what.axes.tp(), ".", copy);
 }
 
-// Whose a state of errors is; nothing for a name that is none.
+// Owner of an error state; nullopt if the name is not that of an error state.
 struct Owner {
   int replica = 0, copy = 0;
 };
@@ -61,7 +61,7 @@ std::optional<Owner> owner_of(std::string_view state) {
   return owner.replica < 0 || owner.copy < 0 ? std::nullopt : std::optional(owner);
 }
 
-// Elements [begin, begin + count) of values that zeros follow.
+// Copies elements [begin, begin + count) of values that are followed by zeros.
 void fetch_padded(const at::Tensor& values, std::int64_t begin, std::int64_t count,
                   std::byte* into) {
   const at::NoGradGuard no_grad;
@@ -79,19 +79,19 @@ void store_padded(const at::Tensor& values, std::int64_t begin, std::int64_t cou
 
 }  // namespace
 
-bool is_left_out(std::string_view state) {
+bool is_power_sgd_state(std::string_view state) {
   return state.starts_with(kError) || state.starts_with(kNext);
 }
 
-void add_left_out(const Checkpointable& what, StateToSave& into) {
+void add_power_sgd_state(const Checkpointable& what, StateToSave& into) {
   const int replica = what.axes.data_index(what.place);
   for (const zero::LeftOut& kept : what.engine.left_out(zero::StateScope::owned)) {
     const Copy copy = copy_of(what, kept.param);
-    // Of the tensor-parallel ranks that have the same elements, the first saves them.
+    // If several tensor-parallel ranks have the same elements, the first saves them.
     const std::vector<Run> runs =
         runs_of(shard_of(kept), counted_runs(spec_of(what, kept), what.axes, what.place));
     if (runs.empty()) continue;
-    // A rank may owe of a parameter whose other states are all another's to save.
+    // This rank may have errors of a parameter whose other states are saved by other ranks.
     const bool known = std::any_of(into.specs.begin(), into.specs.end(),
                                    [&](const ParamSpec& spec) { return spec.name == kept.param; });
     if (!known) into.specs.push_back(spec_of(what, kept));
@@ -106,13 +106,13 @@ void add_left_out(const Checkpointable& what, StateToSave& into) {
       };
     };
     add(error_name(replica, copy.index), kept.error);
-    // All replicas have the same.
+    // Q' is the same on all replicas.
     if (replica == 0) add(next_name(what, kept, copy.index), kept.next.view(-1));
   }
 }
 
-LeftOutToLoad left_out_to_load(const Checkpointable& what, const checkpoint::Checkpoint& from) {
-  LeftOutToLoad out;
+PowerSgdToLoad power_sgd_to_load(const Checkpointable& what, const checkpoint::Checkpoint& from) {
+  PowerSgdToLoad out;
   const int replica = what.axes.data_index(what.place), replicas = what.axes.dp();
   std::set<std::string> taken;
   for (const zero::LeftOut& kept : what.engine.left_out(zero::StateScope::held)) {
@@ -128,12 +128,12 @@ LeftOutToLoad left_out_to_load(const Checkpointable& what, const checkpoint::Che
       wanted.runs = runs;
       wanted.store = std::move(store);
     };
-    std::vector<std::string> owed;
+    std::vector<std::string> errors;
     for (const auto& [state, dtype] : from.states(kept.param)) {
       const std::optional<Owner> owner = owner_of(state);
       const bool mine =
           owner && owner->replica % replicas == replica && owner->copy % copy.of == copy.index;
-      if (mine) owed.push_back(state);
+      if (mine) errors.push_back(state);
       if (state == next_name(what, kept, copy.index)) {
         want(state, [next = kept.next.view(-1)](std::int64_t begin, std::int64_t count,
                                                 const std::byte* values) {
@@ -141,9 +141,9 @@ LeftOutToLoad left_out_to_load(const Checkpointable& what, const checkpoint::Che
         });
       }
     }
-    for (const std::string& state : owed) {
-      // One alone is what it was, in every bit.
-      want(state, [error = kept.error, add = owed.size() > 1](
+    for (const std::string& state : errors) {
+      // A single error is copied, so that its bits are preserved.
+      want(state, [error = kept.error, add = errors.size() > 1](
                       std::int64_t begin, std::int64_t count, const std::byte* values) {
         const at::NoGradGuard no_grad;
         const at::Tensor into = error.narrow(0, begin, count);
@@ -164,8 +164,8 @@ LeftOutToLoad left_out_to_load(const Checkpointable& what, const checkpoint::Che
                            [](const auto& state) { return owner_of(state.first).has_value(); });
   }
   if (dropped > 0) {
-    out.note = str("what PowerSGD still owed of ", plural(dropped, "parameter"),
-                   " is dropped: their gradients do not travel in low rank here");
+    out.note = str("The PowerSGD error feedback of ", plural(dropped, "parameter"),
+                   " is dropped, because their gradients are not compressed here");
   }
   return out;
 }

@@ -10,26 +10,27 @@
 
 namespace tessera::parallel {
 
-// [Note: what is left out in checkpoints] What PowerSGD keeps is not the model's but its ranks':
-// each replica, and each copy of a tied parameter, owes something of its own. A parameter has it as
-// further states, each with one number per element:
-//   powersgd_error.REPLICA.COPY    what that one owes
+// [Note: PowerSGD in checkpoints] Error feedback belongs to ranks, not to the model: each replica,
+// and each copy of a tied parameter, has its own. It is saved as additional states of a parameter,
+// each with one number per element:
+//   powersgd_error.REPLICA.COPY    error of that replica and copy
 //   powersgd_next.RANK.TP.COPY     the n · r numbers of Q', then zeros
-// What is owed counts as a sum over all who owe: another number of replicas takes all of it, each
-// replica the errors whose number leaves it when divided by the new one. Q' belongs to the matrices
-// as they were cut, and is taken only where they are cut so, and have that rank; else it is drawn
-// anew, which changes how well the next steps approximate and nothing else.
+// Only the sum of all errors matters. With a different number of replicas N, replica r loads the
+// sum of the errors i with i % N == r. Q' depends on how the matrices are cut, and is loaded only
+// if they are cut in the same way and have the same rank. Otherwise it is drawn again, which
+// affects only the approximation of the next steps.
 
-bool is_left_out(std::string_view state);
+// Returns true if the name of a state is one of these.
+bool is_power_sgd_state(std::string_view state);
 
-// What this rank saves.
-void add_left_out(const Checkpointable& what, StateToSave& into);
+// Adds the PowerSGD state that this rank saves.
+void add_power_sgd_state(const Checkpointable& what, StateToSave& into);
 
-// What it takes; after Engine::resume(), which forgets what was owed before.
-struct LeftOutToLoad {
+// PowerSGD state that this rank loads. Call it after Engine::resume(), which resets errors.
+struct PowerSgdToLoad {
   std::vector<checkpoint::WantedShard> shards;
-  std::string note;  // of what nobody here can take; "": nothing
+  std::string note;  // describes state that is dropped; "" if none is
 };
-LeftOutToLoad left_out_to_load(const Checkpointable& what, const checkpoint::Checkpoint& from);
+PowerSgdToLoad power_sgd_to_load(const Checkpointable& what, const checkpoint::Checkpoint& from);
 
 }  // namespace tessera::parallel

@@ -1,4 +1,4 @@
-// What save.h promises of loading.
+// Loading: load() and load_if_any() of save.h.
 
 #include <algorithm>
 #include <exception>
@@ -18,11 +18,10 @@
 namespace tessera {
 namespace {
 
-// What a rank tells the others of a checkpoint: that it will do, that it cannot be read, or that it
-// is the wrong one.
+// Verdict of a rank on a checkpoint: it can be loaded, it cannot be read, or it does not fit.
 constexpr char kGood = '+', kUnreadable = '-', kWrong = '!';
 
-// All names up to a few.
+// Lists the first few names and the number of the others.
 std::string some_of(const std::vector<std::string>& names) {
   constexpr std::size_t kMost = 8;
   std::vector<std::string> shown(
@@ -31,14 +30,14 @@ std::string some_of(const std::vector<std::string>& names) {
          (names.size() > kMost ? str(" and ", names.size() - kMost, " more") : std::string());
 }
 
-// The attempt of all ranks to load one checkpoint.
+// Attempt of all ranks to load one checkpoint.
 class Attempt {
  public:
   Attempt(const Checkpointable& what, std::string folder, const LoadOptions& options)
       : what_(what), folder_(std::move(folder)), options_(options) {}
 
-  // Collective. False if it cannot be read, for the reason in problem(). Throws on all ranks what
-  // any of them refuses.
+  // Collective. Returns false if it cannot be read, for the reason in problem(). Throws on all
+  // ranks if it does not fit on any of them.
   bool run() {
     const std::vector<std::string> found = agree([&] { return open(); });
     if (found.empty()) return false;
@@ -47,14 +46,14 @@ class Attempt {
     touched_ = true;
     if (agree([&] { return read(); }).empty()) return false;
     what_.engine.resume(options_.params_only ? what_.engine.progress() : counts_);
-    return options_.params_only || !agree([&] { return read_left_out(); }).empty();
+    return options_.params_only || !agree([&] { return read_power_sgd(); }).empty();
   }
   const std::string& problem() const { return problem_; }
-  bool touched() const { return touched_; }  // the engine's memory
+  bool touched() const { return touched_; }  // true if the engine's memory was overwritten
   Loaded& loaded() { return loaded_; }
 
  private:
-  // Collective: the texts of all ranks, or nothing if it cannot be read.
+  // Collective. Returns the texts of all ranks; empty if some rank cannot read the checkpoint.
   template <typename F>
   std::vector<std::string> agree(F&& body) {
     std::string text;
@@ -80,11 +79,11 @@ class Attempt {
     return texts;
   }
 
-  // Reads the manifest, and compares it with what this rank wants. Which of its parameters these
-  // are, a digit for each.
+  // Reads the manifest and compares it with the state of this rank. Returns a digit for each
+  // parameter of the manifest: '1' if this rank loads it.
   std::string open() {
     from_.emplace(folder_, checkpoint::local_files(), parallel::charge_of(what_.engine));
-    if (what_.world.rank() == 0) from_->check_files();  // damage comes before other differences
+    if (what_.world.rank() == 0) from_->check_files();  // report damage before other differences
     const checkpoint::Description& about = from_->about();
     loaded_ = {folder_,    about.step,  about.extra,  about.samples,
                about.seed, about.model, about.layout, about.mesh,
@@ -106,7 +105,7 @@ class Attempt {
     try {
       from_->expect(state_.specs);
     } catch (const DataError& error) {
-      throw UsageError(error.what());  // the file is good, and of another model
+      throw UsageError(error.what());  // the file is intact, but of another model
     }
     check_states();
     std::set<std::string> wanted;
@@ -116,21 +115,21 @@ class Attempt {
     return digits;
   }
 
-  // Returns whether a parameter that is trained here was frozen when the checkpoint was saved, and
-  // may be.
+  // Returns true if a parameter that is trained here was frozen when the checkpoint was saved, and
+  // LoadOptions allow it.
   bool is_new(const std::string& param) const {
     const auto states = from_->states(param);
     return options_.other_trainable && trained_.contains(param) && states.size() == 1 &&
            states.contains("param");
   }
 
-  // Returns whether a parameter is frozen here that was trained when the checkpoint was saved, and
-  // may be.
+  // Returns true if a parameter that is frozen here was trained when the checkpoint was saved, and
+  // LoadOptions allow it.
   bool is_frozen_now(const std::string& param) const {
     return options_.other_trainable && !trained_.contains(param) && from_->states(param).size() > 1;
   }
 
-  // The optimizer that saved and this one keep the same of each element.
+  // Throws UsageError if this optimizer has other states than the one that saved.
   void check_states() const {
     std::map<std::string, std::set<std::string>> wanted;
     for (const checkpoint::WantedShard& shard : state_.shards) {
@@ -140,29 +139,30 @@ class Attempt {
       std::vector<std::string> have, missing, surplus;
       for (const auto& [state, dtype] : from_->states(param)) {
         have.push_back(state);
-        if (!states.contains(state) && !parallel::is_left_out(state)) surplus.push_back(state);
+        const bool known = states.contains(state) || parallel::is_power_sgd_state(state);
+        if (!known) surplus.push_back(state);
       }
       for (const std::string& state : states) {
         if (std::find(have.begin(), have.end(), state) == have.end()) missing.push_back(state);
       }
       if (!missing.empty()) {
         throw UsageError(str(folder_, ": parameter ", quote(param), " has ", join(have, ", "),
-                             ", and this engine wants ", join(missing, ", "),
-                             " too; it was saved with another optimizer, or while the parameter "
-                             "was frozen, which LoadOptions::other_trainable allows. "
-                             "LoadOptions::params_only leaves the optimizer out"));
+                             ", but this engine also needs ", join(missing, ", "),
+                             ". It was saved with another optimizer, or while the parameter was "
+                             "frozen, which LoadOptions::other_trainable allows. "
+                             "LoadOptions::params_only loads no optimizer state"));
       }
       if (!surplus.empty() && !options_.params_only && !is_frozen_now(param)) {
         throw UsageError(str(folder_, ": parameter ", quote(param), " has ", join(surplus, ", "),
-                             ", which this engine does not keep; it was saved with another "
+                             ", which this engine does not have. It was saved with another "
                              "optimizer, or the parameter is frozen here, which "
-                             "LoadOptions::other_trainable allows. LoadOptions::params_only leaves "
-                             "the optimizer out"));
+                             "LoadOptions::other_trainable allows. LoadOptions::params_only loads "
+                             "no optimizer state"));
       }
     }
   }
 
-  // The model has every parameter of the checkpoint, on some rank.
+  // Throws UsageError if the checkpoint has a parameter that no rank loads.
   void check_all_wanted(const std::vector<std::string>& found) const {
     std::vector<std::string> surplus;
     const std::vector<ParamSpec>& params = from_->about().params;
@@ -174,20 +174,20 @@ class Attempt {
       if (!from_->states(params[i].name).empty()) surplus.push_back(params[i].name);
     }
     if (surplus.empty()) return;
-    throw UsageError(str(folder_, " has parameters that the model does not: ", some_of(surplus),
-                         "; it was saved by another model"));
+    throw UsageError(str(folder_, " has parameters that the model does not have: ",
+                         some_of(surplus), ". It was saved from another model"));
   }
 
-  // Collective: what the checkpoint leaves out is here, and as it was.
+  // Collective. Throws UsageError unless the frozen parameters that the checkpoint omits are equal.
   void check_frozen() {
     if (frozen_.empty()) return;
     const std::string own = parallel::fingerprint_of_frozen(what_);
     if (own == frozen_) return;
-    throw UsageError(
-        str(folder_, " has no frozen parameters, only what was trained beside them, and ",
-            own.empty() ? std::string("here none is frozen")
-                        : str("those here are others: fingerprint ", own, ", wanted ", frozen_),
-            "; start from the model that was fine-tuned (--init-from), and freeze it"));
+    throw UsageError(str(
+        folder_, " omits the frozen parameters, and ",
+        own.empty() ? std::string("this model has none")
+                    : str("those of this model differ: fingerprint ", own, ", must be ", frozen_),
+        ". Start from the model that was fine-tuned (--init-from), and freeze it"));
   }
 
   std::string read() {
@@ -197,14 +197,14 @@ class Attempt {
       (is_frozen_now(shard.param) ? rounded : as_saved).push_back(std::move(shard));
     }
     from_->load(as_saved);
-    // A master copy becomes what the layout keeps of a frozen parameter.
+    // The master copy of a parameter that is frozen now is rounded to the layout's type.
     if (!rounded.empty()) from_->load(rounded, checkpoint::Rounding::nearest);
     for (auto& [to, from] : state_.copies) to.copy_(from);
     return "";
   }
 
-  std::string read_left_out() {
-    parallel::LeftOutToLoad more = parallel::left_out_to_load(what_, *from_);
+  std::string read_power_sgd() {
+    parallel::PowerSgdToLoad more = parallel::power_sgd_to_load(what_, *from_);
     from_->load(more.shards);
     if (!more.note.empty()) loaded_.notes.push_back(str(folder_, ": ", more.note));
     return "";
@@ -218,13 +218,13 @@ class Attempt {
   zero::StepCounts counts_;
   std::map<std::string, std::int64_t> trained_;  // parameters that this engine trains
   Loaded loaded_;
-  std::string frozen_;  // the fingerprint of what it leaves out
+  std::string frozen_;  // fingerprint of the omitted parameters
   std::string problem_;
   bool touched_ = false;
 };
 
-// Collective: `dir` if it is a checkpoint, else those in it, the newest first, as the first rank
-// sees them. All take the same, whatever appears meanwhile.
+// Collective. Returns `dir` if it is a checkpoint, otherwise the checkpoints in it, newest first.
+// All ranks use the list of the first rank, even if checkpoints appear in the meantime.
 std::vector<std::string> candidates(const comm::Group& world, const std::string& dir) {
   std::vector<std::string> found;
   if (world.rank() == 0) {
@@ -267,8 +267,8 @@ std::optional<Loaded> load_if_any(const Checkpointable& what, const std::string&
     skipped.push_back(str("passed over: ", folder, ": ", attempt.problem()));
   }
   if (skipped.empty()) return std::nullopt;
-  throw DataError(str("no checkpoint in ", dir, " can be read",
-                      touched ? ", and what the engine holds now is of no use" : "", ": ",
+  throw DataError(str("No checkpoint in ", dir, " can be read",
+                      touched ? ", and the state of the engine is now invalid" : "", ": ",
                       join(skipped, "; ")));
 }
 
@@ -277,11 +277,11 @@ Loaded load(const Checkpointable& what, const std::string& dir, const LoadOption
   if (loaded) return std::move(*loaded);
   const std::string kind = kind_of_file(dir);
   throw UsageError(str(quote(dir), " is ",
-                       kind == "nothing"    ? "not there"
+                       kind == "nothing"    ? "missing"
                        : kind == "a folder" ? "a folder without a checkpoint"
                                             : kind,
-                       "; wanted the folder of a checkpoint (step-… with a ",
-                       checkpoint::kManifestName, "), or one that has some"));
+                       ". It must be the folder of a checkpoint (step-… with a ",
+                       checkpoint::kManifestName, "), or a folder that contains checkpoints"));
 }
 
 }  // namespace tessera

@@ -11,37 +11,38 @@
 namespace tessera::parallel {
 namespace {
 
-[[noreturn]] void refuse_twice(const std::string& what) {
-  throw UsageError(str("two layers have ", what,
-                       "; give each layer a name of its own, or let them share the same object"));
+[[noreturn]] void throw_duplicate(const std::string& what) {
+  throw UsageError(str("Two layers have ", what,
+                       ". Give each layer a unique name, or let them share the same object"));
 }
 
-// Gives `to` what `from` has, under the same names. What both share already is there once.
+// Registers the members of `from` in `to` under the same names. Shared members are registered once.
 void adopt(torch::nn::Module& to, const torch::nn::Module& from) {
   const auto params = to.named_parameters(/*recurse=*/false);
   for (const auto& item : from.named_parameters(/*recurse=*/false)) {
     if (const at::Tensor* there = params.find(item.key())) {
-      if (!there->is_same(item.value())) refuse_twice(str("a parameter ", quote(item.key())));
+      if (!there->is_same(item.value())) throw_duplicate(str("a parameter ", quote(item.key())));
       continue;
     }
     to.register_parameter(item.key(), item.value(), item.value().requires_grad());
   }
   const auto buffers = to.named_buffers(/*recurse=*/false);
   for (const auto& item : from.named_buffers(/*recurse=*/false)) {
-    if (buffers.contains(item.key())) refuse_twice(str("a buffer ", quote(item.key())));
+    if (buffers.contains(item.key())) throw_duplicate(str("a buffer ", quote(item.key())));
     to.register_buffer(item.key(), item.value());
   }
   const auto children = to.named_children();
   for (const auto& item : from.named_children()) {
     if (const auto* there = children.find(item.key())) {
-      if (*there != item.value()) refuse_twice(str("a module ", quote(item.key())));
+      if (*there != item.value()) throw_duplicate(str("a module ", quote(item.key())));
       continue;
     }
     to.register_module(item.key(), item.value());
   }
 }
 
-// Where a name with dots leads to: "blocks.3" is child 3 of child blocks, which is made if need be.
+// Registers a module under a name with dots: "blocks.3" is child 3 of child blocks, which is made
+// if needed.
 void register_at(torch::nn::Module& root, const std::string& name,
                  const std::shared_ptr<torch::nn::Module>& module) {
   torch::nn::Module* at = &root;
@@ -55,13 +56,14 @@ void register_at(torch::nn::Module& root, const std::string& name,
     begin = dot + 1;
   }
   const std::string last = name.substr(begin);
-  if (at->named_children().contains(last)) refuse_twice(str("the name ", quote(name)));
+  if (at->named_children().contains(last)) throw_duplicate(str("the name ", quote(name)));
   at->register_module(last, module);
 }
 
 thread_local LayerWatch* watching = nullptr;
 
-// Tensor of a tied parameter of layer `who` that a layer made before has; undefined: none has.
+// Returns the tensor that an earlier layer has for a tied parameter of layer `who`; undefined if
+// none has it.
 at::Tensor tied_tensor(const std::vector<Layer>& layers, std::size_t who, const std::string& param,
                        const ModelChunkImpl::Made& made) {
   if (!layers[who].tied.contains(param)) {
@@ -85,10 +87,10 @@ at::Tensor tied_tensor(const std::vector<Layer>& layers, std::size_t who, const 
   return {};
 }
 
-torch::nn::AnyModule made_by(const std::vector<Layer>& layers, std::size_t index,
-                             const tensor_parallel::Axis& tp, const ModelChunkImpl::Made& made) {
+torch::nn::AnyModule make_layer(const std::vector<Layer>& layers, std::size_t index,
+                                const tensor_parallel::Axis& tp, const ModelChunkImpl::Made& made) {
   const Layer& layer = layers[index];
-  if (layer.name.empty()) throw UsageError("a layer has no name; wanted one of its own for each");
+  if (layer.name.empty()) throw UsageError("A layer has no name. Give each layer a unique name");
   if (!layer.make) throw UsageError(str("layer ", quote(layer.name), " has no factory"));
   const LayerContext context{
       layer.name, tp,
@@ -99,8 +101,8 @@ torch::nn::AnyModule made_by(const std::vector<Layer>& layers, std::size_t index
       [&](const std::string& param) { return tied_tensor(layers, index, param, made); }};
   torch::nn::AnyModule module = layer.make(context);
   if (module.is_empty()) {
-    throw UsageError(str("the factory of layer ", quote(layer.name),
-                         " returned no module; wanted torch::nn::AnyModule(YourLayer(…))"));
+    throw UsageError(str("The factory of layer ", quote(layer.name),
+                         " returned an empty module. Return torch::nn::AnyModule(YourLayer(…))"));
   }
   return module;
 }
@@ -172,7 +174,7 @@ ModelChunkImpl::ModelChunkImpl(const std::vector<Layer>& layers, std::size_t fir
   if (made == nullptr) made = &own;
   for (std::size_t i = first; i < last; ++i) {
     const Layer& layer = layers[i];
-    auto unit = std::make_shared<LayerUnit>(made_by(layers, i, tp, *made));
+    auto unit = std::make_shared<LayerUnit>(make_layer(layers, i, tp, *made));
     if (on_made) on_made(layer, *unit);
     (*made)[layer.name] = unit->shared_module();
     names_.push_back(layer.name);
@@ -225,7 +227,7 @@ void ModelChunkImpl::train(bool on) {
 }
 
 Evaluating::Evaluating(const std::vector<std::shared_ptr<ModelChunkImpl>>& chunks) {
-  // Outer ones first: train() reaches into those that follow.
+  // Outer modules first: train() also sets the modules inside, which follow.
   for (const auto& chunk : chunks) were_.emplace_back(chunk, chunk->is_training());
   for (const auto& chunk : chunks) {
     for (std::size_t i = 0; i < chunk->size(); ++i) {

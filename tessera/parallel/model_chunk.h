@@ -14,18 +14,18 @@
 
 namespace tessera::parallel {
 
-// Value between two layers: its tensors, and whether they travel as a vector or as one tensor.
+// Value between two layers: its tensors, and true if they are passed as a vector.
 using LayerValue = std::pair<std::vector<at::Tensor>, bool>;
 
-// A layer under its name: a unit with the parameters, buffers and children of the module in it, so
-// that they are called as the layer says and nothing more.
+// Unit for one layer. It registers the parameters, buffers and children of the layer's module, so
+// that their names have no additional prefix.
 class LayerUnit : public torch::nn::Module, public nn::UnitBase, public tensor_parallel::Sharded {
  public:
   explicit LayerUnit(torch::nn::AnyModule module);
 
   LayerValue forward(const LayerValue& x);
-  LayerValue forward(const LayerValue& x, const at::Tensor& targets);  // of the last layer
-  LayerValue forward(const LayerValue& x, const FinishList& finish);   // of the last layer
+  LayerValue forward(const LayerValue& x, const at::Tensor& targets);  // last layer only
+  LayerValue forward(const LayerValue& x, const FinishList& finish);   // last layer only
   std::vector<ParamSpec> specs() const override;
   void train(bool on = true) override;
   const std::shared_ptr<torch::nn::Module>& shared_module() const { return inner_; }
@@ -33,12 +33,12 @@ class LayerUnit : public torch::nn::Module, public nn::UnitBase, public tensor_p
 
  private:
   torch::nn::AnyModule module_;
-  std::shared_ptr<torch::nn::Module> inner_;  // what is in it
+  std::shared_ptr<torch::nn::Module> inner_;  // the same module
 };
 
-// Calls `seen` with the name and each output of each layer that the calling thread runs forward,
-// for as long as this lives; then the one before is called again. For finding where numbers go
-// wrong.
+// Scope in which `seen` is called with the name and each output of every layer that the calling
+// thread runs forward. Scopes may be nested; the innermost is called. For locating numerical
+// errors.
 class LayerWatch {
  public:
   using Seen = std::function<void(const std::string& layer, const at::Tensor& output)>;
@@ -55,21 +55,21 @@ class LayerWatch {
   LayerWatch* const before_;
 };
 
-// Some layers of a model in a row: what one stage of a pipeline has, or all. Its parameters are
-// called as in the whole model.
+// Consecutive layers of a model: those of one pipeline stage, or all. Its parameters have the names
+// of the whole model.
 class ModelChunkImpl : public torch::nn::Module, public tensor_parallel::Sharded {
  public:
-  // Layers [first, last) of the list. `made` finds layers of other chunks on this rank and gets
-  // those of this one; null: there are no others. `on_made` is called with each when it is there.
+  // Makes layers [first, last) of the list. `made` has the layers of other chunks on this rank, and
+  // gets those of this one; null if there are no others. `on_made` is called after each layer.
   using Made = std::map<std::string, std::shared_ptr<torch::nn::Module>>;
   using OnMade = std::function<void(const Layer&, LayerUnit&)>;
   ModelChunkImpl(const std::vector<Layer>& layers, std::size_t first, std::size_t last,
                  const tensor_parallel::Axis& tp, Made* made = nullptr,
                  const OnMade& on_made = nullptr);
 
-  // Through all layers. The last one of the model gives the loss, or what `finish` makes.
+  // Runs all layers. The last layer of the model returns the loss, or the result of `finish`.
   LayerValue forward(const LayerValue& x, const at::Tensor& targets, const FinishList* finish);
-  // Through the first `count` of them, none of which is the model's last.
+  // Runs the first `count` layers, which must not include the model's last.
   LayerValue forward_layers(LayerValue x, std::size_t count);
   // The same for layers that take and return one tensor each.
   at::Tensor forward_layers(const at::Tensor& x, std::size_t count);
@@ -77,8 +77,8 @@ class ModelChunkImpl : public torch::nn::Module, public tensor_parallel::Sharded
   bool has_first() const { return first_; }
   std::size_t size() const { return layers_.size(); }
   torch::nn::Module& layer(std::size_t index) { return layers_[index]->module(); }
-  // What its layers recompute: all but the model's first, whose input has no gradient, and its
-  // last, whose results backward needs at once.
+  // Sets the recomputation of all layers except the model's first, whose input has no gradient, and
+  // its last, whose backward follows immediately.
   void set_recompute(nn::Recompute mode);
   std::vector<ParamSpec> specs() const override;
   void train(bool on = true) override;
@@ -91,8 +91,7 @@ class ModelChunkImpl : public torch::nn::Module, public tensor_parallel::Sharded
 };
 TORCH_MODULE(ModelChunk);
 
-// While it lives, layers run as in evaluation: a dropout of torch's drops nothing, its batch norm
-// learns nothing. Then each of their modules is as it was.
+// Scope in which layers are in evaluation mode. Restores the mode of each module at its end.
 class Evaluating {
  public:
   explicit Evaluating(const std::vector<std::shared_ptr<ModelChunkImpl>>& chunks);

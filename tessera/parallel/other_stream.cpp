@@ -6,7 +6,7 @@
 namespace tessera::parallel {
 namespace {
 
-// What is on `from` now happens before what is put on `to` from now on.
+// Orders the work now on `from` before all future work on `to`.
 void in_order(const c10::Stream& from, const c10::Stream& to) {
   c10::Event event(from.device_type());
   event.record(from);

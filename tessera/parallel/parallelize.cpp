@@ -35,7 +35,7 @@ struct ParallelModel::Impl {
   std::vector<at::Tensor> evaluate(const std::vector<MicroBatch>& batches,
                                    const FinishList* finish);
   bool pipelined() const { return mesh.axes().pp() > 1; }
-  // Each once: tied parameters of the same ranks share one. By their names, which are their own.
+  // Returns each group once, by its unique name: tied parameters of the same ranks share a group.
   std::map<std::string, comm::Group> tied_groups() const {
     std::map<std::string, comm::Group> groups;
     for (const parallel::TieGroup& tie : ties) groups.emplace(tie.group.name(), tie.group);
@@ -55,27 +55,27 @@ struct ParallelModel::Impl {
 
   comm::Mesh mesh;
   ParallelOptions options;
-  parallel::Cut cut;
+  parallel::PipelineSplit cut;
   std::vector<std::shared_ptr<ModelChunkImpl>> chunks;
-  std::vector<nn::Unit<ModelChunkImpl>> units;  // the same, in a pipeline
+  std::vector<nn::Unit<ModelChunkImpl>> units;  // the same chunks as units, in a pipeline
   std::shared_ptr<torch::nn::Module> module;
   parallel::Start start;
-  bool own_dropout = false;  // a layer here drops something whatever the options are
-  std::int64_t checked = 0;  // steps that were started, for check_replicas()
+  bool own_dropout = false;  // a layer here has its own dropout rate above 0
+  std::int64_t checked = 0;  // number of started steps, for check_replicas()
   comm::Group model;         // the ranks of this replica
   std::vector<parallel::TieGroup> ties;
   std::optional<zero::Engine> engine;
   std::unique_ptr<pipeline::Executor> executor;
-  std::vector<MicroBatch> batches;                      // of the step under way, on the device
-  std::vector<std::shared_ptr<const nn::Pass>> passes;  // of each
-  std::unique_ptr<parallel::GraphedSteps> graphs;       // on a GPU, unless they are switched off
+  std::vector<MicroBatch> batches;                      // of the current step, on the device
+  std::vector<std::shared_ptr<const nn::Pass>> passes;  // by micro-batch
+  std::unique_ptr<parallel::GraphedSteps> graphs;       // on a GPU, unless disabled
   std::function<void(const pipeline::Span&)> on_span;
 };
 
 namespace {
 
-// PowerSGD approximates a rank's matrix as a whole: rows that several tensor-parallel ranks have
-// ([Note: shared outputs]) would come out otherwise on each of them.
+// PowerSGD approximates a rank's matrix as a whole, so rows that several tensor-parallel ranks have
+// ([Note: shared outputs]) would differ between them.
 void check_low_rank(const ParallelOptions& options, const Axes& axes,
                     const std::vector<ParamSpec>& specs) {
   if (options.engine.grad_compression != GradCompression::powersgd || axes.dp() == 1) return;
@@ -86,8 +86,8 @@ void check_low_rank(const ParallelOptions& options, const Axes& axes,
       if (segment.parts >= axes.tp()) continue;
       throw UsageError(str("grad_compression powersgd: got ", axes.tp(),
                            " tensor-parallel ranks, which share the ", segment.parts,
-                           " kv heads of ", quote(spec.name), "; wanted a tp of at most ",
-                           segment.parts, ", or another compression (bf16)"));
+                           " KV heads of ", quote(spec.name), ". Use tp of at most ", segment.parts,
+                           ", or another compression (bf16)"));
     }
   }
 }
@@ -102,7 +102,7 @@ LayerValue input_of(const MicroBatch& batch) {
   return {batch.inputs, true};
 }
 
-// From pinned memory the copy does not keep the host waiting.
+// Copies a batch to the device. The host does not wait if the batch is in pinned memory.
 MicroBatch on_device(const MicroBatch& batch, c10::Device device) {
   const auto there = [&](const at::Tensor& t) {
     return t.defined() ? t.to(device, /*non_blocking=*/device.is_cuda()) : t;
@@ -114,9 +114,9 @@ MicroBatch on_device(const MicroBatch& batch, c10::Device device) {
 
 }  // namespace
 
-// [Note: order of composition] The pipeline cuts the list of layers, tensor parallelism shapes each
-// layer that this rank makes, recomputation wraps it, and ZeRO takes whatever parameters there then
-// are: as they start, shard by shard.
+// [Note: order of composition] The pipeline splits the list of layers, tensor parallelism shapes
+// each layer that this rank makes, recomputation wraps it, and ZeRO then takes over the resulting
+// parameters and initializes them shard by shard.
 ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptions o)
     : mesh(std::move(m)),
       options(std::move(o)),
@@ -139,16 +139,16 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
   engine_options.micro_batches = options.micro_batches;
   engine = zero::Engine::of_part(module, zero::DataGroups(mesh), engine_options, model_axes());
   if (options.device.is_cuda() && options.graphs != Graphs::never) {
-    // Without pipelines these are all; the world may be one of them.
+    // All groups without a pipeline; the world may be one of them.
     std::vector<comm::Group> groups = {mesh.tp(), model};
     for (const auto& [name, group] : parallel::data_groups(mesh)) groups.push_back(group);
     const std::string dropping =
-        drops() ? "every step drops other values, which are chosen on the host" : "";
+        drops() ? "dropout masks change in every step and are chosen on the host" : "";
     graphs = std::make_unique<parallel::GraphedSteps>(options.device, pipelined(), *engine,
                                                       std::move(groups), dropping);
     if (const std::string problem = graphs->problem();
         options.graphs == Graphs::always && !problem.empty()) {
-      throw UsageError(str("steps cannot run as a CUDA graph: ", problem));
+      throw UsageError(str("Steps cannot run as a CUDA graph: ", problem));
     }
   }
   if (!pipelined()) return;
@@ -167,13 +167,15 @@ void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
   const tensor_parallel::Axis tp{mesh.tp(), options.sequence_parallel, options.overlap_tp};
   ModelChunkImpl::Made made;
   const auto on_made = [this](const Layer& layer, parallel::LayerUnit& unit) {
-    if (mesh.axes().tp() > 1) parallel::refuse_rank_masks(layer, unit.module(), mesh.axes().tp());
+    const int ranks = mesh.axes().tp();
+    if (ranks > 1) parallel::reject_torch_dropout(layer, unit.module(), ranks);
     own_dropout = own_dropout || parallel::has_own_dropout(unit.module());
     start.take(layer, unit);
   };
   auto holder = std::make_shared<torch::nn::Module>();
   for (int c = 0; c < cut.schedule().chunks; ++c) {
-    const parallel::Stretch own = cut.layers_of(cut.schedule().stage(mesh.coordinate().pp(), c));
+    const int stage = cut.schedule().stage(mesh.coordinate().pp(), c);
+    const parallel::StageLayers own = cut.layers_of(stage);
     if (pipelined()) {
       units.emplace_back(layers, own.first, own.last, tp, &made, on_made);
       chunks.push_back(units.back().ptr());
@@ -264,7 +266,7 @@ zero::StepInfo ParallelModel::step(const std::vector<MicroBatch>& batches,
   return start_step(batches, numbers).get();
 }
 
-// `batches` of the step are on the device.
+// Runs the passes of a step, whose `batches` are on the device.
 void ParallelModel::Impl::run_passes(int micro_batches) {
   if (executor) return executor->run();
   using Clock = std::chrono::steady_clock;
@@ -287,20 +289,20 @@ std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& b
   pass->dropout = options.dropout;
   pass->attention_dropout = options.attention_dropout;
   pass->adapter_dropout = options.adapter_dropout;
-  // A block of its own for every step: word 0 and 1 of it.
+  // Each step uses words 0 and 1 of its own block.
   const PhiloxBlock words = Philox(options.seed, stream_of("dropout")).block(step);
   pass->seed = std::uint64_t{words[1]} << 32 | words[0];
-  // Rows of a micro-batch are numbered from a multiple of 2^32: no stage needs their number.
+  // Rows of a micro-batch are numbered from a multiple of 2^32, so no stage needs the batch size.
   pass->first_sample = batch.first_sample.value_or(
       (static_cast<std::uint64_t>(mesh.dp().rank()) * micros + micro) << 32);
   return pass;
 }
 
-// Before anything begins: whoever is told can go on with the right ones.
+// Called before the step begins, so that a caller can continue with the right number.
 void ParallelModel::Impl::check_count(const std::vector<MicroBatch>& given) const {
   if (!pipelined() || static_cast<int>(given.size()) == options.micro_batches) return;
-  throw UsageError(str("got ", given.size(), " micro-batches, but the pipeline's schedule is ",
-                       "for ParallelOptions::micro_batches = ", options.micro_batches));
+  throw UsageError(str("got ", given.size(), " micro-batches, but the pipeline schedule requires ",
+                       "ParallelOptions::micro_batches = ", options.micro_batches));
 }
 
 void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std::uint64_t step) {
@@ -321,7 +323,7 @@ void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std
   run_passes(static_cast<int>(given.size()));
 }
 
-// Between two steps, so that no graph has it.
+// Called between two steps, so that no graph includes it.
 void ParallelModel::Impl::check_replicas(const std::vector<MicroBatch>& given) {
   if (mesh.axes().tp() == 1 || options.check_replicas == 0) return;
   const std::int64_t step = checked++;
@@ -367,8 +369,8 @@ zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batch
   });
   if (documents && impl.options.graphs == Graphs::always) {
     throw UsageError(
-        "steps cannot run as a CUDA graph: rows hold several documents, whose number changes from "
-        "step to step; let documents see each other, or do without graphs");
+        "Steps cannot run as a CUDA graph: rows hold several documents, whose number changes from "
+        "step to step. Let documents attend to each other, or do not require graphs");
   }
   impl.check_replicas(batches);
   if (!impl.graphs || documents) return impl.step_now(batches, numbers);
@@ -382,7 +384,7 @@ zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batch
 bool ParallelModel::graphed() const { return impl_->graphs && impl_->graphs->recorded(); }
 std::string ParallelModel::graph_problem() const {
   if (impl_->graphs) return impl_->graphs->problem();
-  return impl_->options.device.is_cuda() ? "they are switched off" : "the model is not on a GPU";
+  return impl_->options.device.is_cuda() ? "graphs are disabled" : "the model is not on a GPU";
 }
 
 std::vector<at::Tensor> ParallelModel::Impl::evaluate(const std::vector<MicroBatch>& given,
@@ -421,7 +423,7 @@ std::vector<at::Tensor> ParallelModel::Impl::evaluate(const std::vector<MicroBat
       pipeline::run_forward(cut.schedule(), mesh.pp(), list, micros, options.device);
   const int owner = cut.schedule().home(cut.schedule().stage_count() - 1).rank;
   for (std::size_t i = 0; i < given.size(); ++i) {
-    outputs.push_back(parallel::tell_all(
+    outputs.push_back(parallel::broadcast_tensor(
         mesh.pp(), owner, last.empty() ? at::Tensor() : last[i].tensors[0], options.device));
   }
   return outputs;
@@ -461,7 +463,7 @@ std::uint64_t ParallelModel::params_hash() {
 }
 
 std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
-  // The world first: where it is also an axis, it is better known as that.
+  // The world first: if it is also the group of an axis, that name is preferred.
   std::vector<std::pair<const char*, comm::Group>> groups = {{"all", impl_->mesh.world()}};
   for (auto& named : parallel::data_groups(impl_->mesh)) groups.push_back(std::move(named));
   groups.insert(groups.end(),

@@ -25,7 +25,7 @@ checkpoint::SaveOptions options_of(const SaveOptions& options, const zero::Engin
   return out;
 }
 
-// `frozen`: the fingerprint of what is left out, if anything is.
+// `frozen`: fingerprint of the omitted parameters; "" if none are omitted.
 checkpoint::Description describe(const Checkpointable& what, const Extra& extra,
                                  const RunFacts& facts, std::vector<ParamSpec> specs,
                                  const std::string& frozen) {
@@ -44,7 +44,7 @@ checkpoint::Description describe(const Checkpointable& what, const Extra& extra,
   return about;
 }
 
-// Collective: the lock of the folder, on the first rank.
+// Collective. Locks the folder on the first rank.
 std::unique_ptr<checkpoint::FolderLock> lock_folder(const checkpoint::Team& team,
                                                     const std::string& dir,
                                                     const SaveOptions& options) {
@@ -76,8 +76,8 @@ Checkpointable::Checkpointable(zero::Engine& e) : engine(e), world(e.group()) {
   place = {{Axis::dp_shard, groups.shard.rank()}, {Axis::dp_replicate, groups.replicate.rank()}};
   if (e.model_axes().group.size() > 1) {
     throw UsageError(
-        "this engine trains a part of a model that is cut over ranks, and does not know of what: "
-        "give the ParallelModel, or Checkpointable(engine, mesh, specs)");
+        "This engine trains one part of a model that is cut over ranks, and does not know the "
+        "whole model. Pass the ParallelModel, or Checkpointable(engine, mesh, specs)");
   }
 }
 
@@ -121,8 +121,8 @@ struct AsyncSave::Impl {
   }
 
   const checkpoint::Team team;
-  const std::unique_ptr<checkpoint::FolderLock> lock;  // goes after the saver
-  const std::string frozen;                            // their fingerprint, which does not change
+  const std::unique_ptr<checkpoint::FolderLock> lock;  // released after the saver has ended
+  const std::string frozen;                            // fingerprint, which does not change
   const bool saves_frozen;
   checkpoint::AsyncSaver saver;
 };

@@ -18,7 +18,7 @@ Start::Start(const comm::Mesh& mesh, const ParallelOptions& options,
   for (const Layer& layer : layers) {
     if (!ties_.try_emplace(layer.name).second) {
       throw UsageError(
-          str("two layers are called ", quote(layer.name), "; wanted a name of its own for each"));
+          str("Two layers have the name ", quote(layer.name), ". Give each layer a unique name"));
     }
   }
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -32,7 +32,7 @@ Start::Start(const comm::Mesh& mesh, const ParallelOptions& options,
   }
 }
 
-// Names in ties are parameters of their layers. Throws UsageError.
+// Throws UsageError if a name in a tie is not a parameter of its layer.
 void Start::check_ties(const Layer& layer, const torch::nn::Module& module) const {
   const auto params = module.named_parameters();
   const auto all = [&] {
@@ -52,16 +52,16 @@ void Start::check_ties(const Layer& layer, const torch::nn::Module& module) cons
   }
 }
 
-// A tied parameter that an earlier layer of this rank has is that layer's tensor.
+// Throws UsageError unless a tied parameter is the tensor of the earlier layer on this rank.
 void Start::check_shared(const Layer& layer, const std::string& param, const ParamSpec& spec,
                          const at::Tensor& tensor) const {
   const First& first = first_.at(spec.name);
   if (!first.tensor.is_same(tensor)) {
     throw UsageError(str("Layer ", quote(layer.name), ": parameter ", quote(param), " is tied to ",
                          quote(spec.name), ", which layer ", quote(first.layer),
-                         " has on this rank too, but it is a tensor of its own, so the two would ",
-                         "be trained apart. In the factory register at.tied(", quote(param),
-                         ") where that is defined."));
+                         " has on this rank too, but it is a different tensor, so the two would ",
+                         "be trained separately. In the factory register at.tied(", quote(param),
+                         ") if that is defined."));
   }
   const auto known = std::find_if(specs_.begin(), specs_.end(),
                                   [&](const ParamSpec& each) { return each.name == spec.name; });
@@ -69,7 +69,7 @@ void Start::check_shared(const Layer& layer, const std::string& param, const Par
   throw UsageError(str("Layer ", quote(layer.name), ": parameter ", quote(param), " is tied to ",
                        quote(spec.name), " of layer ", quote(first.layer),
                        ", but the two are cut in different ways: ", line(spec), " and ",
-                       line(*known), ". They must be cut alike."));
+                       line(*known), ". They must be cut in the same way."));
 }
 
 std::string Start::line(const ParamSpec& spec) const {
@@ -119,8 +119,8 @@ void Start::take(const Layer& layer, torch::nn::Module& module) {
         check_shared(layer, item.key(), spec, item.value());
         continue;
       }
-      throw UsageError(str("two layers have a parameter ", quote(spec.name),
-                           "; give the layers names of their own, or tie them"));
+      throw UsageError(str("Two layers have a parameter ", quote(spec.name),
+                           ". Give the layers unique names, or tie the parameters"));
     }
     counted_[spec.name] =
         copy ? std::vector<Run>() : counted_runs(spec, mesh_.axes(), mesh_.coordinate());
@@ -143,11 +143,11 @@ void Start::take(const Layer& layer, torch::nn::Module& module) {
 
 zero::InitialSource Start::source() const {
   zero::InitialSource source =
-      [filled = filled_, lying = stored_, stored = options_.stored, initial = options_.initial,
+      [filled = filled_, names = stored_, stored = options_.stored, initial = options_.initial,
        seed = options_.seed, axes = mesh_.axes(), coordinate = mesh_.coordinate()](
           const std::string& name, std::int64_t begin, const at::Tensor& out) {
         const ParamSpec& spec = filled.at(name);
-        if (lying.contains(name)) {
+        if (names.contains(name)) {
           return fill_stored_range(out, spec, stored, axes, coordinate, begin);
         }
         fill_initial_range(out, spec, initial(spec), seed, axes, coordinate, begin);
@@ -159,7 +159,7 @@ zero::InitialSource Start::source() const {
 void Start::share_kept(torch::nn::Module& module, const std::vector<TieGroup>& ties) {
   if (kept_.empty()) return;
   const at::NoGradGuard no_grad;
-  std::map<std::string, at::Tensor> kept;  // each once, however many layers here have it
+  std::map<std::string, at::Tensor> kept;  // each parameter once, even if several layers have it
   for (const auto& item : module.named_parameters()) {
     const std::string name = name_of(item.key());
     if (kept_.contains(name)) kept.emplace(name, item.value());
@@ -178,7 +178,7 @@ void Start::share_kept(torch::nn::Module& module, const std::vector<TieGroup>& t
                                    [&name = name](const auto& each) { return each.name == name; });
     if (!spec->cut_along(Axis::tp)) share(mesh_.tp(), name, param);
   }
-  // Stages have their layers in other orders, and all of them these.
+  // In the order of ties, which is the same on all stages, unlike the order of layers.
   for (const TieGroup& tie : ties) {
     if (const auto found = kept.find(tie.param); found != kept.end()) {
       share(tie.group, tie.param, found->second);
@@ -188,7 +188,7 @@ void Start::share_kept(torch::nn::Module& module, const std::vector<TieGroup>& t
 
 const std::vector<Run>& Start::counted(const std::string& param) const {
   const auto found = counted_.find(param);
-  if (found == counted_.end()) throw Error(str("no parameter is called ", quote(param)));
+  if (found == counted_.end()) throw Error(str("There is no parameter ", quote(param)));
   return found->second;
 }
 
@@ -202,7 +202,7 @@ bool Start::is_cut(const std::string& param) const {
 
 std::string Start::name_of(const std::string& raw) const {
   const std::string name =
-      mesh_.axes().pp() > 1 ? raw.substr(raw.find('.') + 1) : raw;  // less its chunk
+      mesh_.axes().pp() > 1 ? raw.substr(raw.find('.') + 1) : raw;  // without its chunk
   const auto tied = tied_.find(name);
   return tied == tied_.end() ? name : tied->second;
 }

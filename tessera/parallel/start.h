@@ -11,23 +11,24 @@
 
 namespace tessera::parallel {
 
-// What the parameters of a rank are called, how they are cut, and what they start with.
+// Names, cuts and initial values of the parameters of a rank.
 class Start {
  public:
   Start(const comm::Mesh& mesh, const ParallelOptions& options, const std::vector<Layer>& layers);
 
-  // A layer has been made. What it starts with is known without it, unless its values are kept:
-  // then its memory is free again, and the engine fills the shard of each rank from source().
+  // Registers a layer that has been made. Frees the memory of its parameters, unless their values
+  // are kept; the engine fills each rank's shards from source().
   void take(const Layer& layer, torch::nn::Module& module);
   zero::InitialSource source() const;
-  // Collective: values that constructors gave are those of the first rank that has them.
+  // Collective. Broadcasts kept values from the first rank that has them.
   void share_kept(torch::nn::Module& module, const std::vector<TieGroup>& ties);
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
-  // One line for each parameter of this rank, with all that other ranks must have alike.
+  // Returns one line for each parameter of this rank, with all properties that must be equal on
+  // other ranks.
   std::vector<std::string> lines() const;
-  // The same of parameters that several layers share, on whatever ranks, each behind a number that
-  // is the same on all ranks and a space.
+  // The same for parameters that several layers share, on any ranks. Each line starts with a number
+  // that is the same on all ranks, and a space.
   std::vector<std::string> tied_lines() const;
   bool has_ties() const { return !shared_.empty(); }
   const std::vector<Run>& counted(const std::string& param) const;
@@ -45,7 +46,7 @@ class Start {
   const ParallelOptions& options_;
   std::vector<ParamSpec> specs_;
   std::map<std::string, std::vector<Run>> counted_;
-  std::map<std::string, std::string> tied_;  // raw name, less its chunk: name in the whole model
+  std::map<std::string, std::string> tied_;  // raw name without chunk: name in the whole model
   // By the name of a layer: names in the whole model of its tied parameters, and the ties to it.
   struct Ties {
     std::map<std::string, std::string> own;
@@ -60,8 +61,8 @@ class Start {
   };
   std::map<std::string, First> first_;
   std::set<std::string> kept_;
-  std::set<std::string> stored_;             // those that lie in options_.stored
-  std::map<std::string, ParamSpec> filled_;  // those that are not
+  std::set<std::string> stored_;             // parameters with values in options_.stored
+  std::map<std::string, ParamSpec> filled_;  // parameters that source() fills, stored ones included
 };
 
 }  // namespace tessera::parallel

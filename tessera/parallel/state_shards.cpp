@@ -25,17 +25,18 @@ namespace {
 
 constexpr const char* kUpdates = "updates";
 constexpr std::string_view kUpdatesOf = "updates/";
-constexpr const char* kLossScale = "updates/ loss scale";  // no parameter is called so
-constexpr const char* kGoodSteps = "updates/ good steps";  // nor so; older checkpoints lack it
+constexpr const char* kLossScale = "updates/ loss scale";  // cannot be the name of a parameter
+constexpr const char* kGoodSteps = "updates/ good steps";  // the same; older checkpoints lack it
 
 DType stored_dtype(const zero::StateShard& shard) {
   if (const auto found = comm::find_dtype(shard.values.scalar_type())) return *found;
   throw UsageError(str(shard.state, " ", quote(shard.param), " is of type ",
                        c10::toString(shard.values.scalar_type()),
-                       ", which a checkpoint does not have; keep it as another type"));
+                       ", which checkpoints do not support. Use another type"));
 }
 
-// The dims of a dense tensor from the outermost in memory to the innermost, less those of size 1.
+// Returns the dims of a dense tensor from outermost to innermost in memory, without those of
+// size 1.
 std::vector<std::size_t> memory_order(const zero::StateShard& shard) {
   std::vector<std::size_t> dims;
   for (std::size_t d = 0; d < shard.sizes.size(); ++d) {
@@ -52,7 +53,7 @@ bool row_major(const zero::StateShard& shard) {
   return std::is_sorted(dims.begin(), dims.end());
 }
 
-// What a rank has of the whole model, by the name of a parameter or buffer.
+// Specs of a rank's parameters and buffers, by name.
 class Specs {
  public:
   explicit Specs(const Checkpointable& what) : what_(what), list_(what.specs) {
@@ -96,12 +97,12 @@ std::optional<std::int64_t> parse_count(const std::string& text) {
 
 }  // namespace
 
-// One by one where it is strided (channels last): slow, and simple.
+// Element by element if it is not row-major (channels last): slow but simple.
 std::vector<Run> runs_of(const zero::StateShard& shard, const std::vector<Run>& runs) {
   const std::int64_t count = shard.values.numel();
   if (row_major(shard)) return checkpoint::cut(runs, shard.begin, count);
   const std::vector<std::size_t> dims = memory_order(shard);
-  std::vector<std::int64_t> steps(shard.sizes.size(), 1);  // of a dim, counted row by row
+  std::vector<std::int64_t> steps(shard.sizes.size(), 1);  // row-major strides
   for (std::size_t d = steps.size(); d-- > 1;) steps[d - 1] = steps[d] * shard.sizes[d];
   std::vector<Run> out;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -131,16 +132,16 @@ at::Tensor on_host(const at::Tensor& values, std::int64_t count, const std::byte
 
 namespace {
 
-// An engine knows of those that this rank has elements of, whatever the stage.
+// Names of all frozen parameters of this rank's engine, at any stage.
 std::set<std::string> frozen_params(const Checkpointable& what) {
   const std::vector<std::string> names = what.engine.frozen_params();
   return {names.begin(), names.end()};
 }
 
-// Without those of parameters that are left out.
+// Returns the specs without those of omitted parameters.
 std::vector<ParamSpec> specs_without(std::vector<ParamSpec> specs,
-                                     const std::set<std::string>& left_out) {
-  std::erase_if(specs, [&](const ParamSpec& spec) { return left_out.contains(spec.name); });
+                                     const std::set<std::string>& omitted) {
+  std::erase_if(specs, [&](const ParamSpec& spec) { return omitted.contains(spec.name); });
   return specs;
 }
 
@@ -162,10 +163,10 @@ StateToSave state_to_save(const Checkpointable& what, bool frozen) {
   const at::NoGradGuard no_grad;
   StateToSave out;
   Specs specs(what);
-  const std::set<std::string> left_out = frozen ? std::set<std::string>() : frozen_params(what);
+  const std::set<std::string> omitted = frozen ? std::set<std::string>() : frozen_params(what);
   for (const zero::StateShard& shard : what.engine.state(zero::StateScope::owned)) {
-    if (left_out.contains(shard.param)) continue;
-    // Of what this rank has, the elements that no rank before it has too.
+    if (omitted.contains(shard.param)) continue;
+    // The elements of this rank that no earlier rank has.
     std::vector<Run> runs = runs_of(shard, specs.counted(shard));
     if (runs.empty()) continue;
     checkpoint::Shard& saved = out.shards.emplace_back();
@@ -173,7 +174,7 @@ StateToSave state_to_save(const Checkpointable& what, bool frozen) {
     saved.state = shard.state;
     saved.dtype = stored_dtype(shard);
     saved.runs = std::move(runs);
-    // One element at a time does not come from a device.
+    // Elements are not copied from a device one at a time.
     const at::Tensor values = row_major(shard) ? shard.values : shard.values.to(at::kCPU);
     out.kept.push_back(values);
     if (values.is_cpu()) {
@@ -185,8 +186,8 @@ StateToSave state_to_save(const Checkpointable& what, bool frozen) {
       on_host(values, count, into).copy_(values.narrow(0, begin, count));
     };
   }
-  out.specs = specs_without(specs.take(), left_out);
-  add_left_out(what, out);
+  out.specs = specs_without(specs.take(), omitted);
+  add_power_sgd_state(what, out);
   return out;
 }
 
@@ -196,9 +197,9 @@ StateToLoad state_to_load(const Checkpointable& what,
   const at::NoGradGuard no_grad;
   StateToLoad out;
   Specs specs(what);
-  const std::set<std::string> left_out = frozen ? std::set<std::string>() : frozen_params(what);
+  const std::set<std::string> omitted = frozen ? std::set<std::string>() : frozen_params(what);
   for (const zero::StateShard& shard : what.engine.state(zero::StateScope::held)) {
-    if (left_out.contains(shard.param)) continue;
+    if (omitted.contains(shard.param)) continue;
     if (!is_wanted(shard)) continue;
     checkpoint::WantedShard& wanted = out.shards.emplace_back();
     wanted.param = shard.param;
@@ -220,7 +221,7 @@ StateToLoad state_to_load(const Checkpointable& what,
       values.narrow(0, begin, count).copy_(on_host(values, count, from));
     };
   }
-  out.specs = specs_without(specs.take(), left_out);
+  out.specs = specs_without(specs.take(), omitted);
   return out;
 }
 
@@ -247,8 +248,8 @@ void check_keys(const Extra& extra) {
   for (const auto& [key, value] : extra) {
     if (key == kUpdates || std::string_view(key).starts_with(kUpdatesOf)) {
       throw UsageError(str("extra ", quote(key),
-                           ": a checkpoint keeps the optimizer's counts under ",
-                           "that name; choose another"));
+                           ": this key is reserved for the optimizer's counts. ",
+                           "Use another key"));
     }
   }
 }
@@ -258,7 +259,7 @@ void put_counts(Extra& extra, const zero::StepCounts& counts) {
   for (const auto& [param, updates] : counts.updates) {
     if (updates != counts.steps) extra[str(kUpdatesOf, param)] = str(updates);
   }
-  // A power of two: a whole number.
+  // The scale is a power of two, so it is an integer.
   if (counts.loss_scale > 0) {
     extra[kLossScale] = str(static_cast<std::int64_t>(counts.loss_scale));
     extra[kGoodSteps] = str(counts.good_steps);
@@ -271,7 +272,7 @@ zero::StepCounts take_counts(Extra& extra, const std::string& where) {
   const auto read = [&](const std::string& text) {
     const auto count = parse_count(text);
     if (count) return *count;
-    throw DataError(str(where, ": got ", quote(text), " updates of the parameters, wanted 0 to ",
+    throw DataError(str(where, ": got ", quote(text), " updates of the parameters, must be 0 to ",
                         checkpoint::kMostCount, ", as tessera::save and tessera train save it"));
   };
   const auto steps = extra.find(kUpdates);

@@ -14,17 +14,17 @@
 
 namespace tessera::parallel {
 
-// The state of an engine as checkpoints take it: which elements of the whole model, and where they
-// lie. Views of the engine's memory, but for what lies strided on a device, of which it is a copy.
+// State of an engine for a checkpoint: elements of the whole model and their memory. Shards are
+// views of the engine's memory, except for copies of tensors on a device that are not row-major.
 struct StateToSave {
-  std::vector<ParamSpec> specs;  // of all that this rank has, buffers too
+  std::vector<ParamSpec> specs;  // of this rank's parameters and buffers
   std::vector<checkpoint::Shard> shards;
-  std::vector<at::Tensor> kept;  // as long as they are used
+  std::vector<at::Tensor> kept;  // keeps the memory of the shards alive
 };
-// `frozen`: parameters that are not trained too.
+// `frozen`: include frozen parameters.
 StateToSave state_to_save(const Checkpointable& what, bool frozen = true);
 
-// What this rank has of frozen parameters and no rank before it, as elements of the whole model.
+// Elements of a frozen parameter that this rank has and no earlier rank, in the whole model.
 struct FrozenShard {
   std::string param;
   at::Tensor values;  // flat
@@ -32,38 +32,38 @@ struct FrozenShard {
 };
 std::vector<FrozenShard> frozen_shards(const Checkpointable& what);
 
+// State of an engine that a checkpoint overwrites.
 struct StateToLoad {
   std::vector<ParamSpec> specs;
   std::vector<checkpoint::WantedShard> shards;
   std::vector<at::Tensor> kept;
-  std::vector<std::pair<at::Tensor, at::Tensor>>
-      copies;  // to the first, from the second, at the end
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (to, from), made after loading
 };
-// `wanted`: whether a shard is to be loaded; the others stay as they are. `frozen`: as above;
-// without them, they stay as they are.
+// `wanted`: returns true for shards to load; others are unchanged. `frozen`: load frozen
+// parameters; if false, they are unchanged.
 StateToLoad state_to_load(const Checkpointable& what,
                           const std::function<bool(const zero::StateShard&)>& wanted,
                           bool frozen = true);
 
-// Of the elements that `runs` give of the rank's parameter (row-major), those of the shard, as they
-// lie in memory.
+// Returns the part of `runs` (of the rank's parameter, row-major) in a shard, in memory order.
 std::vector<Run> runs_of(const zero::StateShard& shard, const std::vector<Run>& runs);
-// Host memory as a tensor like `values`, to copy from or to some of it.
+// Returns host memory as a tensor of the type of `values`, to copy to or from.
 at::Tensor on_host(const at::Tensor& values, std::int64_t count, const std::byte* memory);
 
-// How the ranks of a group talk about a checkpoint.
+// Returns the communication of the ranks of a group for checkpoints.
 checkpoint::Team team_of(const comm::Group& group);
-// What saving and loading hold for themselves is charged to the engine's ledger: no tensor shows
-// it.
+// Returns a function that charges temporary memory of saving and loading, which is not in tensors,
+// to the engine's ledger.
 checkpoint::Charge charge_of(const zero::Engine& engine);
 
-// [Note: counts] How often the optimizer has updated the parameters, as texts beside the program's
-// own: "updates" has the steps, and "updates/NAME" the count of a parameter that missed some. In
-// fp16 also the loss scale and the steps since it was changed.
+// [Note: counts] Numbers of updates of the parameters, saved as texts next to the program's own
+// extras: "updates" has the number of steps, and "updates/NAME" the count of a parameter that
+// missed some steps. In fp16 also the loss scale and the number of steps since it changed. Adds
+// them.
 void put_counts(Extra& extra, const zero::StepCounts& counts);
-// And takes them out. Throws DataError, naming `where`.
+// Removes and returns them. Throws DataError, which names `where`.
 zero::StepCounts take_counts(Extra& extra, const std::string& where);
-// Throws UsageError for a key that is one of these.
+// Throws UsageError if `extra` has a reserved key.
 void check_keys(const Extra& extra);
 
 }  // namespace tessera::parallel

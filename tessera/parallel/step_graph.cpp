@@ -20,17 +20,17 @@ StepGraph::~StepGraph() = default;
 
 void StepGraph::record(c10::Device device, const std::function<void()>& f) {
   const c10::cuda::CUDAGuard guard(device);
-  // What earlier steps left in the allocator's cache: the graph's own pool takes as much.
+  // Frees the cache of earlier steps: the graph allocates as much in its own pool.
   c10::cuda::CUDACachingAllocator::emptyCache();
   auto graph = std::make_unique<at::cuda::CUDAGraph>();
-  // Other threads (watchdogs) may go on asking the device; backward's own thread only launches.
+  // Other threads (watchdogs) may query the device; the thread of backward only launches.
   graph->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
   try {
     f();
   } catch (...) {
     try {
       graph->capture_end();
-    } catch (...) {  // what f did has broken the recording: it ends all the same
+    } catch (...) {  // f invalidated the capture, which has ended anyway
     }
     throw;
   }

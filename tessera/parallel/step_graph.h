@@ -9,16 +9,16 @@
 
 namespace tessera::parallel {
 
-// [Note: graphs] A step on a GPU is some thousand kernels, each of which the host would launch
-// anew. Where every step has the same shapes and asks the host nothing, it is recorded once, as a
-// CUDA graph, and then launched as a whole. What differs from step to step (the batch, the learning
-// rate, the number of tokens) lies in device memory that is filled before.
+// [Note: graphs] CUDA graph of a step. A step on a GPU consists of thousands of kernels, which the
+// host would launch one by one. If every step has the same shapes and does not synchronize with the
+// host, it is recorded once and then launched as a whole. Values that differ from step to step (the
+// batch, the learning rate, the number of tokens) are in device memory that is filled beforehand.
 //
-// Recording does all that the host does in a step, and nothing on the device. Its memory comes from
-// a pool of its own, which the graph keeps.
+// Recording does the host's work of a step, but runs nothing on the device. Its memory comes from a
+// separate pool that the graph keeps.
 class StepGraph {
  public:
-  // Null if this program can record graphs; otherwise why not.
+  // Returns the reason that this program cannot record graphs; null if it can.
   static const char* problem();
 
   StepGraph();
@@ -26,8 +26,8 @@ class StepGraph {
   StepGraph(const StepGraph&) = delete;
   StepGraph& operator=(const StepGraph&) = delete;
 
-  // Records what f puts on this thread's stream, which must not be the default one. If f throws,
-  // nothing was recorded.
+  // Records the work that f enqueues on this thread's stream, which must not be the default stream.
+  // If f throws, nothing is recorded.
   void record(c10::Device device, const std::function<void()>& f);
   bool recorded() const;
   void launch();  // on this thread's stream
@@ -37,8 +37,8 @@ class StepGraph {
   std::unique_ptr<Impl> impl_;
 };
 
-// While it lives, this thread's work on the device goes to another stream, which first waits for
-// what the old one has, and for which the old one waits at the end. Without a stream: nothing.
+// Scope in which this thread's work on the device goes to another stream. That stream first waits
+// for the old one, and at the end the old one waits for it. No effect without a stream.
 class OtherStream {
  public:
   explicit OtherStream(std::optional<c10::Stream> stream);
@@ -49,7 +49,7 @@ class OtherStream {
  private:
   std::optional<c10::Stream> stream_, before_;
 };
-// One that is not the default, for a device that has streams.
+// Returns a stream other than the default one; nullopt if the device is not a GPU.
 std::optional<c10::Stream> own_stream(c10::Device device);
 
 }  // namespace tessera::parallel

@@ -1,4 +1,4 @@
-// Without LibTorch's CUDA build, or without kernels of our own.
+// StepGraph without a CUDA LibTorch, or without GPU kernels.
 
 #include "tessera/core/errors.h"
 #include "tessera/parallel/step_graph.h"

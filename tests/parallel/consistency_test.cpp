@@ -1,4 +1,4 @@
-// Ranks that were given different models or data, and layers that compute something else on each
+// Ranks that were given different models or data, and layers that compute different results on each
 // tensor-parallel rank.
 
 #include <ATen/ops/dropout.h>
@@ -28,7 +28,7 @@ using torch::nn::AnyModule;
 
 constexpr std::int64_t kSameWidth = 6;
 
-// A linear that every rank has whole, and what is dropped behind it.
+// A linear that is whole on every rank, followed by dropout.
 struct SameMixImpl : torch::nn::Module {
   using Drop = std::function<at::Tensor(const at::Tensor&)>;
   explicit SameMixImpl(std::int64_t width = kSameWidth)
@@ -99,7 +99,7 @@ void expect_words(const std::vector<std::string>& errors, const std::vector<std:
   }
 }
 
-TEST(Consistency, NamesTheFirstLayerThatRanksHaveOtherwise) {
+TEST(Consistency, NamesTheFirstLayerThatDiffersBetweenRanks) {
   for (const char* axes : {"pp=2", "tp=2", "dp=2,pp=2"}) {
     expect_words(errors_on(axes,
                            [](const comm::Mesh& mesh) {
@@ -125,7 +125,7 @@ TEST(Consistency, NamesTheFirstLayerThatRanksHaveOtherwise) {
                {"rank 0 has micro_batches 2", "rank 1 has micro_batches 3"});
 }
 
-TEST(Consistency, NamesTheFirstParameterThatRanksOfAStageHaveOtherwise) {
+TEST(Consistency, NamesTheFirstParameterThatDiffersWithinAStage) {
   expect_words(errors_on("tp=2",
                          [](const comm::Mesh& mesh) {
                            std::vector<Layer> list = {same_mix("a"), same_mix("b"), same_loss()};
@@ -137,7 +137,7 @@ TEST(Consistency, NamesTheFirstParameterThatRanksOfAStageHaveOtherwise) {
                {"rank 0 has \"b.linear.weight\" [6, 6]", "rank 1 has \"b.linear.weight\" [7, 7]"});
 }
 
-TEST(Consistency, NamesInputsThatDifferOverTensorParallelRanks) {
+TEST(Consistency, NamesInputsThatDifferBetweenTensorParallelRanks) {
   for (const char* axes : {"tp=2", "tp=2,pp=2"}) {
     expect_words(errors_on(axes,
                            [](const comm::Mesh& mesh) {
@@ -152,8 +152,8 @@ TEST(Consistency, NamesInputsThatDifferOverTensorParallelRanks) {
   }
 }
 
-// Random numbers drawn by a layer's own code are found between the first and the second step.
-TEST(Consistency, NamesParametersThatDriftApartOverTensorParallelRanks) {
+// Random numbers drawn by a layer's own code are detected between the first and the second step.
+TEST(Consistency, NamesParametersThatDivergeBetweenTensorParallelRanks) {
   const auto train = [](const comm::Mesh& mesh, int check, int steps) {
     std::vector<Layer> list = {same_mix("a"), same_mix("b"), same_loss()};
     list[1].make = [&](const auto&) {
@@ -179,7 +179,7 @@ TEST(Consistency, NamesParametersThatDriftApartOverTensorParallelRanks) {
   }
 }
 
-TEST(Consistency, RefusesDropoutOfTorchUnderTensorParallelism) {
+TEST(Consistency, RejectsTorchDropoutWithTensorParallelism) {
   struct Way {
     std::function<AnyModule()> make;
     std::string word, instead;
@@ -227,7 +227,7 @@ TEST(Consistency, RefusesDropoutOfTorchUnderTensorParallelism) {
   }
 }
 
-// Layers with dropout of their own, replicated and over columns that ranks share.
+// Layers with their own dropout, replicated and on columns sharded over ranks.
 std::vector<double> train_dropped(const Axes& axes, int micro_batches, const ParallelOptions& given,
                                   std::optional<double> rate) {
   std::vector<double> out;
@@ -287,7 +287,7 @@ TEST(MeshDropout, DropsTheSameOnEveryMesh) {
   }
 }
 
-TEST(MeshDropout, TakesTheRateOfTheOptionsUnlessItHasItsOwn) {
+TEST(MeshDropout, UsesTheRateOfTheOptionsUnlessItHasItsOwn) {
   ParallelOptions options = same_options();
   const std::vector<double> own = train_dropped("tp=2", 4, options, 0.3);
   const std::vector<double> none = train_dropped("tp=2", 4, options, std::nullopt);
@@ -298,8 +298,8 @@ TEST(MeshDropout, TakesTheRateOfTheOptionsUnlessItHasItsOwn) {
   EXPECT_EQ(train_dropped("tp=2", 4, options, 0.0), none);
 }
 
-// Every micro-batch and every step drops other values.
-TEST(MeshDropout, DropsOtherValuesInEveryMicroBatchAndStep) {
+// Every micro-batch and every step drops different values.
+TEST(MeshDropout, DropsDifferentValuesInEveryMicroBatchAndStep) {
   std::vector<at::Tensor> masks;
   const comm::Mesh mesh(comm::Group(), "dp=1");
   std::vector<Layer> list = {same_mix("a"), same_mix("b"), same_loss()};
@@ -326,7 +326,7 @@ TEST(MeshDropout, DropsOtherValuesInEveryMicroBatchAndStep) {
   const auto evaluated = model.predict(at::ones({2, kSameWidth}),
                                        [](torch::nn::Module&, const at::Tensor& x) { return x; });
   EXPECT_TRUE(at::equal(masks.back(), at::ones({2, kSameWidth}))) << "evaluation drops nothing";
-  // Outside of a step there is no mask to choose.
+  // Outside a step there is no mask.
   const std::string error = error_of([&] { drop(at::ones({2, 3})); });
   EXPECT_TRUE(contains(error, "outside a step")) << error;
   EXPECT_TRUE(contains(error_of([] {

@@ -1,6 +1,6 @@
-// The oracle of meshes for every family of models: rows of several documents, values dropped, a
-// vocabulary that must be padded. Whatever the mesh, stage, micro-batches and recomputation, the
-// losses and the norms of gradients are those of one process.
+// Compares meshes with one process for every family of models: rows of several documents, dropout,
+// a vocabulary that must be padded. For every mesh, stage, number of micro-batches and
+// recomputation, the losses and gradient norms are those of one process.
 
 #include <gtest/gtest.h>
 
@@ -90,9 +90,9 @@ const std::vector<FamilyMesh> kFamilyMeshes = {
     {"dp=2,tp=2", 2, 1, false, Recompute::none, 1}, {"tp=2,pp=2", 0, 2, true, Recompute::full, 8},
 };
 
-TEST(FamiliesOnMeshes, AreAsInOneProcess) {
+TEST(FamiliesOnMeshes, EqualOneProcess) {
   const std::vector<ModelShape> all = models::test::families();
-  for (const std::size_t index : {0, 3, 4, 6, 7}) {  // what the others differ in is in these
+  for (const std::size_t index : {0, 3, 4, 6, 7}) {  // these cover the differences of the others
     const ModelShape& shape = all[index];
     for (const double dropout : {0.0, 0.2}) {
       if (dropout == 0 && index != 0) continue;
@@ -111,8 +111,8 @@ TEST(FamiliesOnMeshes, AreAsInOneProcess) {
   }
 }
 
-// What would make the test above pass without being so.
-TEST(FamiliesOnMeshes, DocumentsAndDropoutMatter) {
+// Checks that the test above is sensitive to documents and dropout.
+TEST(FamiliesOnMeshes, DocumentsAndDropoutChangeTheResult) {
   const ModelShape shape = models::test::families().front();
   const FamilyHistory plain = train_family(shape, kOneProcess, 0, false);
   const FamilyHistory packed = train_family(shape, kOneProcess, 0, true);

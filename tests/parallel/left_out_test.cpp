@@ -1,5 +1,5 @@
-// What PowerSGD left out of the gradients, through checkpoints: to the bit on the same ranks, as a
-// sum on others.
+// Error feedback of PowerSGD in checkpoints: restored bit by bit on the same ranks, as a sum on
+// others.
 
 #include "tessera/parallel/left_out.h"
 
@@ -17,8 +17,8 @@ zero::Options low_rank(int rank = 1, std::int64_t warm_up = 1) {
 }
 
 struct Ranks {
-  Contents contents;           // at the end, of rank 0
-  std::vector<Contents> owed;  // of each rank, after loading or, if nothing was loaded, at the end
+  Contents contents;             // at the end, of rank 0
+  std::vector<Contents> errors;  // of each rank, after loading, or at the end if none was loaded
   std::vector<Contents> next;
   std::vector<std::string> notes;
 };
@@ -26,14 +26,14 @@ struct Ranks {
 Ranks run(int ranks, const zero::Options& options, int to, const std::string& from = "",
           const std::string& into = "", bool channels_last = false) {
   Ranks all;
-  all.owed.resize(static_cast<std::size_t>(ranks));
+  all.errors.resize(static_cast<std::size_t>(ranks));
   all.next.resize(static_cast<std::size_t>(ranks));
   const auto errors = on_ranks(ranks, [&](const comm::Group& group) {
     Training training(Net(5, channels_last), group, options);
     const auto look = [&] {
       const auto me = static_cast<std::size_t>(group.rank());
       for (const zero::LeftOut& kept : training.left_out(zero::StateScope::held)) {
-        all.owed[me][kept.param] = kept.error.as_strided(kept.sizes, kept.strides).clone();
+        all.errors[me][kept.param] = kept.error.as_strided(kept.sizes, kept.strides).clone();
         all.next[me][kept.param] = kept.next.clone();
       }
     };
@@ -64,7 +64,7 @@ Contents sum_of(const std::vector<Contents>& ranks) {
   return sum;
 }
 
-TEST(LeftOut, ARunThatGoesOnHasTheBitsOfOneThatNeverStopped) {
+TEST(LeftOut, ResumedRunHasTheBitsOfAnUninterruptedOne) {
   for (const int ranks : {2, 3}) {
     for (const int rank : {1, 2}) {
       for (const bool channels_last : {false, true}) {
@@ -74,10 +74,10 @@ TEST(LeftOut, ARunThatGoesOnHasTheBitsOfOneThatNeverStopped) {
         const Ranks whole = run(ranks, low_rank(rank), 6, "", "", channels_last);
         const Ranks saved = run(ranks, low_rank(rank), 3, "", folder / "a", channels_last);
         const Ranks again = run(ranks, low_rank(rank), 6, folder / "a", "", channels_last);
-        ASSERT_TRUE(saved.owed[0].contains("conv.weight"));
-        EXPECT_TRUE(saved.owed[0].at("conv.weight").any().item<bool>()) << where;
-        for (std::size_t r = 0; r < saved.owed.size(); ++r) {
-          expect_equal(again.owed[r], saved.owed[r], where);
+        ASSERT_TRUE(saved.errors[0].contains("conv.weight"));
+        EXPECT_TRUE(saved.errors[0].at("conv.weight").any().item<bool>()) << where;
+        for (std::size_t r = 0; r < saved.errors.size(); ++r) {
+          expect_equal(again.errors[r], saved.errors[r], where);
           expect_equal(again.next[r], saved.next[r], where);
         }
         expect_equal(again.contents, whole.contents, where);
@@ -87,26 +87,26 @@ TEST(LeftOut, ARunThatGoesOnHasTheBitsOfOneThatNeverStopped) {
   }
 }
 
-// Nothing that is owed is lost or counted twice, however many ranks there are.
-TEST(LeftOut, OtherRanksOweTheSameInAll) {
+// No error is lost or counted twice, for any number of ranks.
+TEST(LeftOut, ErrorFeedbackIsPreservedAcrossWorldSizes) {
   for (const int before : {2, 3, 4}) {
     const Folder folder;
     const Ranks saved = run(before, low_rank(), 4, "", folder / "a");
-    const Contents wanted = sum_of(saved.owed);
+    const Contents wanted = sum_of(saved.errors);
     for (const int after : {2, 3, 4, 6}) {
       const std::string where = str(before, " ranks, then ", after);
       const Ranks loaded = run(after, low_rank(), 4, folder / "a");
-      expect_close(sum_of(loaded.owed), wanted, where);
+      expect_close(sum_of(loaded.errors), wanted, where);
       for (const Contents& next : loaded.next) expect_equal(next, saved.next[0], where);
     }
-    // Other factors begin anew; what is owed stays.
+    // Factors of another rank start again; the errors are kept.
     const Ranks other = run(before, low_rank(2), 4, folder / "a");
-    expect_close(sum_of(other.owed), wanted, "rank 2");
+    expect_close(sum_of(other.errors), wanted, "rank 2");
     EXPECT_FALSE(other.next[0].at("head.weight").any().item<bool>());
   }
 }
 
-TEST(LeftOut, WhereNothingIsCompressedItIsDroppedWithANote) {
+TEST(LeftOut, IsDroppedWithANoteIfNothingIsCompressed) {
   const Folder folder;
   run(2, low_rank(), 4, "", folder / "a");
   zero::Options plain = low_rank();
@@ -114,22 +114,22 @@ TEST(LeftOut, WhereNothingIsCompressedItIsDroppedWithANote) {
   for (const Ranks& loaded :
        {run(1, low_rank(), 5, folder / "a"), run(2, plain, 5, folder / "a")}) {
     ASSERT_EQ(loaded.notes.size(), 1u);
-    EXPECT_TRUE(contains(loaded.notes[0], "what PowerSGD still owed of 3 parameters is dropped"))
+    EXPECT_TRUE(contains(loaded.notes[0], "The PowerSGD error feedback of 3 parameters is dropped"))
         << loaded.notes[0];
   }
 }
 
-// Nor does a checkpoint have what is not there yet; and one without it is loaded.
-TEST(LeftOut, BeginsWithTheFirstCompressedStep) {
+// A checkpoint has no errors before the first compressed step, and can be loaded without them.
+TEST(LeftOut, IsSavedFromTheFirstCompressedStepOn) {
   for (const int steps : {1, 2, 3}) {
     const Folder folder;
     run(2, low_rank(1, 2), steps, "", folder / "a");
     checkpoint::Checkpoint from(str(folder / "a", "/", checkpoint::folder_name(steps)));
-    int owed = 0;
+    int found = 0;
     for (const auto& [state, dtype] : from.states("conv.weight")) {
-      owed += parallel::is_left_out(state) ? 1 : 0;
+      found += parallel::is_power_sgd_state(state) ? 1 : 0;
     }
-    EXPECT_EQ(owed, steps > 2 ? 3 : 0) << steps;  // of two replicas, and the factor of both
+    EXPECT_EQ(found, steps > 2 ? 3 : 0) << steps;  // two replicas, and the factor of both
     expect_equal(run(2, low_rank(1, 2), 6, folder / "a").contents,
                  run(2, low_rank(1, 2), 6).contents, str("saved in step ", steps));
   }

@@ -1,5 +1,5 @@
-// Layers that a list of layers has besides those with matrices: functions, a loss alone, and layers
-// that do in evaluation what they do not do in training.
+// Unusual layers: functions, a loss without parameters, and layers that behave differently in
+// evaluation and in training.
 
 #include <ATen/ops/mse_loss.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ struct OddLossImpl : torch::nn::Module {
 };
 TORCH_MODULE(OddLoss);
 
-// A dropout, a norm that learns, and one that its maker has stopped.
+// A dropout, a norm that tracks statistics, and one that is set to evaluation mode.
 struct OddNoiseImpl : torch::nn::Module {
   OddNoiseImpl()
       : drop(register_module("drop", torch::nn::Dropout(0.5))),
@@ -115,7 +115,7 @@ void on_mesh(const Axes& axes, const std::function<void(const comm::Mesh&)>& bod
 
 struct OddRun {
   std::vector<double> numbers;  // loss and norm of each step
-  at::Tensor last;              // what the loss sees of a batch in the end
+  at::Tensor last;              // input of the loss for a batch, at the end
 };
 
 OddRun run_odd(const Axes& axes, const ParallelOptions& options) {
@@ -141,8 +141,8 @@ zero::Optimizer torchs_sgd() {
   });
 }
 
-// A stage, or all stages of a rank, may be a function or the loss.
-TEST(OddLayers, StagesWithoutParametersTrainAsOneProcess) {
+// A stage, or all stages of a rank, may consist of a function or the loss.
+TEST(OddLayers, StagesWithoutParametersTrainLikeOneProcess) {
   struct Way {
     const char *mesh, *schedule;
     std::vector<int> split;
@@ -174,7 +174,7 @@ TEST(OddLayers, StagesWithoutParametersTrainAsOneProcess) {
   }
 }
 
-// Two parameters, which may be another layer's, and which may come the other way round.
+// Two parameters, which may belong to another layer, and may be registered in reverse order.
 struct OddEndImpl : torch::nn::Module {
   OddEndImpl(const OddEndImpl* other, bool turned, double start) {
     const auto make = [&](const char* name) {
@@ -202,8 +202,8 @@ struct OddCloseImpl : OddEndImpl {
 TORCH_MODULE(OddBegin);
 TORCH_MODULE(OddClose);
 
-// Each rank makes values of its own, and those of the first stage are everybody's.
-TEST(OddLayers, TiesMeetInOneOrderHoweverLayersHaveThem) {
+// Each rank makes its own values, and all ranks use those of the first stage.
+TEST(OddLayers, TiesAreSummedInTheSameOrderOnAllRanks) {
   ParallelOptions options = odd_options();
   options.initial = initial_kept;
   std::vector<std::vector<double>> losses;
@@ -235,7 +235,7 @@ TEST(OddLayers, TiesMeetInOneOrderHoweverLayersHaveThem) {
         mine.push_back(model.step(odd_batches(mesh, step)).loss);
       }
       if (mesh.world().rank() == 0) losses.push_back(mine);
-      // Both ties have one group, whose traffic counts once.
+      // Both ties share one group, whose traffic counts once.
       int tied = 0;
       comm::TrafficCounts want = mesh.pp().traffic();
       for (const auto& [what, group] : model.groups()) {
@@ -250,8 +250,8 @@ TEST(OddLayers, TiesMeetInOneOrderHoweverLayersHaveThem) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(losses[0][i], losses[1][i], 1e-4 * losses[0][i]);
 }
 
-// predict() neither drops nor learns, and leaves every module as it was.
-TEST(OddLayers, PredictEvaluates) {
+// predict() neither drops nor updates statistics, and restores the mode of every module.
+TEST(OddLayers, PredictRunsInEvaluationMode) {
   for (const char* axes : {"dp=1", "pp=2"}) {
     on_mesh(axes, [&](const comm::Mesh& mesh) {
       OddNoise noise{nullptr};  // on the rank that has it
@@ -288,8 +288,8 @@ TEST(OddLayers, PredictEvaluates) {
   }
 }
 
-// Whoever gives a pipeline another number of micro-batches is told, and can go on.
-TEST(OddLayers, AWrongNumberOfMicroBatchesChangesNothing) {
+// A pipeline throws for a wrong number of micro-batches, and training can continue.
+TEST(OddLayers, WrongNumberOfMicroBatchesChangesNothing) {
   const ParallelOptions options = odd_options();
   std::vector<double> losses[2];
   for (const bool wrong : {false, true}) {

@@ -1,4 +1,4 @@
-// Models of a user's own, given as layers, on any mesh, beside the same ones in one process.
+// Models of a user, given as layers, on any mesh, compared with the same models in one process.
 
 #include "tessera/parallel/parallelize.h"
 
@@ -45,7 +45,7 @@ struct MixImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mix);
 
-// The loss of a head that is a matrix of its own, or the table of the words.
+// Loss of a head that has its own matrix, or uses the word table.
 struct GuessImpl : torch::nn::Module {
   explicit GuessImpl(const at::Tensor& shared) {
     const at::Tensor own = shared.defined() ? shared : torch::zeros({kWords, kWidth});
@@ -88,7 +88,7 @@ ParallelOptions options_of(int stage = 0) {
   options.seed = 7;
   options.initial = spread;
   options.engine.stage = stage;
-  options.engine.clip_norm = 0.5;  // so that the norm of the gradient matters too
+  options.engine.clip_norm = 0.5;  // so that the norm of the gradient matters, too
   options.engine.optimizer = zero::AdamW{.lr = 0.01};
   return options;
 }
@@ -128,7 +128,7 @@ Trained train(const std::vector<Layer>& list, const Axes& axes, const ParallelOp
                                   return dynamic_cast<GuessImpl&>(last).logits(x);
                                 });
     if (mesh.world().rank() == 0) out = mine;
-    // All ranks know the same.
+    // All ranks get the same result.
     const at::Tensor told = at::tensor(mine.losses, at::kDouble).clone();
     comm::Call call;
     call.traffic = comm::Traffic::control;
@@ -148,7 +148,7 @@ void expect_near(const Trained& got, const Trained& want, const std::string& whe
   EXPECT_TRUE(at::allclose(got.logits, want.logits, 1e-3, 1e-4)) << where;
 }
 
-TEST(Parallelize, AnyMeshStageAndScheduleTrainsAsOneProcess) {
+TEST(Parallelize, EveryMeshStageAndScheduleTrainsLikeOneProcess) {
   for (const bool tied : {false, true}) {
     const Trained alone = train(layers(tied), "dp=1", options_of());
     ASSERT_LT(alone.losses.back(), alone.losses.front());
@@ -163,14 +163,14 @@ TEST(Parallelize, AnyMeshStageAndScheduleTrainsAsOneProcess) {
       }
     }
     for (const char* schedule : {"gpipe", "interleaved", "zb-h1", "zb-v"}) {
-      if (tied && std::string(schedule) == "zb-v") continue;  // refused, see MistakesAreNamed
+      if (tied && std::string(schedule) == "zb-v") continue;  // rejected, see NamesMistakes
       ParallelOptions options = options_of(2);
       options.schedule = schedule;
       if (std::string(schedule) == "interleaved") options.model_chunks = 2;
       expect_near(train(layers(tied), "pp=2", options), alone, str(schedule, tied ? " tied" : ""));
     }
     std::vector<Layer> heavy = layers(tied);
-    heavy[1].cost = 5;  // a stage of its own, with the words
+    heavy[1].cost = 5;  // a separate stage, with the words
     expect_near(train(heavy, "pp=2", options_of(1)), alone, str("costs", tied ? " tied" : ""));
     ParallelOptions uneven = options_of(3);
     uneven.split = {1, 7};
@@ -178,8 +178,8 @@ TEST(Parallelize, AnyMeshStageAndScheduleTrainsAsOneProcess) {
   }
 }
 
-// Settings given with each step count as those that the engine was made with, on any mesh.
-TEST(Parallelize, SettingsOfAStepReplaceThoseOfTheEngine) {
+// Settings passed with each step act like those that the engine was made with, on any mesh.
+TEST(Parallelize, StepSettingsReplaceThoseOfTheEngine) {
   const auto scale = [](const std::string& param) {
     return param.find("mixes.2") == 0 ? 3.0 : param.find("words") == 0 ? 0.5 : 1.0;
   };
@@ -200,8 +200,8 @@ TEST(Parallelize, SettingsOfAStepReplaceThoseOfTheEngine) {
   }
 }
 
-// The same steps one by one and from a graph, whose settings lie in the memory of the device.
-TEST(Parallelize, StepsOfAGraphReadTheirSettings) {
+// The same steps without and with a graph, whose settings are in device memory.
+TEST(Parallelize, GraphedStepsUseTheirSettings) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "there is no GPU";
   std::vector<std::vector<double>> losses;
   for (const Graphs graphs : {Graphs::never, Graphs::automatic}) {
@@ -227,8 +227,8 @@ TEST(Parallelize, StepsOfAGraphReadTheirSettings) {
   }
 }
 
-// What constructors give is that of the first rank that has it, wherever there are copies.
-TEST(Parallelize, KeptValuesAreOneRanksOnAll) {
+// Values of constructors are those of the first rank that has the parameter, for all copies.
+TEST(Parallelize, KeptValuesAreThoseOfTheFirstRank) {
   ParallelOptions options = options_of(1);
   options.initial = [](const ParamSpec& spec) {
     return spec.cut_along(Axis::tp) ? spread(spec) : initial_kept(spec);
@@ -264,11 +264,11 @@ TEST(Parallelize, KeptValuesAreOneRanksOnAll) {
       EXPECT_TRUE(at::equal(trained[r]["words.table.weight"], trained[0]["words.table.weight"]))
           << text << ", rank " << r;
     }
-    EXPECT_EQ(tables, axes.world()) << text;  // the first and the last stage have it, and all do
+    EXPECT_EQ(tables, axes.world()) << text;  // the first and the last stage have it
   }
 }
 
-TEST(Parallelize, MistakesAreNamed) {
+TEST(Parallelize, NamesMistakes) {
   const auto problem = [](const std::vector<Layer>& list, const Axes& axes,
                           const ParallelOptions& options) {
     return error_of([&] { train(list, axes, options); });
@@ -283,16 +283,16 @@ TEST(Parallelize, MistakesAreNamed) {
   options.schedule = "zb-v";
   EXPECT_TRUE(contains(problem(layers(true), "pp=2", options), "trained twice"));
   options.engine.stage = 3;
-  EXPECT_TRUE(contains(problem(layers(false), "pp=2", options), "puts off weight gradients"));
+  EXPECT_TRUE(contains(problem(layers(false), "pp=2", options), "defers weight gradients"));
   auto list = layers(false);
   list[2].name = list[1].name;
-  EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "two layers are called"));
+  EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "Two layers have the name"));
   list = layers(false);
   list.back().tied["weight"] = {"nobody", "weight"};
   EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "nobody"));
   list = layers(false);
   list[1].make = [](const auto&) { return AnyModule(); };
-  EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "returned no module"));
+  EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "returned an empty module"));
 }
 
 }  // namespace

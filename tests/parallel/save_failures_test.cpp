@@ -1,4 +1,4 @@
-// What goes wrong with tessera::save and tessera::load, and what is given back to the program.
+// Failures of tessera::save and tessera::load, and extras that are returned to the program.
 
 #include <fstream>
 
@@ -41,7 +41,7 @@ void damage(const std::string& path) {
   file.put(byte);
 }
 
-TEST(LoadFailures, ADamagedNewestOneIsPassedOverForTheOneBefore) {
+TEST(LoadFailures, SkipsADamagedNewestCheckpoint) {
   const Folder folder;
   const std::string dir = folder / "a";
   save_steps(dir, {2, 4});
@@ -61,7 +61,7 @@ TEST(LoadFailures, ADamagedNewestOneIsPassedOverForTheOneBefore) {
                  train(training, 2, 4);
                }),
       "load");
-  // Asked for by name, it is not replaced by another.
+  // Requested by name, it is not replaced by another.
   for (const std::string& error : on_ranks(2, [&](const comm::Group& group) {
          Training training = make(group);
          load(training, dir + "/step-00000004");
@@ -73,18 +73,18 @@ TEST(LoadFailures, ADamagedNewestOneIsPassedOverForTheOneBefore) {
          Training training = make(group);
          load(training, dir);
        })) {
-    EXPECT_TRUE(contains(error, "data: no checkpoint in ")) << error;
+    EXPECT_TRUE(contains(error, "data: No checkpoint in ")) << error;
     EXPECT_TRUE(contains(error, "step-00000004") && contains(error, "step-00000002")) << error;
-    EXPECT_TRUE(contains(error, "of no use")) << error;
+    EXPECT_TRUE(contains(error, "the state of the engine is now invalid")) << error;
   }
 }
 
-TEST(LoadFailures, WhatIsNotThere) {
+TEST(LoadFailures, RejectsMissingCheckpoints) {
   const Folder folder;
   fs::create_directory(folder / "empty");
   std::ofstream(folder / "file") << "x";
   for (const auto& [path, what] :
-       std::map<std::string, std::string>{{folder / "nowhere", "is not there"},
+       std::map<std::string, std::string>{{folder / "nowhere", "is missing"},
                                           {folder / "empty", "a folder without a checkpoint"},
                                           {folder / "file", "a regular file"}}) {
     for (const std::string& error : on_ranks(2, [&](const comm::Group& group) {
@@ -97,11 +97,11 @@ TEST(LoadFailures, WhatIsNotThere) {
   }
 }
 
-TEST(LoadFailures, ASaveThatWasBrokenOffLeavesTheOlderOne) {
+TEST(LoadFailures, InterruptedSaveLeavesTheOlderCheckpoint) {
   const Folder folder;
   const std::string dir = folder / "a";
   save_steps(dir, {2});
-  // Every rank writes its shards; then one turns out to have said something that cannot be stored.
+  // Every rank writes its shards; then one rank has an extra that cannot be stored.
   const auto errors = on_ranks(2, [&](const comm::Group& group) {
     Training training = make(group);
     train(training, 0, 3);
@@ -111,7 +111,7 @@ TEST(LoadFailures, ASaveThatWasBrokenOffLeavesTheOlderOne) {
   EXPECT_TRUE(contains(errors[1], "usage: extra \"note\" is not UTF-8 text")) << errors[1];
   EXPECT_FALSE(fs::exists(dir + "/step-00000003"));
   EXPECT_FALSE(fs::exists(dir + "/.tmp-step-00000003"));
-  // And what a machine that died leaves.
+  // Files that a crashed machine leaves behind.
   fs::create_directory(dir + "/.tmp-step-00000004");
   std::ofstream(dir + "/.tmp-step-00000004/rank-00000.safetensors") << "half of it";
   expect_no_errors(on_ranks(1,
@@ -126,7 +126,7 @@ TEST(LoadFailures, ASaveThatWasBrokenOffLeavesTheOlderOne) {
   EXPECT_TRUE(fs::exists(dir + "/step-00000005"));
 }
 
-// Another model: a layer more, a layer less, a layer of another width, another optimizer.
+// Another model: one more layer, one less, a layer of another width, another optimizer.
 struct WiderImpl : torch::nn::Module {
   WiderImpl() { net = register_module("net", Net()); }
   at::Tensor forward(const at::Tensor& x) { return net->forward(x); }
@@ -138,7 +138,7 @@ struct MoreImpl : NetImpl {
 };
 TORCH_MODULE(More);
 
-TEST(LoadFailures, AnotherModelIsRefusedByName) {
+TEST(LoadFailures, RejectsAnotherModelByName) {
   const Folder folder;
   const std::string dir = folder / "a";
   save_steps(dir, {1, 2});
@@ -166,14 +166,14 @@ TEST(LoadFailures, AnotherModelIsRefusedByName) {
     EXPECT_TRUE(contains(error, "has no parameter \"weight\"")) << error;
   }
   for (const std::string& error : errors_of([] { return Net(); }, options_of(rules()[1], 2))) {
-    EXPECT_TRUE(contains(error, "has moment1, moment2, param, and this engine wants velocity too"))
+    EXPECT_TRUE(contains(error, "has moment1, moment2, param, but this engine also needs velocity"))
         << error;
   }
   zero::Options plain = options_of({"plain", zero::SGD{.lr = 0.1}}, 2);
   for (const std::string& error : errors_of([] { return Net(); }, plain)) {
-    EXPECT_TRUE(contains(error, "has moment1, moment2, which this engine does not keep")) << error;
+    EXPECT_TRUE(contains(error, "has moment1, moment2, which this engine does not have")) << error;
   }
-  // And the other way round: a checkpoint with more than the model.
+  // The other way round: a checkpoint with more parameters than the model.
   expect_no_errors(on_ranks(2,
                             [&](const comm::Group& group) {
                               DataParallel training(More(), group, same);
@@ -184,11 +184,12 @@ TEST(LoadFailures, AnotherModelIsRefusedByName) {
          Training training = make(group);
          load(training, folder / "more");
        })) {
-    EXPECT_TRUE(contains(error, "has parameters that the model does not: temperature")) << error;
+    EXPECT_TRUE(contains(error, "has parameters that the model does not have: temperature"))
+        << error;
   }
 }
 
-TEST(LoadFailures, TheCheckOfTheProgramDecides) {
+TEST(LoadFailures, CheckOfTheProgramDecides) {
   const Folder folder;
   const std::string dir = folder / "a";
   save_steps(dir, {1, 2});
@@ -206,7 +207,7 @@ TEST(LoadFailures, TheCheckOfTheProgramDecides) {
   EXPECT_EQ(errors[1], "usage: not mine");
 }
 
-TEST(Extras, ComeBackWhateverTheyAre) {
+TEST(Extras, AnyValuesAreRestored) {
   const Folder folder;
   const Extra strange = {{"", "empty key"},
                          {"empty", ""},
@@ -241,12 +242,12 @@ TEST(Extras, ComeBackWhateverTheyAre) {
            Training training = make(group);
            save(training, folder / "b", {{key, "1"}});
          })) {
-      EXPECT_TRUE(contains(error, "usage: extra ") && contains(error, "choose another")) << error;
+      EXPECT_TRUE(contains(error, "usage: extra ") && contains(error, "Use another key")) << error;
     }
   }
 }
 
-TEST(Counts, OfTheLossScaleComeBackAndOlderCheckpointsLackThem) {
+TEST(Counts, LossScaleCountsAreRestoredAndMayBeMissing) {
   const zero::StepCounts counts{40, {{"weight", 40}, {"late", 7}}, 32768, 1234};
   Extra extra{{"epoch", "3"}};
   parallel::put_counts(extra, counts);
@@ -261,13 +262,13 @@ TEST(Counts, OfTheLossScaleComeBackAndOlderCheckpointsLackThem) {
   const zero::StepCounts from_older = parallel::take_counts(older, "here");
   EXPECT_EQ(from_older.loss_scale, 32768);
   EXPECT_EQ(from_older.good_steps, 0);
-  // Where nothing is scaled there is nothing to write.
+  // Without loss scaling there is nothing to write.
   Extra unscaled;
   parallel::put_counts(unscaled, {5, {}, 0, 0});
   EXPECT_EQ(unscaled, (Extra{{"updates", "5"}}));
 }
 
-TEST(SaveFailures, TwoWritersDoNotMeet) {
+TEST(SaveFailures, RejectsASecondWriter) {
   const Folder folder;
   const std::string dir = folder / "a";
   expect_no_errors(
@@ -288,7 +289,7 @@ TEST(SaveFailures, TwoWritersDoNotMeet) {
   save_steps(dir, {1});
 }
 
-TEST(SaveFailures, APartOfAModelAloneIsNotSaved) {
+TEST(SaveFailures, RejectsAnEngineOfAPartOfAModel) {
   for (const std::string& error : on_ranks(2, [&](const comm::Group& group) {
          zero::Options options = options_of(rules().front(), 0);
          zero::ModelAxes axes;
@@ -297,7 +298,7 @@ TEST(SaveFailures, APartOfAModelAloneIsNotSaved) {
              zero::Engine::of_part(Net().ptr(), zero::DataGroups(comm::Group()), options, axes);
          save(training, "/nowhere");
        })) {
-    EXPECT_TRUE(contains(error, "give the ParallelModel")) << error;
+    EXPECT_TRUE(contains(error, "Pass the ParallelModel")) << error;
   }
 }
 

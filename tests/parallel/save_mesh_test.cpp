@@ -94,7 +94,7 @@ void train(ParallelModel& model, std::int64_t from, std::int64_t to) {
   }
 }
 
-// Loads where `from` says so, trains up to a step, saves there: what then lies on disk.
+// Loads `from` if it is given, trains up to a step and saves. Returns the contents of the files.
 Contents run_3d(const Run3d& run, std::int64_t to, const std::string& into,
                 const std::string& from = "") {
   expect_no_errors(on_ranks(run.ranks(),
@@ -126,7 +126,7 @@ Contents run_3d(const Run3d& run, std::int64_t to, const std::string& into,
   return all;
 }
 
-TEST(SaveMesh, EveryMeshGoesOnFromEveryOther) {
+TEST(SaveMesh, EveryMeshContinuesFromEveryOther) {
   const Folder folder;
   const Contents alone = run_3d(kRuns[0], 4, folder / "alone");
   for (const char* const name : {"lift.weight param", "blocks.2.up.weight moment1",
@@ -147,7 +147,7 @@ TEST(SaveMesh, EveryMeshGoesOnFromEveryOther) {
   }
 }
 
-// What a mesh saved, an engine without one takes, and the other way round: the same names.
+// An engine without a mesh loads a checkpoint of a mesh, and the other way round: names are equal.
 struct WholeImpl : torch::nn::Module {
   WholeImpl() {
     lift = register_module("lift", torch::nn::Linear(4, kWidth));
@@ -170,7 +170,7 @@ struct WholeImpl : torch::nn::Module {
 };
 TORCH_MODULE(Whole);
 
-TEST(SaveMesh, AnEngineAloneLoadsWhatAMeshSaved) {
+TEST(SaveMesh, EngineWithoutAMeshLoadsACheckpointOfAMesh) {
   const Folder folder;
   const Contents saved = run_3d(kRuns.back(), 2, folder / "mesh");
   const zero::Options options = {.stage = 1, .optimizer = zero::AdamW{.lr = 0.02}};

@@ -1,6 +1,6 @@
 #pragma once
 
-// A small model with something of everything that a checkpoint has to hold, and its training.
+// A small model that covers everything that a checkpoint must hold, and its training.
 
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
@@ -28,8 +28,8 @@ using Folder = TemporaryFolder;
 constexpr std::int64_t kGlobalBatch =
     12;  // over all ranks, so that every number of them computes the same
 
-// Convolutions and batch norm, buffers of many types, a frozen parameter, one that only every other
-// step uses. Batch norm looks at the same numbers on every rank: what it counts depends on no N.
+// Convolutions and batch norm, buffers of many types, a frozen parameter, one that is used in every
+// other step. Batch norm gets the same numbers on every rank, so its result does not depend on N.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(std::int64_t width = 5, bool channels_last = false)
       : conv(register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, width, 2)))),
@@ -52,7 +52,7 @@ struct NetImpl : torch::nn::Module {
     }
   }
   at::Tensor forward(const at::Tensor& x) {
-    // Batch norm and what is added up are in fp32, whatever the layout.
+    // Batch norm and sums are in fp32 in every layout.
     const auto through = [](auto& layer, const at::Tensor& in) {
       return layer->forward(in.to(layer->weight.scalar_type())).to(at::kFloat);
     };
@@ -92,7 +92,7 @@ inline void train(Training& training, int from, int to) {
   }
 }
 
-// All that training changes, of the whole model, as rank 0 sees it.
+// Everything that training changes, of the whole model, on rank 0.
 using Contents = std::map<std::string, at::Tensor>;
 inline Contents contents(Training& training) {
   Contents all;
@@ -119,7 +119,7 @@ inline void expect_close(const Contents& got, const Contents& wanted, const std:
   }
 }
 
-// Runs body(group) on so many ranks, as threads; what each threw, by rank.
+// Runs body(group) on the given number of ranks, as threads. Returns the errors by rank.
 template <typename F>
 std::vector<std::string> on_ranks(int ranks, F&& body) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
@@ -141,7 +141,7 @@ inline void expect_no_errors(const std::vector<std::string>& errors, const std::
   for (const std::string& error : errors) EXPECT_EQ(error, "") << where;
 }
 
-// The optimizers that a checkpoint holds the state of.
+// The optimizers whose state a checkpoint can hold.
 struct Rule {
   std::string name;
   zero::Optimizer optimizer;

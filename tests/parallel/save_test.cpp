@@ -18,7 +18,7 @@ std::vector<Place> places() {
   return all;
 }
 
-// Trains up to a step (after loading, where `from` says so), saves there, and shows what there is.
+// Trains up to a step, after loading `from` if it is given, saves, and returns the contents.
 Contents run(const Place& place, const Rule& rule, int to, const std::string& from = "",
              const std::string& into = "") {
   Contents all;
@@ -40,7 +40,7 @@ Contents run(const Place& place, const Rule& rule, int to, const std::string& fr
   return all;
 }
 
-TEST(Save, ARunThatGoesOnHasTheBitsOfOneThatNeverStopped) {
+TEST(Save, ResumedRunHasTheBitsOfAnUninterruptedOne) {
   for (const Rule& rule : rules()) {
     for (const Place& place : places()) {
       const Folder folder;
@@ -52,7 +52,7 @@ TEST(Save, ARunThatGoesOnHasTheBitsOfOneThatNeverStopped) {
   }
 }
 
-TEST(Save, AnyNumberOfRanksAndAnyStageLoadsWhatAnyOtherSaved) {
+TEST(Save, AnyNumberOfRanksAndStageLoadsACheckpointOfAnyOther) {
   for (const Rule& rule : rules()) {
     const Contents alone = run({1, 0}, rule, 6);
     for (const Place& from : {Place{1, 0}, Place{4, 3}, Place{3, 1}, Place{2, 0}}) {
@@ -67,7 +67,7 @@ TEST(Save, AnyNumberOfRanksAndAnyStageLoadsWhatAnyOtherSaved) {
   }
 }
 
-// Every state of every parameter as it lies on disk.
+// Every state of every parameter in the files.
 std::map<std::string, std::vector<std::byte>> stored(const std::string& folder) {
   checkpoint::Checkpoint from(folder);
   std::map<std::string, std::vector<std::byte>> all;
@@ -82,7 +82,7 @@ std::map<std::string, std::vector<std::byte>> stored(const std::string& folder) 
   return all;
 }
 
-TEST(Save, WhatIsLoadedAndSavedAgainIsTheSameOnDisk) {
+TEST(Save, LoadingAndSavingAgainGivesTheSameFiles) {
   const Rule rule = rules().front();
   const Folder folder;
   run({2, 1}, rule, 3, "", folder / "first");
@@ -98,7 +98,7 @@ TEST(Save, WhatIsLoadedAndSavedAgainIsTheSameOnDisk) {
   }
 }
 
-TEST(Save, LayoutsWithAMasterCopyToo) {
+TEST(Save, RestoresLayoutsWithAMasterCopy) {
   const Rule rule = rules().front();
   for (const std::string layout : {"bf16", "bf16-fp32grad", "bf16-nomaster"}) {
     const Folder folder;
@@ -128,7 +128,7 @@ TEST(Save, LayoutsWithAMasterCopyToo) {
   }
 }
 
-TEST(Save, TheOrderOfAParametersMemoryDoesNotShow) {
+TEST(Save, DoesNotDependOnTheMemoryOrderOfParameters) {
   const Folder folder;
   const Rule rule = rules().front();
   for (const bool from : {true, false}) {
@@ -157,7 +157,7 @@ TEST(Save, TheOrderOfAParametersMemoryDoesNotShow) {
   }
 }
 
-TEST(Save, InTheBackgroundItIsTheStateOfItsStep) {
+TEST(Save, AsyncSaveWritesTheStateOfItsStep) {
   const Rule rule = rules().front();
   for (const Place& place : {Place{1, 0}, Place{2, 3}, Place{3, 1}}) {
     const Folder folder;
@@ -179,7 +179,7 @@ TEST(Save, InTheBackgroundItIsTheStateOfItsStep) {
   }
 }
 
-TEST(Save, StartedInTheBackgroundAndTrainedOn) {
+TEST(Save, TrainingContinuesDuringAnAsyncSave) {
   const Rule rule = rules().front();
   const Folder folder;
   run({2, 2}, rule, 3, "", folder / "at-once");
@@ -196,7 +196,7 @@ TEST(Save, StartedInTheBackgroundAndTrainedOn) {
   EXPECT_EQ(stored(folder / "later/step-00000003"), stored(folder / "at-once/step-00000003"));
 }
 
-TEST(Save, ALearnedModelWithoutItsOptimizer) {
+TEST(Save, LoadsAModelWithoutItsOptimizer) {
   const Folder folder;
   const Contents saved = run({2, 1}, rules()[0], 3, "", folder / "a");
   Contents got;
@@ -213,12 +213,12 @@ TEST(Save, ALearnedModelWithoutItsOptimizer) {
   expect_equal(got, saved, "params_only");
 }
 
-// Freezing and unfreezing: what was trained before and after keeps its moments, bit by bit.
+// Freezing and unfreezing: parameters trained before and after keep their moments, bit by bit.
 TEST(Save, LoadsIntoAnotherTrainableSet) {
   const Rule rule = rules().front();
   for (const std::string layout : {"fp32", "bf16"}) {
     const Folder folder;
-    // Trains with the head frozen or not, from a checkpoint where there is one, and saves.
+    // Trains with the head frozen or not, from a checkpoint if there is one, and saves.
     const auto phase = [&](const Place& place, bool frozen, const std::string& from,
                            const std::string& into, int steps, const LoadOptions& how) {
       zero::StepCounts counts;
@@ -254,7 +254,7 @@ TEST(Save, LoadsIntoAnotherTrainableSet) {
       EXPECT_EQ(counts.updates.at("conv.weight"), 3) << now;
       EXPECT_EQ(counts.updates.at("head.weight"), 0) << now;
       EXPECT_EQ(moments(now + "/step-00000003"), moments("a/step-00000003")) << now;
-      // And the head frozen again, after it was trained.
+      // The head is frozen again after it was trained.
       EXPECT_EQ(phase(place, false, now, now + "-b", 2, {}).second, "");
       EXPECT_TRUE(contains(phase(place, true, now + "-b", "none", 0, {}).second, "is frozen here"));
       EXPECT_EQ(phase(place, true, now + "-b", now + "-c", 0, other).second, "");

@@ -1,5 +1,5 @@
 // Layers that take and return several tensors, micro-batches whose shapes change, and evaluation
-// through the pipeline, beside one process.
+// through the pipeline, compared with one process.
 
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/where.h>
@@ -39,7 +39,7 @@ struct ListBeginImpl : torch::nn::Module {
 };
 TORCH_MODULE(ListBegin);
 
-// Reads the memory where the mask allows; hands memory, mask and positions on.
+// Reads the memory where the mask allows; passes memory, mask and positions on.
 struct ListCrossImpl : torch::nn::Module {
   ListCrossImpl() : linear(register_module("linear", torch::nn::Linear(kListWidth, kListWidth))) {}
   Tensors forward(const Tensors& in) {
@@ -51,7 +51,7 @@ struct ListCrossImpl : torch::nn::Module {
 };
 TORCH_MODULE(ListCross);
 
-// Back to one tensor, which a layer of one takes.
+// Returns to one tensor, for a layer that takes one.
 struct ListJoinImpl : torch::nn::Module {
   at::Tensor forward(const Tensors& in) { return in[0] + in[1]; }
 };
@@ -111,7 +111,7 @@ MicroBatch list_batch(std::int64_t first, std::int64_t rows) {
   return batch;
 }
 
-// Another number of rows in every step.
+// A different number of rows in every step.
 std::vector<MicroBatch> list_batches(const comm::Mesh& mesh, int step) {
   const std::int64_t rows = 2 + step;
   std::vector<MicroBatch> batches;
@@ -139,7 +139,7 @@ ListRun list_train(const Axes& axes, ParallelOptions options, bool joined) {
       mine.numbers.push_back(info.loss);
       mine.numbers.push_back(info.grad_norm);
     }
-    // Batches of different shapes, more than one step has.
+    // Batches of different shapes, more than in one step.
     std::vector<MicroBatch> batches;
     for (std::int64_t k = 0; k < 7; ++k) batches.push_back(list_batch(50 * k, 1 + k % 3));
     mine.evaluated = model.evaluate(batches);
@@ -147,7 +147,7 @@ ListRun list_train(const Axes& axes, ParallelOptions options, bool joined) {
       const auto inputs = model.evaluate(
           batches, Finish([](torch::nn::Module&, const at::Tensor& x) { return x; }));
       mine.evaluated.insert(mine.evaluated.end(), inputs.begin(), inputs.end());
-      // A type that groups do not move.
+      // A type that groups do not support.
       const Finish signs = [](auto&, const at::Tensor& x) { return x > 0; };
       EXPECT_TRUE(at::equal(model.evaluate({batches[2]}, signs)[0], inputs[2] > 0));
     } else {
@@ -165,7 +165,7 @@ ListRun list_train(const Axes& axes, ParallelOptions options, bool joined) {
   return out;
 }
 
-TEST(SeveralTensors, AnyMeshStageAndScheduleTrainsAndEvaluatesAsOneProcess) {
+TEST(SeveralTensors, EveryMeshStageAndScheduleTrainsAndEvaluatesLikeOneProcess) {
   struct Way {
     const char *mesh, *schedule;
     int stage;
@@ -204,7 +204,7 @@ TEST(SeveralTensors, AnyMeshStageAndScheduleTrainsAndEvaluatesAsOneProcess) {
   }
 }
 
-TEST(SeveralTensors, MicroBatchesOfOneStepHaveOneShapeInAPipeline) {
+TEST(SeveralTensors, PipelineRejectsDifferentShapesInOneStep) {
   std::vector<std::string> errors(2);
   over(2, [&](const comm::Group& world) {
     const comm::Mesh mesh(world, "pp=2");

@@ -1,5 +1,5 @@
-// Parameters that several layers share: on one rank, on several, and with every mistake that a
-// list of layers can have.
+// Parameters that several layers share: on one rank, on several ranks, and with every mistake that
+// a list of layers can have.
 
 #include <ATen/ops/mse_loss.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ using torch::nn::AnyModule;
 constexpr std::int64_t kTieWidth = 4, kTieRows = 12;
 constexpr int kTieMicroBatches = 3;
 
-// tanh(x · w + v), with tensors that may be another layer's.
+// tanh(x · w + v), with tensors that may belong to another layer.
 struct TieMixImpl : torch::nn::Module {
   TieMixImpl(const at::Tensor& other_w, const at::Tensor& other_v, std::int64_t width = kTieWidth)
       : w(register_parameter("w", other_w.defined() ? other_w : torch::zeros({width, width}))),
@@ -57,7 +57,7 @@ Layer tie_to(const std::string& name, const std::string& owner) {
       .tied = {{"w", {owner, "w"}}}};
 }
 
-// Five layers with the matrix of the second; the last of them through the one before.
+// Five layers with the matrix of the second; the last is tied through the one before it.
 std::vector<Layer> tie_list() {
   std::vector<Layer> list = {tie_own("first"), tie_own("owner"), tie_to("b", "owner"),
                              tie_to("c", "owner"), tie_to("d", "c")};
@@ -94,7 +94,7 @@ std::vector<MicroBatch> tie_batches(int step) {
 
 struct TieRun {
   std::vector<double> numbers;
-  std::vector<at::Tensor> matrices;  // of each rank that has it
+  std::vector<at::Tensor> matrices;  // by rank that has it
 };
 
 TieRun tie_train(const std::vector<Layer>& list, const Axes& axes, const ParallelOptions& options) {
@@ -123,7 +123,7 @@ TieRun tie_train(const std::vector<Layer>& list, const Axes& axes, const Paralle
   return out;
 }
 
-TEST(Ties, AnyNumberOfLayersShareOneOwnersParameterOnAnyPipeline) {
+TEST(Ties, AnyNumberOfLayersShareAParameterOnAnyPipeline) {
   const TieRun alone = tie_train(tie_list(), "dp=1", tie_options());
   ASSERT_EQ(alone.matrices.size(), 1u);
   ASSERT_LT(alone.numbers[6], alone.numbers[0]);
@@ -155,7 +155,8 @@ TEST(Ties, AnyNumberOfLayersShareOneOwnersParameterOnAnyPipeline) {
   }
 }
 
-// Text of the UsageError that each rank of the mesh throws; "" where one does not.
+// Returns the text of the UsageError that each rank of the mesh throws; "" if a rank does not
+// throw.
 std::vector<std::string> tie_errors(const std::vector<Layer>& list, const Axes& axes,
                                     const ParallelOptions& options = tie_options()) {
   std::vector<std::string> errors(static_cast<std::size_t>(axes.world()));
@@ -181,7 +182,7 @@ void expect_on_all(const std::vector<Layer>& list, const std::vector<std::string
   }
 }
 
-TEST(Ties, MisspelledNamesAreErrorsOnEveryRank) {
+TEST(Ties, RejectsMisspelledNamesOnEveryRank) {
   const std::vector<std::string> meshes = {"dp=1", "pp=2", "pp=3", "tp=2"};
   std::vector<Layer> list = tie_list();
   list[2].tied = {{"w", {"ownr", "w"}}};
@@ -200,14 +201,14 @@ TEST(Ties, MisspelledNamesAreErrorsOnEveryRank) {
   expect_on_all(list, meshes, {"LayerContext::tied(\"weight\") in layer \"c\""});
 }
 
-TEST(Ties, ASecondCopyOnOneRankIsAnErrorOnEveryRank) {
+TEST(Ties, RejectsASecondCopyOnARankOnEveryRank) {
   std::vector<Layer> list = tie_list();
   const auto own = [](const LayerContext&) {
     return AnyModule(TieMix(at::Tensor(), at::Tensor()));
   };
-  list[4].make = own;  // two stages: with "c", which has a copy of its own there
+  list[4].make = own;  // two stages: with "c", which has a separate copy there
   expect_on_all(list, {"dp=1", "pp=2", "dp=2", "tp=2"},
-                {"Layer \"d\"", "which layer", "a tensor of its own", "at.tied(\"w\")"});
+                {"Layer \"d\"", "which layer", "a different tensor", "at.tied(\"w\")"});
   // With one of these layers per rank, each rank needs a copy.
   list = tie_list();
   list[1].make = list[2].make = list[3].make = own;
@@ -220,7 +221,7 @@ TEST(Ties, ASecondCopyOnOneRankIsAnErrorOnEveryRank) {
   EXPECT_EQ(tie_train(list, "pp=3", options).matrices.size(), 3u);
 }
 
-TEST(Ties, CopiesOfAnotherShapeAreErrorsOnEveryRank) {
+TEST(Ties, RejectsCopiesOfAnotherShapeOnEveryRank) {
   std::vector<Layer> list = {tie_own("first"), tie_own("owner"), tie_to("b", "owner"),
                              tie_to("wide", "owner")};
   list.back().make = [](const LayerContext& at) {

@@ -1,5 +1,5 @@
-// A language model whose vocabulary no number of ranks divides: the same losses on every mesh, and
-// checkpoints that know nothing of the padding.
+// A language model whose vocabulary is not divisible by any number of ranks: equal losses on every
+// mesh, and checkpoints without padding.
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/models/init.h"
@@ -39,7 +39,7 @@ struct VocabResult {
   Contents saved;
 };
 
-// Loads where `from` says so, trains up to a step, saves there: what then lies on disk.
+// Loads `from` if it is given, trains up to a step and saves. Returns the contents of the files.
 VocabResult run_vocab(const VocabRun& run, bool tied, std::int64_t to, const std::string& into,
                       const std::string& from = "") {
   const ModelShape shape = odd_shape(tied);
@@ -48,7 +48,7 @@ VocabResult run_vocab(const VocabRun& run, bool tied, std::int64_t to, const std
       on_ranks(static_cast<int>(Axes(run.mesh).world()),
                [&](const comm::Group& world) {
                  ParallelOptions options;
-                 // The loss is a sum over a micro-batch, so all runs have the same ones.
+                 // The loss is a sum over a micro-batch, so all runs use the same micro-batches.
                  const int micros = 2 / static_cast<int>(Axes(run.mesh).dp());
                  options.micro_batches = micros;
                  options.engine.stage = run.stage;
@@ -92,7 +92,7 @@ VocabResult run_vocab(const VocabRun& run, bool tied, std::int64_t to, const std
   return result;
 }
 
-TEST(SaveVocabulary, AnyTpGoesOnFromAnyOther) {
+TEST(SaveVocabulary, AnyTpContinuesFromAnyOther) {
   for (const bool tied : {true, false}) {
     const Folder folder;
     const VocabResult alone = run_vocab(kVocabRuns[0], tied, 4, folder / "alone");
@@ -108,7 +108,7 @@ TEST(SaveVocabulary, AnyTpGoesOnFromAnyOther) {
         const std::string where = str(tied ? "tied, " : "", from.describe(), " → ", to.describe());
         expect_equal(run_vocab(to, tied, 2, folder / (where + " at once"), dir).saved, saved.saved,
                      where);
-        if (first != 2) continue;  // a few go on
+        if (first != 2) continue;  // only a few continue
         const VocabResult later = run_vocab(to, tied, 4, folder / where, dir);
         ASSERT_EQ(later.losses.size(), 2u);
         for (std::size_t i = 0; i < 2; ++i) {

@@ -58,7 +58,7 @@ TEST(PowerSgdRuns, AreRefusedWhereRanksShareRowsOfAMatrix) {
   config.lora_rank = 0;
   config.grad_compression = "powersgd";
   const std::string told = error_of([&] { on_ranks(config, [](Trainer&, int) {}); });
-  EXPECT_TRUE(contains(told, "share the 2 kv heads of \"blocks.0.qkv.weight\"")) << told;
+  EXPECT_TRUE(contains(told, "share the 2 KV heads of \"blocks.0.qkv.weight\"")) << told;
   config.grad_compression = "bf16";
   EXPECT_EQ(error_of([&] { on_ranks(config, [](Trainer&, int) {}); }), "");
 }
