@@ -1,4 +1,4 @@
-// Every rank holds five times its rank + 1; after the all-reduce every rank holds the sum.
+// Every rank holds five values rank + 1; after the all-reduce every rank holds their sums.
 //   tessera run -n 3 -- build/bin/all_reduce                    # in host memory
 //   tessera run -n 2 -- build/bin/all_reduce --device cuda      # in the memory of GPUs
 #include <torch/torch.h>
@@ -20,7 +20,7 @@ int main(int argc, char** argv) try {
   if (name == "cuda") {
     const int gpus = static_cast<int>(torch::cuda::device_count());
     if (gpus == 0) throw tessera::UsageError("--device cuda: this process sees no GPU");
-    // A rank takes the GPU of its number on its host; more ranks than GPUs share them.
+    // Assigns ranks to the GPUs of the host in turn; if there are more ranks than GPUs, they share.
     device = torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(world.rank() % gpus));
   }
   const torch::Tensor x =

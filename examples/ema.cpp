@@ -1,4 +1,4 @@
-// Moving average of the parameters (EMA), at any ZeRO stage: each rank averages what it holds.
+// Moving average of the parameters (EMA), at any ZeRO stage: each rank averages its own shards.
 //   build/bin/tessera run -n 2 -- build/bin/ema 3
 #include <torch/torch.h>
 
@@ -15,7 +15,7 @@ class Ema {
   Ema(tessera::Engine& engine, double decay) : engine_(engine), decay_(decay) {
     for (const auto& shard : trained()) averages_.push_back(shard.values.clone());
   }
-  // After each step.
+  // Call it after each step.
   void update() {
     const torch::NoGradGuard no_grad;
     const auto shards = trained();
@@ -23,7 +23,7 @@ class Ema {
       averages_[i].lerp_(shards[i].values, 1 - decay_);
     }
   }
-  // Collective. Exchanges parameters and averages: before an evaluation or a save, and after it.
+  // Collective. Swaps parameters and averages. Call it before and after an evaluation or a save.
   void swap() {
     const torch::NoGradGuard no_grad;
     const auto shards = trained();
@@ -32,11 +32,11 @@ class Ema {
       shards[i].values.copy_(averages_[i]);
       averages_[i].copy_(parameters);
     }
-    engine_.resume(engine_.progress());  // the engine takes over what was written
+    engine_.resume(engine_.progress());  // the engine takes over the new values
   }
 
  private:
-  // Views of the engine's memory: the fp32 master copy where the layout has one.
+  // Returns views of the engine's memory: the fp32 master copy if the layout has one.
   std::vector<tessera::StateShard> trained() {
     std::vector<tessera::StateShard> shards;
     for (auto& shard : engine_.state(tessera::StateScope::held)) {

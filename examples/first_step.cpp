@@ -1,8 +1,8 @@
-// An ordinary LibTorch program, made data-parallel. Runs alone and as many ranks, at any stage:
+// An ordinary LibTorch program, made data-parallel. Runs on one or more ranks, at any stage:
 //   build/bin/first_step
 //   build/bin/tessera run -n 2 -- build/bin/first_step 3
 // All stages print the same losses, digit by digit.
-#include <torch/nn/modules/activation.h>  // torch/torch.h will do, and takes longer to compile
+#include <torch/nn/modules/activation.h>  // torch/torch.h also works, but compiles more slowly
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 

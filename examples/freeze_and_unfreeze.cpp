@@ -1,6 +1,6 @@
-// Trains the head of a model, then all of it, then the head again. An engine trains the same
-// parameters as long as it lives, so each phase has its own engine, and a checkpoint carries
-// parameters and optimizer state from one to the next.
+// Trains the head of a model, then all of it, then the head again. The set of parameters that an
+// engine trains is fixed, so each phase has its own engine, and a checkpoint transfers parameters
+// and optimizer state from one to the next.
 //   build/bin/tessera run -n 2 -- build/bin/freeze_and_unfreeze /tmp/phases 3
 #include <torch/torch.h>
 
@@ -37,8 +37,8 @@ int main(int argc, char** argv) try {
       for (auto& p : net->body->parameters()) p.requires_grad_(false);
     }
     tessera::DataParallel train(net, world, {.stage = stage});
-    // Moments and counts come along for all that was trained before. What was frozen then starts
-    // afresh; what is frozen now leaves its moments behind.
+    // Loads moments and counts of parameters trained before. Parameters that were frozen then start
+    // with new moments; moments of parameters that are frozen now are ignored.
     if (step > 0) tessera::load(train, folder, {.other_trainable = true});
     for (int end = step + 50; step < end;) {
       torch::manual_seed(1000 * ++step + world.rank());

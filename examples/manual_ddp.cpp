@@ -1,7 +1,7 @@
-// Data parallelism by hand: what the engine does at stage 0, without buckets and overlap.
+// Data parallelism by hand: the engine's stage 0, without buckets and overlap.
 //   build/bin/tessera run -n 2 -- build/bin/manual_ddp
-// Trains twice, by hand and with the engine, and compares the parameters bit by bit. Then says what
-// communication costs: a step of a larger net by hand, with the engine, and without any.
+// Trains twice, by hand and with the engine, and compares the parameters bit by bit. Then prints
+// the time of a step of a larger net by hand, with the engine, and without communication.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ torch::nn::Sequential make_model() {
                                torch::nn::Linear(32, 3));
 }
 
-// Every rank has its own batch; rank and step say which.
+// Returns the batch of a rank and a step.
 at::Tensor batch(int rank, int step) {
   return torch::sin(torch::arange(32, at::kFloat).view({8, 4}) * (1 + rank) + step);
 }
@@ -40,7 +40,7 @@ void train_by_hand(torch::nn::Sequential model, const tessera::Group& world) {
   for (int step = 0; step < kSteps; ++step) {
     const at::Tensor x = batch(world.rank(), step);
     optimizer.zero_grad();
-    // The mean over ranks is the sum of what each divides by their number.
+    // Each rank divides its loss by the number of ranks, so the sum of gradients is their mean.
     (loss_of(model->forward(x), x) * (1.0 / world.size())).backward();
     for (const at::Tensor& p : model->parameters()) world.all_reduce(p.grad()).wait();
     optimizer.step();
@@ -60,7 +60,7 @@ void train_with_engine(torch::nn::Sequential model, const tessera::Group& world)
   }
 }
 
-// The median seconds of a step, and bytes that this rank sends in one.
+// Median seconds of a step, and bytes that this rank sends per step.
 struct Cost {
   double seconds = 0;
   double sent = 0;
@@ -69,7 +69,7 @@ template <typename Step>
 Cost cost_of(const tessera::Group& world, Step step) {
   constexpr int kRounds = 15;
   std::vector<double> seconds;
-  step();  // the first is another one: memory, threads
+  step();  // warm-up: allocates memory, starts threads
   const auto before = world.traffic().sent_bytes;
   for (int round = 0; round < kRounds; ++round) {
     world.barrier();
@@ -117,7 +117,7 @@ void show_costs(const tessera::Group& world) {
 }  // namespace
 
 int main() try {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line-buffered, also in pipes
   const tessera::Group world = tessera::init();
   torch::manual_seed(world.rank());
   torch::nn::Sequential by_hand = make_model(), with_engine = make_model();

@@ -1,4 +1,4 @@
-// The same program on GPUs, one for each rank, or on the CPU where there is none.
+// The same program on GPUs, one for each rank, or on the CPU if there is no GPU.
 //   build/bin/tessera run -n 2 -- build/bin/on_a_gpu
 #include <torch/cuda.h>
 #include <torch/nn/modules/activation.h>
@@ -11,20 +11,19 @@
 #include "tessera/tessera.h"
 
 int main() try {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line-buffered, also in pipes
   using namespace torch::nn;
   const auto world = tessera::init();
-  // A rank takes the GPU of its number on its host; more ranks than GPUs share them.
+  // Assigns ranks to the GPUs of the host in turn; if there are more ranks than GPUs, they share.
   const int gpus = static_cast<int>(torch::cuda::device_count());
   const int gpu = gpus > 0 ? world.rank() % gpus : 0;
   const auto device = gpus > 0 ? c10::Device(c10::kCUDA, gpu) : c10::Device(c10::kCPU);
 
   torch::manual_seed(1);
   Sequential net(Linear(64, 256), GELU(), Linear(256, 256), GELU(), Linear(256, 64));
-  net->to(device);  // the engine works where the parameters are
+  net->to(device);  // the engine uses the device of the parameters
   tessera::zero::Options options{.stage = 2};
-  // Parameters in bf16 with masters in fp32. Not every CPU multiplies bf16, and LibTorch warns at
-  // length of one that does not.
+  // Parameters in bf16 with fp32 master copies. LibTorch warns on CPUs without bf16 instructions.
   options.layout = tessera::parse_state_layout(device.is_cuda() ? "bf16" : "fp32");
   tessera::DataParallel train(net, world, options);
 

@@ -1,4 +1,4 @@
-// A pipeline: the layers of a model one behind the other on four ranks, micro-batches between them.
+// A pipeline: consecutive layers of a model on four ranks, which exchange micro-batches.
 //   build/bin/pipeline_stages
 //   build/bin/tessera run -n 4 -- build/bin/pipeline_stages 1f1b
 // Prints the same losses, within rounding, on one rank and on four, with every schedule.
@@ -21,7 +21,7 @@ struct LayerImpl : torch::nn::Module {
 };
 TORCH_MODULE(Layer);
 
-struct LossImpl : torch::nn::Module {  // the last layer takes the targets too
+struct LossImpl : torch::nn::Module {  // the last layer also takes the targets
   LossImpl() { linear = register_module("linear", torch::nn::Linear(kWidth, kWidth)); }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
     return at::mse_loss(linear(x), y);
@@ -31,7 +31,7 @@ struct LossImpl : torch::nn::Module {  // the last layer takes the targets too
 TORCH_MODULE(Loss);
 
 int main(int argc, char** argv) try {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line-buffered, also in pipes
   using torch::nn::AnyModule;
   const auto world = tessera::init();
   const tessera::Mesh mesh(world, tessera::Axes("pp=" + std::to_string(world.size())));

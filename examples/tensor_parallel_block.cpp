@@ -1,5 +1,4 @@
-// A GPT block whose matrices are shared among ranks (Megatron's cut), with plain LibTorch around
-// it.
+// A GPT block whose matrices are sharded over ranks as in Megatron, with plain LibTorch around it.
 //   build/bin/tensor_parallel_block
 //   build/bin/tessera run -n 4 -- build/bin/tensor_parallel_block
 // Prints the same losses, within rounding, on any number of ranks that divides the heads.
@@ -32,7 +31,7 @@ struct BlockImpl : torch::nn::Module {
     x = x + proj(mixed.transpose(1, 2).flatten(2));
     return x + down(torch::gelu(up(norm2(x))));
   }
-  std::int64_t heads;  // of this rank
+  std::int64_t heads;  // heads of this rank
   torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
   tp::ColumnParallelLinear qkv{nullptr}, up{nullptr};
   tp::RowParallelLinear proj{nullptr}, down{nullptr};
@@ -40,7 +39,7 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 int main() try {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line-buffered, also in pipes
   const auto world = tessera::init();
   const tp::Axis axis{world};
   Block block(axis);

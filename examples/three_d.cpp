@@ -3,7 +3,7 @@
 //   build/bin/tessera run -n 8 -- build/bin/three_d dp=2,tp=2,pp=2
 //   build/bin/tessera run -n 8 -- build/bin/three_d dp=2,tp=2,pp=2 runs/demo 60   # steps 1 to 60
 //   build/bin/tessera run -n 3 -- build/bin/three_d pp=3 runs/demo                # 61 to 100
-// Prints the same losses, within rounding, on any mesh, and where a run goes on on another.
+// Prints the same losses, within rounding, on any mesh, also if a run resumes on another mesh.
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -26,7 +26,7 @@ struct LiftImpl : torch::nn::Module {
 };
 TORCH_MODULE(Lift);
 
-// Shapes itself by the ranks that share its matrices.
+// A block whose matrices are sharded over the tensor-parallel ranks.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const tessera::LayerContext& at) {
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
@@ -41,7 +41,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-// The last layer has the loss.
+// The last layer returns the loss.
 struct LossImpl : torch::nn::Module {
   LossImpl() { linear = register_module("linear", torch::nn::Linear(kWidth, kClasses)); }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& classes) {
@@ -52,7 +52,7 @@ struct LossImpl : torch::nn::Module {
 TORCH_MODULE(Loss);
 
 int main(int argc, char** argv) try {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line-buffered, also in pipes
   using torch::nn::AnyModule;
   const auto world = tessera::init();
   const tessera::Mesh mesh(world, argc > 1 ? argv[1] : "dp=1");
@@ -78,17 +78,17 @@ int main(int argc, char** argv) try {
 
   const std::string folder = argc > 2 ? argv[2] : "";
   const int last = argc > 3 ? std::atoi(argv[3]) : 100;
-  int done = 0;  // what a run on some mesh has saved in the folder, this one goes on from
+  int done = 0;  // steps of an earlier run, on any mesh, that is saved in the folder
   if (!folder.empty()) {
     if (const auto loaded = tessera::load_if_any(model, folder)) {
       done = static_cast<int>(loaded->step);
       if (world.rank() == 0) {
-        std::printf("goes on from step %d, saved on %s\n", done, loaded->axes.text().c_str());
+        std::printf("resumes from step %d, saved on %s\n", done, loaded->axes.text().c_str());
       }
     }
   }
 
-  const std::int64_t rows = kBatch / mesh.axes().dp() / kMicroBatches;  // of a micro-batch
+  const std::int64_t rows = kBatch / mesh.axes().dp() / kMicroBatches;  // per micro-batch
   for (int step = done + 1; step <= last; ++step) {
     std::vector<tessera::MicroBatch> batches;
     for (int k = 0; k < kMicroBatches; ++k) {

@@ -1,5 +1,5 @@
-// Two models that are trained against each other, each with its own engine, at any ZeRO stage: a
-// small GAN. The generator learns a normal distribution with mean 3 and deviation 0.5.
+// A small GAN: two models trained against each other, each with its own engine, at any ZeRO stage.
+// The generator learns a normal distribution with mean 3 and standard deviation 0.5.
 //   build/bin/tessera run -n 2 -- build/bin/two_engines 3
 #include <torch/torch.h>
 
@@ -11,7 +11,7 @@
 
 int main(int argc, char** argv) try {
   using namespace torch::nn;
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line-buffered, also in pipes
   const auto world = tessera::init();
   torch::manual_seed(1);
   const int stage = argc > 1 ? std::atoi(argv[1]) : 0;
@@ -19,7 +19,7 @@ int main(int argc, char** argv) try {
   Sequential discriminator(Linear(1, 32), ReLU(), Linear(32, 32), ReLU(), Linear(32, 1));
   tessera::DataParallel g(generator, world, {.stage = stage});
   tessera::DataParallel d(discriminator, world, {.stage = stage});
-  // The loss of the discriminator where all samples should get this answer.
+  // Returns the loss of the discriminator if `answer` is right for all samples.
   const auto judged = [&](const torch::Tensor& samples, double answer) {
     const auto scores = d(samples);
     return torch::binary_cross_entropy_with_logits(scores, torch::full_like(scores, answer));
@@ -29,12 +29,12 @@ int main(int argc, char** argv) try {
     torch::manual_seed(1000 * step + world.rank());
     const auto real = torch::randn({64, 1}) * 0.5 + 3;
     const auto made = g(torch::randn({64, 4}));
-    // The discriminator's turn. Its graph ends at the samples: backward() of d reaches d alone.
+    // Step of the discriminator. Its graph ends at the samples, so backward() of d reaches only d.
     d.backward((judged(real, 1) + judged(made.detach(), 0)) / 2);
     const auto info = d.step({.lr = 2e-3});
-    // The generator's turn. A backward pass belongs to one engine, so it takes two: through d to
-    // the samples, with the gradients of d discarded, and from the samples through g. The gradient
-    // of the samples is scaled already, for the mean over all ranks.
+    // Step of the generator. A backward pass belongs to one engine, so this takes two passes:
+    // through d to the samples, with the gradients of d discarded, and from the samples through g.
+    // The gradient of the samples is already scaled for the mean over all ranks.
     const auto samples = made.detach().requires_grad_();
     d.backward(judged(samples, 1));
     d.discard();

@@ -1,7 +1,7 @@
-// The planner in a program of your own: no LibTorch anywhere.
+// The planner in your own program, without LibTorch.
 //   build/bin/use_the_planner
-// Memory of each ZeRO stage for GPT-2 XL on eight A100, the best way to train it on them, and a
-// plan as JSON.
+// Prints the memory of each ZeRO stage for GPT-2 XL on eight A100s, the fastest configuration for
+// them, and a plan as JSON.
 #include <cstdio>
 #include <exception>
 
@@ -10,7 +10,7 @@
 namespace planner = tessera::planner;
 
 int main() try {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line-buffered, also in pipes
   planner::Question question;
   question.model = tessera::find_model_shape("gpt2-xl");
   question.hardware = planner::Catalogue().find("a100-80");
@@ -34,8 +34,8 @@ int main() try {
   std::printf("best of %ld: dp %d  tp %d  pp %d  stage %d  micro-batch %ld\n", long(found.tried),
               best.dp(), best.tp(), best.pp(), best.zero, long(best.micro_batch));
 
-  // Output of `tessera plan --model gpt2-xl --dp 8 --zero 1 --json`. to_json(plan) gives a
-  // Plan's.
+  // Same output as `tessera plan --model gpt2-xl --dp 8 --zero 1 --json`. For a Plan, use
+  // to_json(plan).
   const char* const settings = R"({"model": "gpt2-xl", "dp": 8, "zero": 1})";
   std::printf("%s\n", planner::plan_json(settings).c_str());
 } catch (const std::exception& error) {

@@ -1,7 +1,7 @@
-// ZeRO-3 by units: every block is gathered before it is used and freed after it, so a rank keeps
+// ZeRO-3 by units: every block is gathered before it is used and freed afterwards, so a rank keeps
 // its shard of the model and one or two whole blocks at a time.
 //   build/bin/tessera run -n 4 -- build/bin/zero3_units 3
-// Prints the same losses at every stage, and how many of the parameters a rank keeps.
+// Prints the same losses at every stage, and the number of parameter elements that a rank keeps.
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -28,7 +28,7 @@ struct BlockImpl : torch::nn::Module {
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
-    for (int i = 0; i < 6; ++i) {  // the holder Unit instead of one made by TORCH_MODULE
+    for (int i = 0; i < 6; ++i) {  // the holder is Unit instead of one made by TORCH_MODULE
       blocks.push_back(register_module("block" + std::to_string(i), tessera::Unit<BlockImpl>()));
     }
   }
@@ -41,13 +41,13 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 int main(int argc, char** argv) try {
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines leave when they are complete, into pipes too
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line-buffered, also in pipes
   const auto world = tessera::init();
   torch::manual_seed(1);
   Net net;
   std::int64_t all = 0, kept = 0;
   for (const at::Tensor& p : net->parameters()) all += p.numel();
-  tessera::set_recompute(*net, tessera::Recompute::full);  // units are what backward repeats, too
+  tessera::set_recompute(*net, tessera::Recompute::full);  // recomputation works by unit, too
   tessera::DataParallel train(net, world, {.stage = argc > 1 ? std::atoi(argv[1]) : 3});
   for (int step = 1; step <= 20; ++step) {
     const at::Tensor x =

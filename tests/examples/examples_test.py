@@ -117,7 +117,7 @@ def three_d(tessera, program):
         first = losses(output(tessera, "run", "-n", "4", "--no-prefix", "--", program, "dp=2,tp=2",
                               folder, "60"), 3)
         text = output(tessera, "run", "-n", "3", "--no-prefix", "--", program, "pp=3", folder)
-        check("goes on from step 60, saved on dp=2,tp=2" in text, text)
+        check("resumes from step 60, saved on dp=2,tp=2" in text, text)
         for step, loss in {**first, **losses(text, 2)}.items():
             check(abs(float(loss) - float(alone[step])) <= 2e-4 * float(alone["20"]),
                   f"in two parts, step {step}: {loss}, in one: {alone[step]}")
