@@ -41,8 +41,8 @@ struct Adapter {
   std::vector<ParamSpec::Segment> segments = {};
 };
 
-// Returns all adapters that a block of this model can have. GPT has one attention matrix for
-// queries, keys and values, as in GPT-2; other models have three.
+// Returns all adapters that a block of this model can have. GPT-2 and Phi-3 have one matrix
+// for queries, keys and values; other models have three.
 std::vector<Adapter> possible_adapters(const ModelShape& shape);
 // Returns the adapters selected by shape.lora, in the order of the block. Targets are separated by
 // commas: q, k, v, o, gate, up, down for Llama; qkv, o, fc, down for GPT; PEFT's names (q_proj,

@@ -1,6 +1,7 @@
 #include "tessera/huggingface/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "tessera/checkpoint/files.h"
@@ -20,97 +21,170 @@ using Json = nlohmann::json;
 constexpr std::int64_t kMostConfigBytes = std::int64_t{16} << 20;
 constexpr int kMostConfigDepth = 32;
 
-// Reads which layers use sliding-window attention.
-void read_windows(Fields& fields, Config& config) {
-  ModelShape& shape = config.shape;
-  const std::string& family = config.family;
-  if (family == "mistral") {
-    // An absent field differs from null: transformers then uses 4096.
-    const bool absent = !fields.object().contains("sliding_window");
-    shape.window = fields.whole("sliding_window").value_or(absent ? 4096 : 0);
-  } else if (family == "llama") {
-    // Files converted from Qwen2 keep its fields, switched off.
-    if (fields.object().contains("use_sliding_window") &&
-        !fields.flag("use_sliding_window", false)) {
-      fields.find("sliding_window");
-      fields.find("max_window_layers");
-    }
-  } else if (family == "qwen2") {
-    const std::int64_t window =
-        fields.whole("sliding_window")
-            .value_or(fields.object().contains("sliding_window") ? 0 : 4096);
-    const std::int64_t from = fields.whole("max_window_layers", 0).value_or(28);
-    if (fields.flag("use_sliding_window", false)) {
-      shape.window = window;
-      shape.window_from = std::min(from, shape.layers);
-    }
-  }
+// Reads "layer_types", if it is there: which layers have a window. They must follow one of the two
+// rules of ModelShape, from window_from on or all but every window_period-th.
+void read_layer_types(Fields& fields, ModelShape& shape) {
   const Json* const types = fields.find("layer_types");
   if (types == nullptr) return;
   if (!types->is_array() || static_cast<std::int64_t>(types->size()) != shape.layers) {
     fields.refuse("layer_types", *types,
-                  str("a list of ", shape.layers, " strings, one per layer"));
+                  str("a list of ", shape.layers, " strings, one for each layer"));
   }
-  std::int64_t full = 0;  // layers with full attention before the first sliding one
-  bool slides = false;
+  std::vector<bool> slides;
   for (const Json& type : *types) {
-    if (type == "sliding_attention") {
-      slides = true;
-    } else if (type != "full_attention") {
+    if (type != "full_attention" && type != "sliding_attention") {
       fields.refuse("layer_types", type, "full_attention or sliding_attention");
-    } else if (slides) {
-      throw DataError(str(fields.where(),
-                          ": \"layer_types\" has full attention after a sliding layer. Tessera "
-                          "supports sliding windows only from one layer to the last."));
-    } else {
-      ++full;
     }
+    slides.push_back(type == "sliding_attention");
   }
-  if (family == "qwen2") {
-    if (slides && shape.window == 0) {
-      throw DataError(str(fields.where(),
-                          ": \"layer_types\" has sliding layers, but "
-                          "\"use_sliding_window\" or \"sliding_window\" disables the window"));
+  const auto first = [&](bool wanted) {
+    return std::find(slides.begin(), slides.end(), wanted) - slides.begin();
+  };
+  const bool any = first(true) < shape.layers;
+  if (any && shape.window == 0) {
+    throw DataError(str(fields.where(),
+                        ": \"layer_types\" has sliding layers, but \"use_sliding_window\" or "
+                        "\"sliding_window\" disables the window"));
+  }
+  if (!any) {
+    shape.window = shape.window_from = shape.window_period = 0;
+    return;
+  }
+  const auto follows = [&](std::int64_t from, std::int64_t period) {
+    shape.window_from = from;
+    shape.window_period = period;
+    for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+      if ((shape.window_of(layer) > 0) != slides[static_cast<std::size_t>(layer)]) return false;
     }
-    shape.window_from = slides ? full : 0;
-    if (!slides) shape.window = 0;
-  } else if (slides != (shape.window > 0) || (slides && full > 0)) {
+    return true;
+  };
+  if (follows(first(true), 0) || follows(0, first(false) + 1)) return;
+  throw DataError(str(fields.where(),
+                      ": \"layer_types\" has full attention in other layers than Tessera supports: "
+                      "before the first sliding one, or every n-th"));
+}
+
+// Reads the attention windows of families that have them.
+void read_windows(Fields& fields, ModelShape& shape) {
+  // An absent field differs from null: transformers then uses its default.
+  const auto window_or = [&](std::int64_t absent) {
+    return fields.whole("sliding_window")
+        .value_or(fields.object().contains("sliding_window") ? 0 : absent);
+  };
+  switch (shape.family) {
+    case Family::mistral: shape.window = window_or(4096); break;
+    case Family::phi3: shape.window = window_or(0); break;
+    case Family::llama:
+      // Files converted from Qwen2 have its fields, with the window disabled.
+      if (fields.object().contains("use_sliding_window") &&
+          !fields.flag("use_sliding_window", false)) {
+        fields.find("sliding_window");
+        fields.find("max_window_layers");
+      }
+      break;
+    case Family::qwen2:
+    case Family::qwen3: {
+      const std::int64_t window = window_or(4096);
+      const std::int64_t from = fields.whole("max_window_layers", 0).value_or(28);
+      if (fields.flag("use_sliding_window", false)) {
+        shape.window = window;
+        shape.window_from = std::min(from, shape.layers);
+      }
+      break;
+    }
+    case Family::gemma2:
+      shape.window = window_or(4096);
+      shape.window_period = 2;
+      break;
+    case Family::gemma3:
+      shape.window = window_or(4096);
+      shape.window_period = fields.whole("sliding_window_pattern").value_or(6);
+      break;
+    case Family::none:
+    case Family::gpt2: break;
+  }
+  const bool everywhere = shape.family == Family::mistral || shape.family == Family::phi3;
+  const std::int64_t window = shape.window;
+  read_layer_types(fields, shape);
+  if (everywhere && (shape.window != window || shape.window_from > 0 || shape.window_period > 0)) {
     throw DataError(
         str(fields.where(),
             ": \"layer_types\" contradicts \"sliding_window\", which applies to all layers"));
   }
+  if (shape.window == 0) shape.window_from = shape.window_period = 0;
+}
+
+bool is_gemma(Family family) { return family == Family::gemma2 || family == Family::gemma3; }
+
+void read_activation(Fields& fields, ModelShape& shape) {
+  const bool gemma = is_gemma(shape.family);
+  if (gemma) fields.find("hidden_act");  // not read by transformers
+  const char* const field = gemma ? "hidden_activation" : "hidden_act";
+  const std::string act = fields.word(field, gemma ? "gelu_pytorch_tanh" : "silu");
+  if (act == "silu" || act == "swish") {
+    shape.gate = Activation::silu;
+  } else if (act == "gelu_pytorch_tanh" || act == "gelu_new") {
+    shape.gate = Activation::gelu_tanh;
+  } else if (act == "gelu") {
+    shape.gate = Activation::gelu;
+  } else {
+    throw DataError(
+        str(fields.where(), ": ", quote(field), " is ", quote(act),
+            "; must be silu, gelu_pytorch_tanh or gelu, which Tessera's gated MLP has"));
+  }
+}
+
+void read_gemma(Fields& fields, ModelShape& shape) {
+  shape.norm_plus_one = shape.post_norms = true;
+  shape.embedding_scale = std::sqrt(static_cast<double>(shape.hidden));
+  const double scalar = fields.number("query_pre_attn_scalar", 256, 1e-3, 1e9);
+  if (scalar != static_cast<double>(shape.head_dim()))
+    shape.attention_scale = 1 / std::sqrt(scalar);
+  const auto cap = [&](const char* name, double absent) {
+    return fields.number(name, fields.object().contains(name) ? 0 : absent, 1e-3, 1e9);
+  };
+  shape.logit_cap = cap("final_logit_softcapping", shape.family == Family::gemma2 ? 30 : 0);
+  // Gemma 3 does not cap the scores whatever the field says, so that it must be absent.
+  if (shape.family == Family::gemma2) shape.attention_cap = cap("attn_logit_softcapping", 50);
 }
 
 void read_llama(Fields& fields, Config& config, std::vector<std::string>& unknown_rope) {
   ModelShape& shape = config.shape;
-  const bool llama = config.family == "llama";
+  const Family family = shape.family;
+  const bool gemma = is_gemma(family);
   shape.hidden = fields.needed("hidden_size");
   shape.layers = fields.needed("num_hidden_layers");
   shape.heads = fields.needed("num_attention_heads");
-  shape.kv_heads = llama ? fields.whole("num_key_value_heads").value_or(shape.heads)
-                   : fields.object().contains("num_key_value_heads")
-                       ? fields.whole("num_key_value_heads").value_or(shape.heads)
-                       : fields.needed("num_key_value_heads");
+  const bool optional = family == Family::llama || family == Family::phi3 ||
+                        fields.object().contains("num_key_value_heads");
+  shape.kv_heads = optional ? fields.whole("num_key_value_heads").value_or(shape.heads)
+                            : fields.needed("num_key_value_heads");
   shape.ffn = fields.needed("intermediate_size");
   shape.vocab = fields.needed("vocab_size");
-  shape.head_width = fields.whole("head_dim").value_or(0);
+  const std::int64_t usual_width = family == Family::qwen3 ? 128 : gemma ? 256 : 0;
+  shape.head_width = fields.whole("head_dim").value_or(usual_width);
   if (shape.head_width * shape.heads == shape.hidden) shape.head_width = 0;
   shape.positions = 0;
   shape.context = fields.whole("max_position_embeddings").value_or(0);
   shape.swiglu = true;
-  const std::string act = fields.word("hidden_act", "silu");
-  if (act != "silu" && act != "swish") {
-    throw DataError(str(fields.where(), ": \"hidden_act\" is ", quote(act),
-                        "; must be silu, which Tessera's gated MLP uses"));
-  }
-  const bool attention = llama && fields.flag("attention_bias", false);
-  const bool mlp = llama && fields.flag("mlp_bias", false);
-  shape.biases = Biases(attention || config.family == "qwen2", attention, mlp, false);
-  shape.tied = fields.flag("tie_word_embeddings", false);
-  shape.norm_eps = fields.number("rms_norm_eps", 1e-6, 0, 1);
+  read_activation(fields, shape);
+  const bool may_have_biases = family == Family::llama || family == Family::qwen3 || gemma;
+  const bool attention = may_have_biases && fields.flag("attention_bias", false);
+  const bool mlp = family == Family::llama && fields.flag("mlp_bias", false);
+  shape.biases = Biases(attention || family == Family::qwen2, attention, mlp, false);
+  shape.tied = fields.flag("tie_word_embeddings", gemma);
+  shape.norm_eps = fields.number("rms_norm_eps", family == Family::phi3 ? 1e-5 : 1e-6, 0, 1);
+  shape.qk_norm = family == Family::qwen3 || family == Family::gemma3;
   config.dropout = fields.number("attention_dropout", 0, 0, 1);
+  if (family == Family::phi3) {
+    for (const char* const name : {"resid_pdrop", "embd_pdrop"}) {
+      config.dropout = std::max(config.dropout, fields.number(name, 0, 0, 1));
+    }
+    fields.find("original_max_position_embeddings");  // of longrope, which is refused
+  }
+  if (gemma) read_gemma(fields, shape);
   read_rotary(fields, shape, unknown_rope);
-  read_windows(fields, config);
+  read_windows(fields, shape);
 }
 
 void read_gpt2(Fields& fields, Config& config) {
@@ -159,14 +233,18 @@ Config parse_config(std::string_view json, const std::string& where) {
   if (!object.is_object()) throw DataError(str(where, " is not a JSON object"));
   Fields fields(object, where);
   Config config;
-  config.family = fields.word("model_type", "");
-  const std::vector<std::string> known = {"gpt2", "llama", "qwen2", "mistral"};
-  if (std::find(known.begin(), known.end(), config.family) == known.end()) {
-    throw DataError(str(where, ": \"model_type\" is ", quote(config.family), "; must be one of ",
-                        join(known, ", ")));
+  const std::string type = fields.word("model_type", "");
+  std::vector<std::string> known;
+  for (const Family family : kFamilies) {
+    known.emplace_back(name(family));
+    if (type == name(family)) config.shape.family = family;
+  }
+  if (config.shape.family == Family::none) {
+    throw DataError(
+        str(where, ": \"model_type\" is ", quote(type), "; must be one of ", join(known, ", ")));
   }
   std::vector<std::string> unknown_rope;
-  if (config.family == "gpt2") {
+  if (config.shape.family == Family::gpt2) {
     read_gpt2(fields, config);
   } else {
     read_llama(fields, config, unknown_rope);

@@ -117,7 +117,7 @@ const FieldTable& config_fields() {
        "_commit_hash", "use_bfloat16", "torchscript", "return_dict", "unsloth_version",
        "unsloth_fixed", "model_name", "is_llama_config", "transformers.js_config",
        "max_sequence_length", "max_seq_length", "max_seq_len", "seq_length", "model_max_length",
-       "output_past", "pad_vocab_size_multiple",
+       "output_past", "pad_vocab_size_multiple", "_sliding_window_pattern",
        // implementation of the computation
        "_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "use_cache",
        "pretraining_tp", "chunk_size_feed_forward", "gradient_checkpointing", "output_attentions",

@@ -76,10 +76,41 @@ void read_scaling(Fields& rope, const ModelShape& shape, RotaryScaling& scaling)
   }
 }
 
+// Gemma 3 has parameters for each kind of layer. Those with a window have no scaling.
+void read_rotary_by_layer(Fields& fields, const nlohmann::json& object, ModelShape& shape,
+                          std::vector<std::string>& unknown) {
+  for (const auto& [kind, parameters] : object.items()) {
+    const bool windowed = kind == "sliding_attention";
+    if (!parameters.is_object() || (!windowed && kind != "full_attention")) {
+      fields.refuse("rope_parameters", object,
+                    "an object with objects full_attention and sliding_attention");
+    }
+    Fields rope(parameters, str(fields.where(), ": rope_parameters: ", kind));
+    refuse_partial(rope);
+    double& base = windowed ? shape.window_rotary_base : shape.rotary_base;
+    base = read_base(rope, base);
+    RotaryScaling scaling;
+    read_scaling(rope, shape, windowed ? scaling : shape.rotary_scaling);
+    if (scaling.kind != RopeKind::none) {
+      throw DataError(str(rope.where(), ": scaling of layers with a window is not supported"));
+    }
+    for (std::string& field : rope.finish(rope_fields())) unknown.push_back(std::move(field));
+  }
+}
+
 }  // namespace
 
 void read_rotary(Fields& fields, ModelShape& shape, std::vector<std::string>& unknown) {
-  shape.rotary_base = read_base(fields, 1e4);
+  const bool gemma3 = shape.family == Family::gemma3;
+  shape.rotary_base = read_base(fields, gemma3 ? 1e6 : 1e4);
+  if (gemma3) {
+    shape.window_rotary_base = fields.number("rope_local_base_freq", 1e4, 1e-3, 1e15);
+    if (const auto* object = fields.find("rope_parameters");
+        object != nullptr && object->is_object() &&
+        (object->contains("full_attention") || object->contains("sliding_attention"))) {
+      return read_rotary_by_layer(fields, *object, shape, unknown);
+    }
+  }
   const bool newer = fields.has("rope_parameters");
   const bool older = fields.has("rope_scaling");
   refuse_partial(fields);
@@ -96,6 +127,11 @@ void read_rotary(Fields& fields, ModelShape& shape, std::vector<std::string>& un
   shape.rotary_base = read_base(rope, shape.rotary_base);
   refuse_partial(rope);
   read_scaling(rope, shape, shape.rotary_scaling);
+  if (shape.family == Family::phi3 && shape.rotary_scaling.kind != RopeKind::none) {
+    throw DataError(str(rope.where(),
+                        ": rotary scaling of Phi-3 is longrope, which Tessera does not ",
+                        "support; use a model without scaling (4k context)"));
+  }
   for (std::string& field : rope.finish(rope_fields())) unknown.push_back(std::move(field));
 }
 

@@ -1,6 +1,7 @@
 // Writes the config.json of a model shape. Rotary positions use the older field names, which all
 // versions of transformers read.
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
@@ -13,10 +14,7 @@ namespace {
 using Ordered = nlohmann::ordered_json;
 
 [[noreturn]] void refuse_shape(const std::string& why) {
-  throw UsageError(
-      str("no Hugging Face model family that Tessera writes (gpt2, llama, qwen2, "
-          "mistral) has ",
-          why));
+  throw UsageError(str("no Hugging Face model family that Tessera writes has ", why));
 }
 
 Ordered yarn_json(const RotaryScaling& scaling) {
@@ -52,8 +50,18 @@ Ordered scaling_json(const RotaryScaling& scaling) {
 
 }  // namespace
 
-std::string family_of(const ModelShape& shape) {
+Family family_of(const ModelShape& shape) {
+  if (shape.family != Family::none) return shape.family;
   const Biases& has = shape.biases;
+  const bool gemma = shape.post_norms && shape.norm_plus_one && shape.tied &&
+                     shape.embedding_scale == std::sqrt(static_cast<double>(shape.hidden));
+  if (gemma) return shape.qk_norm ? Family::gemma3 : Family::gemma2;
+  if (shape.post_norms || shape.norm_plus_one || shape.embedding_scale != 1 ||
+      shape.attention_cap > 0 || shape.logit_cap > 0 || shape.attention_scale > 0 ||
+      shape.window_period > 0 || shape.gate != Activation::silu) {
+    refuse_shape("only some of the parts of Gemma");
+  }
+  if (shape.qk_norm) return Family::qwen3;
   if (!shape.rotary()) {
     if (shape.swiglu) refuse_shape("learned positions and a gated MLP");
     if (has != Biases(true)) refuse_shape("learned positions and not all of the biases");
@@ -62,77 +70,133 @@ std::string family_of(const ModelShape& shape) {
     if (shape.head_dim() * shape.heads != shape.hidden) {
       refuse_shape("learned positions and a total head width that differs from the hidden size");
     }
-    return "gpt2";
+    return Family::gpt2;
   }
   if (!shape.swiglu) refuse_shape("rotary positions and an MLP without a gate");
   if (has.norm) refuse_shape("rotary positions and norms with a shift");
   if (shape.window > 0 && shape.window_from < shape.layers) {
-    if (has.qkv && !has.out && !has.mlp) return "qwen2";
+    if (has.qkv && !has.out && !has.mlp) return Family::qwen2;
     if (has.any_linear()) refuse_shape("a window and biases other than those of q, k and v");
     if (shape.window_from > 0) refuse_shape("a window in some layers only and no biases");
-    return "mistral";
+    return Family::mistral;
   }
-  if (has.qkv == has.out) return "llama";
-  if (has.qkv && !has.mlp) return "qwen2";
+  if (has.qkv == has.out) return Family::llama;
+  if (has.qkv && !has.mlp) return Family::qwen2;
   refuse_shape("these biases");
 }
 
-std::string config_json(const ModelShape& shape, const std::string& dtype) {
-  check(shape);
-  const std::string family = family_of(shape);
-  Ordered json;
-  if (family == "gpt2") {
-    const char* const act = shape.activation == Activation::gelu_tanh ? "gelu_new"
-                            : shape.activation == Activation::gelu    ? "gelu"
-                                                                      : "relu";
-    json = {{"architectures", {"GPT2LMHeadModel"}},
-            {"model_type", family},
-            {"n_layer", shape.layers},
-            {"n_embd", shape.hidden},
-            {"n_head", shape.heads},
-            {"n_inner", shape.ffn},
-            {"n_positions", shape.positions},
-            {"vocab_size", shape.vocab},
-            {"activation_function", act},
-            {"layer_norm_epsilon", shape.norm_eps},
-            {"initializer_range", shape.init_range},
-            // Tessera's default in training.
-            {"attn_pdrop", 0.0},
-            {"embd_pdrop", 0.0},
-            {"resid_pdrop", 0.0}};
-  } else {
-    json = {{"architectures",
-             {family == "llama"   ? "LlamaForCausalLM"
-              : family == "qwen2" ? "Qwen2ForCausalLM"
-                                  : "MistralForCausalLM"}},
-            {"model_type", family},
-            {"num_hidden_layers", shape.layers},
-            {"hidden_size", shape.hidden},
-            {"num_attention_heads", shape.heads},
-            {"num_key_value_heads", shape.kv_heads},
-            {"head_dim", shape.head_dim()},
-            {"intermediate_size", shape.ffn},
-            {"vocab_size", shape.vocab},
-            // Default of transformers for models without a context length.
-            {"max_position_embeddings", shape.context > 0 ? shape.context : 2048},
-            {"hidden_act", "silu"},
-            {"rms_norm_eps", shape.norm_eps},
-            {"initializer_range", shape.init_range},
-            {"rope_theta", shape.rotary_base},
-            {"rope_scaling", scaling_json(shape.rotary_scaling)},
-            {"attention_dropout", 0.0}};
-    if (family == "llama") {
+namespace {
+
+Ordered gpt2_json(const ModelShape& shape) {
+  const char* const act = shape.activation == Activation::gelu_tanh ? "gelu_new"
+                          : shape.activation == Activation::gelu    ? "gelu"
+                                                                    : "relu";
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"model_type", "gpt2"},
+          {"n_layer", shape.layers},
+          {"n_embd", shape.hidden},
+          {"n_head", shape.heads},
+          {"n_inner", shape.ffn},
+          {"n_positions", shape.positions},
+          {"vocab_size", shape.vocab},
+          {"activation_function", act},
+          {"layer_norm_epsilon", shape.norm_eps},
+          {"initializer_range", shape.init_range},
+          // Tessera's models train without dropout unless told otherwise.
+          {"attn_pdrop", 0.0},
+          {"embd_pdrop", 0.0},
+          {"resid_pdrop", 0.0}};
+}
+
+const char* class_of(Family family) {
+  switch (family) {
+    case Family::none:
+    case Family::gpt2:
+    case Family::llama: return "LlamaForCausalLM";
+    case Family::qwen2: return "Qwen2ForCausalLM";
+    case Family::mistral: return "MistralForCausalLM";
+    case Family::qwen3: return "Qwen3ForCausalLM";
+    case Family::phi3: return "Phi3ForCausalLM";
+    case Family::gemma2: return "Gemma2ForCausalLM";
+    case Family::gemma3: return "Gemma3ForCausalLM";
+  }
+  return "";
+}
+
+void add_gemma(Ordered& json, const ModelShape& shape) {
+  const char* const act = shape.gate == Activation::silu   ? "silu"
+                          : shape.gate == Activation::gelu ? "gelu"
+                                                           : "gelu_pytorch_tanh";
+  json.erase("hidden_act");
+  json["hidden_activation"] = act;
+  json["attention_bias"] = shape.biases.qkv;
+  const double scale = shape.attention_scale;
+  const double scalar = scale > 0 ? 1 / (scale * scale) : static_cast<double>(shape.head_dim());
+  const double whole = std::round(scalar);
+  const bool is_whole = std::abs(scalar - whole) < 1e-9 * whole;
+  json["query_pre_attn_scalar"] =
+      is_whole ? Ordered(static_cast<std::int64_t>(whole)) : Ordered(scalar);
+  const auto cap = [](double value) { return value > 0 ? Ordered(value) : Ordered(nullptr); };
+  json["final_logit_softcapping"] = cap(shape.logit_cap);
+  json["attn_logit_softcapping"] = cap(shape.attention_cap);
+  json["sliding_window"] = shape.window > 0 ? shape.window : std::int64_t{4096};
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    json["layer_types"].push_back(shape.window_of(layer) > 0 ? "sliding_attention"
+                                                             : "full_attention");
+  }
+  if (shape.family == Family::gemma3) json["rope_local_base_freq"] = shape.window_rotary_base;
+}
+
+Ordered llama_json(const ModelShape& shape, Family family) {
+  Ordered json = {{"architectures", {class_of(family)}},
+                  {"model_type", name(family)},
+                  {"num_hidden_layers", shape.layers},
+                  {"hidden_size", shape.hidden},
+                  {"num_attention_heads", shape.heads},
+                  {"num_key_value_heads", shape.kv_heads},
+                  {"head_dim", shape.head_dim()},
+                  {"intermediate_size", shape.ffn},
+                  {"vocab_size", shape.vocab},
+                  // Without a context length the config has the default of transformers.
+                  {"max_position_embeddings", shape.context > 0 ? shape.context : 2048},
+                  {"hidden_act", "silu"},
+                  {"rms_norm_eps", shape.norm_eps},
+                  {"initializer_range", shape.init_range},
+                  {"rope_theta", shape.rotary_base},
+                  {"rope_scaling", scaling_json(shape.rotary_scaling)},
+                  {"attention_dropout", 0.0}};
+  const bool slides = shape.window > 0 && shape.window_from < shape.layers;
+  switch (family) {
+    case Family::llama:
       json["attention_bias"] = shape.biases.qkv;
       json["mlp_bias"] = shape.biases.mlp;
-    } else if (family == "mistral") {
-      json["sliding_window"] = shape.window;
-    } else {
-      const bool slides = shape.window > 0 && shape.window_from < shape.layers;
+      break;
+    case Family::mistral: json["sliding_window"] = shape.window; break;
+    case Family::qwen3: json["attention_bias"] = shape.biases.qkv; [[fallthrough]];
+    case Family::qwen2:
       json["use_sliding_window"] = slides;
       json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
       json["max_window_layers"] = slides ? shape.window_from : shape.layers;
-    }
+      break;
+    case Family::phi3:
+      json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
+      json["original_max_position_embeddings"] = json["max_position_embeddings"];
+      json["resid_pdrop"] = json["embd_pdrop"] = 0.0;
+      break;
+    case Family::gemma2:
+    case Family::gemma3: add_gemma(json, shape); break;
+    case Family::none:
+    case Family::gpt2: break;
   }
+  return json;
+}
+
+}  // namespace
+
+std::string config_json(const ModelShape& shape, const std::string& dtype) {
+  check(shape);
+  const Family family = family_of(shape);
+  Ordered json = family == Family::gpt2 ? gpt2_json(shape) : llama_json(shape, family);
   json["tie_word_embeddings"] = shape.tied;
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] = nullptr;

@@ -258,8 +258,8 @@ void Folder::check_tensors() {
   if (missing.empty() && others.empty()) return;
   missing.insert(missing.end(), others.begin(), others.end());
   cut_list(missing, kMostListed);
-  throw DataError(str(path_, ": the tensors do not match config.json (", config_.family, ", ",
-                      plural(shape().layers, "layer"), "):\n", join(missing, "\n")));
+  throw DataError(str(path_, ": the tensors do not match config.json (", name(config_.shape.family),
+                      ", ", plural(shape().layers, "layer"), "):\n", join(missing, "\n")));
 }
 
 const std::vector<std::int64_t>& Folder::shape_of(const std::string& param) const {

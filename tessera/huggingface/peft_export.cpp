@@ -37,7 +37,7 @@ std::string adapter_config(const ModelShape& shape, const std::string& base) {
   }
   json["lora_dropout"] = lora.dropout;
   json["bias"] = "none";
-  json["fan_in_fan_out"] = family_of(shape) == "gpt2";
+  json["fan_in_fan_out"] = family_of(shape) == Family::gpt2;
   json["init_lora_weights"] = true;
   json["use_rslora"] = false;
   json["use_dora"] = false;

@@ -85,7 +85,23 @@ std::string shape_json(const ModelShape& shape) {
                          {"window_from", shape.window_from},
                          {"context", shape.context},
                          {"lora", lora}};
-  if (shape.init_range != ModelShape().init_range) json["init_range"] = shape.init_range;
+  // Parts that only some families have: absent where the model does not have them.
+  const ModelShape plain;
+  const auto add = [&](const char* key, const auto& value, const auto& otherwise) {
+    if (value != otherwise) json[key] = value;
+  };
+  add("init_range", shape.init_range, plain.init_range);
+  add("window_period", shape.window_period, plain.window_period);
+  add("window_rotary_base", shape.window_rotary_base, plain.window_rotary_base);
+  add("qk_norm", shape.qk_norm, plain.qk_norm);
+  add("post_norms", shape.post_norms, plain.post_norms);
+  add("norm_plus_one", shape.norm_plus_one, plain.norm_plus_one);
+  add("embedding_scale", shape.embedding_scale, plain.embedding_scale);
+  add("attention_scale", shape.attention_scale, plain.attention_scale);
+  add("attention_cap", shape.attention_cap, plain.attention_cap);
+  add("logit_cap", shape.logit_cap, plain.logit_cap);
+  if (shape.gate != plain.gate) json["gate"] = name(shape.gate);
+  if (shape.family != plain.family) json["family"] = name(shape.family);
   return json.dump();
 }
 
@@ -135,6 +151,23 @@ ModelShape parse_shape(std::string_view text, const std::string& where) {
     take(json, "window_from", shape.window_from);
     take(json, "context", shape.context);
     take(json, "init_range", shape.init_range);
+    take(json, "window_period", shape.window_period);
+    take(json, "window_rotary_base", shape.window_rotary_base);
+    take(json, "qk_norm", shape.qk_norm);
+    take(json, "post_norms", shape.post_norms);
+    take(json, "norm_plus_one", shape.norm_plus_one);
+    take(json, "embedding_scale", shape.embedding_scale);
+    take(json, "attention_scale", shape.attention_scale);
+    take(json, "attention_cap", shape.attention_cap);
+    take(json, "logit_cap", shape.logit_cap);
+    if (json.contains("gate")) {
+      shape.gate = named(json["gate"], {Activation::gelu_tanh, Activation::gelu, Activation::silu});
+    }
+    if (json.contains("family")) {
+      shape.family =
+          named(json["family"], {Family::gpt2, Family::llama, Family::qwen2, Family::mistral,
+                                 Family::qwen3, Family::phi3, Family::gemma2, Family::gemma3});
+    }
     if (json.contains("lora") && !json["lora"].is_null()) {
       const nlohmann::json& lora = json["lora"];
       shape.lora = {lora.at("rank").get<std::int64_t>(), lora.at("alpha").get<double>(),

@@ -1,6 +1,7 @@
 #include "tessera/huggingface/tensors.h"
 
 #include "tessera/core/text.h"
+#include "tessera/huggingface/config.h"
 
 namespace tessera::huggingface {
 namespace {
@@ -36,96 +37,143 @@ class Pieces {
   std::vector<ParamPieces>& all_;
 };
 
-void add_gpt2(const ModelShape& m, std::vector<ParamPieces>& all) {
-  Pieces out(all);
-  const std::string top = prefix_of(m);
-  out.begin("tok.weight");
-  out.matrix(top + "wte.weight", m.vocab, m.hidden);
-  out.begin("pos.weight");
-  out.matrix(top + "wpe.weight", m.positions, m.hidden);
-  for (std::int64_t i = 0; i < m.layers; ++i) {
-    const std::string ours = str("blocks.", i, "."), theirs = str(top, "h.", i, ".");
-    const auto norm = [&](const char* own, const char* other) {
-      for (const char* const part : {".weight", ".bias"}) {
-        out.begin(ours + own + part);
-        out.vector(theirs + other + part, m.hidden);
-      }
-    };
-    const auto linear = [&](const char* own, const char* other, std::int64_t to,
-                            std::int64_t from) {
-      out.begin(str(ours, own, ".weight"));
-      out.transposed(str(theirs, other, ".weight"), to, from);
-      out.begin(str(ours, own, ".bias"));
-      out.vector(str(theirs, other, ".bias"), to);
-    };
-    norm("norm1", "ln_1");
-    linear("qkv", "attn.c_attn", 3 * m.hidden, m.hidden);
-    linear("proj", "attn.c_proj", m.hidden, m.hidden);
-    norm("norm2", "ln_2");
-    linear("fc", "mlp.c_fc", m.ffn, m.hidden);
-    linear("proj2", "mlp.c_proj", m.hidden, m.ffn);
-  }
-  for (const char* const part : {".weight", ".bias"}) {
-    out.begin(str("norm", part));
-    out.vector(str(top, "ln_f", part), m.hidden);
-  }
-}
+// Names of a family's tensors, without ".weight" and ".bias". A linear of several names has its
+// rows in as many tensors; null: the family has no such parameter.
+struct FamilyNames {
+  const char* prefix;
+  const char* embedding;
+  const char* positions;
+  const char* layers;  // "layers." comes before the number of a layer
+  const char* norm1;
+  std::vector<const char*> qkv;
+  const char* q_norm;
+  const char* k_norm;
+  const char* proj;
+  const char* post_norm1;
+  const char* norm2;
+  std::vector<const char*> fc;
+  const char* proj2;
+  const char* post_norm2;
+  const char* norm;
+  bool transposed = false;  // linears are [in, out]
+};
 
-void add_llama(const ModelShape& m, std::vector<ParamPieces>& all) {
-  Pieces out(all);
-  const std::string top = prefix_of(m);
-  struct Rows {
-    const char* name;
-    std::int64_t count;
-  };
-  out.begin("tok.weight");
-  out.matrix(top + "embed_tokens.weight", m.vocab, m.hidden);
-  for (std::int64_t i = 0; i < m.layers; ++i) {
-    const std::string ours = str("blocks.", i, "."), theirs = str(top, "layers.", i, ".");
-    const auto linear = [&](const char* own, const std::vector<Rows>& others, std::int64_t from,
-                            bool bias) {
-      out.begin(str(ours, own, ".weight"));
-      for (const Rows& each : others) {
-        out.matrix(str(theirs, each.name, ".weight"), each.count, from);
-      }
-      if (!bias) return;
-      out.begin(str(ours, own, ".bias"));
-      for (const Rows& each : others) out.vector(str(theirs, each.name, ".bias"), each.count);
-    };
-    out.begin(ours + "norm1.weight");
-    out.vector(theirs + "input_layernorm.weight", m.hidden);
-    linear("qkv",
-           {{"self_attn.q_proj", m.q_width()},
-            {"self_attn.k_proj", m.kv_width()},
-            {"self_attn.v_proj", m.kv_width()}},
-           m.hidden, m.biases.qkv);
-    linear("proj", {{"self_attn.o_proj", m.hidden}}, m.q_width(), m.biases.out);
-    out.begin(ours + "norm2.weight");
-    out.vector(theirs + "post_attention_layernorm.weight", m.hidden);
-    linear("fc", {{"mlp.gate_proj", m.ffn}, {"mlp.up_proj", m.ffn}}, m.hidden, m.biases.mlp);
-    linear("proj2", {{"mlp.down_proj", m.hidden}}, m.ffn, m.biases.mlp);
+const FamilyNames& names_of(Family family) {
+  static const FamilyNames gpt2{.prefix = "transformer.",
+                                .embedding = "wte",
+                                .positions = "wpe",
+                                .layers = "h.",
+                                .norm1 = "ln_1",
+                                .qkv = {"attn.c_attn"},
+                                .proj = "attn.c_proj",
+                                .norm2 = "ln_2",
+                                .fc = {"mlp.c_fc"},
+                                .proj2 = "mlp.c_proj",
+                                .norm = "ln_f",
+                                .transposed = true};
+  static const FamilyNames llama{
+      .prefix = "model.",
+      .embedding = "embed_tokens",
+      .layers = "layers.",
+      .norm1 = "input_layernorm",
+      .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+      .q_norm = "self_attn.q_norm",
+      .k_norm = "self_attn.k_norm",
+      .proj = "self_attn.o_proj",
+      .norm2 = "post_attention_layernorm",
+      .fc = {"mlp.gate_proj", "mlp.up_proj"},
+      .proj2 = "mlp.down_proj",
+      .norm = "norm"};
+  static const FamilyNames phi3 = [] {
+    FamilyNames names = llama;
+    names.qkv = {"self_attn.qkv_proj"};
+    names.fc = {"mlp.gate_up_proj"};
+    return names;
+  }();
+  static const FamilyNames gemma = [] {
+    FamilyNames names = llama;
+    names.post_norm1 = "post_attention_layernorm";
+    names.norm2 = "pre_feedforward_layernorm";
+    names.post_norm2 = "post_feedforward_layernorm";
+    return names;
+  }();
+  switch (family) {
+    case Family::gpt2: return gpt2;
+    case Family::phi3: return phi3;
+    case Family::gemma2:
+    case Family::gemma3: return gemma;
+    case Family::none:
+    case Family::llama:
+    case Family::qwen2:
+    case Family::mistral:
+    case Family::qwen3: return llama;
   }
-  out.begin("norm.weight");
-  out.vector(top + "norm.weight", m.hidden);
+  return llama;
 }
 
 }  // namespace
 
-std::string prefix_of(const ModelShape& shape) {
-  return shape.rotary() ? "model." : "transformer.";
-}
+std::string prefix_of(const ModelShape& shape) { return names_of(family_of(shape)).prefix; }
 
-std::vector<ParamPieces> pieces_of(const ModelShape& shape) {
+std::vector<ParamPieces> pieces_of(const ModelShape& m) {
+  const FamilyNames& names = names_of(family_of(m));
   std::vector<ParamPieces> all;
-  if (shape.rotary()) {
-    add_llama(shape, all);
-  } else {
-    add_gpt2(shape, all);
+  Pieces out(all);
+  const std::string top = names.prefix;
+  const auto norm = [&](const std::string& own, const std::string& other, std::int64_t width,
+                        bool bias) {
+    out.begin(own + ".weight");
+    out.vector(other + ".weight", width);
+    if (!bias) return;
+    out.begin(own + ".bias");
+    out.vector(other + ".bias", width);
+  };
+  out.begin("tok.weight");
+  out.matrix(str(top, names.embedding, ".weight"), m.vocab, m.hidden);
+  if (m.positions > 0) {
+    out.begin("pos.weight");
+    out.matrix(str(top, names.positions, ".weight"), m.positions, m.hidden);
   }
-  if (!shape.tied) {
-    Pieces out(all);
+  for (std::int64_t i = 0; i < m.layers; ++i) {
+    const std::string ours = str("blocks.", i, "."), theirs = str(top, names.layers, i, ".");
+    // `rows` has the outputs of each part of the linear, which one tensor holds, or one each.
+    const auto linear = [&](const char* own, const std::vector<const char*>& others,
+                            const std::vector<std::int64_t>& rows, std::int64_t from, bool bias) {
+      std::int64_t sum = 0;
+      for (const std::int64_t each : rows) sum += each;
+      const auto rows_in = [&](std::size_t tensor) {
+        return others.size() == 1 ? sum : rows[tensor];
+      };
+      out.begin(str(ours, own, ".weight"));
+      for (std::size_t t = 0; t < others.size(); ++t) {
+        const std::string name = str(theirs, others[t], ".weight");
+        names.transposed ? out.transposed(name, rows_in(t), from)
+                         : out.matrix(name, rows_in(t), from);
+      }
+      if (!bias) return;
+      out.begin(str(ours, own, ".bias"));
+      for (std::size_t t = 0; t < others.size(); ++t) {
+        out.vector(str(theirs, others[t], ".bias"), rows_in(t));
+      }
+    };
+    norm(ours + "norm1", theirs + names.norm1, m.hidden, m.biases.norm);
+    linear("qkv", names.qkv, {m.q_width(), m.kv_width(), m.kv_width()}, m.hidden, m.biases.qkv);
+    if (m.qk_norm) {
+      norm(ours + "q_norm", theirs + names.q_norm, m.head_dim(), false);
+      norm(ours + "k_norm", theirs + names.k_norm, m.head_dim(), false);
+    }
+    linear("proj", {names.proj}, {m.hidden}, m.q_width(), m.biases.out);
+    if (m.post_norms) norm(ours + "post_norm1", theirs + names.post_norm1, m.hidden, false);
+    norm(ours + "norm2", theirs + names.norm2, m.hidden, m.biases.norm);
+    linear("fc", names.fc, std::vector<std::int64_t>(m.swiglu ? 2 : 1, m.ffn), m.hidden,
+           m.biases.mlp);
+    linear("proj2", {names.proj2}, {m.hidden}, m.ffn, m.biases.mlp);
+    if (m.post_norms) norm(ours + "post_norm2", theirs + names.post_norm2, m.hidden, false);
+  }
+  norm("norm", top + names.norm, m.hidden, m.biases.norm);
+  if (!m.tied) {
     out.begin("head.weight");
-    out.matrix("lm_head.weight", shape.vocab, shape.hidden);
+    out.matrix("lm_head.weight", m.vocab, m.hidden);
   }
   return all;
 }

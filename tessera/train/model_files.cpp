@@ -131,7 +131,7 @@ class HuggingFaceFiles final : public ModelFiles {
     folder_ = tokenizer_folder_ = folder;
     notes_ = from_.notes();
     shape_ = from_.shape();
-    about_ = from_.config().family;
+    about_ = name(from_.config().shape.family);
     type_ = type_for(from_.dtype());
     // Both may name it; what is for generation comes first.
     for (const char* name : {"generation_config.json", "config.json"}) {

@@ -31,12 +31,21 @@ std::string other_shape(const std::string& saved, const ModelShape& shape) {
     *it = biases_json(it->get<bool>());
   }
   nlohmann::json own = nlohmann::json::parse(shape_json(shape));
+  // Parts that one of the two models does not have are absent there.
+  for (const char* part :
+       {"window_period", "window_rotary_base", "qk_norm", "post_norms", "norm_plus_one",
+        "embedding_scale", "attention_scale", "attention_cap", "logit_cap", "gate"}) {
+    for (nlohmann::json* each : {&was, &own}) {
+      if (!each->contains(part)) (*each)[part] = nullptr;
+    }
+  }
   for (nlohmann::json* each : {&was, &own}) {  // the model is the same, whatever training drops
     if (each->contains("lora") && (*each)["lora"].is_object()) (*each)["lora"].erase("dropout");
   }
   std::vector<std::string> differences;
   for (const auto& [key, value] : own.items()) {
-    const bool other_use = key == "name" || key == "context" || key == "init_range";
+    const bool other_use =
+        key == "name" || key == "context" || key == "init_range" || key == "family";
     if (other_use || !was.contains(key) || was[key] == value) continue;
     differences.push_back(str(key, " was ", was[key].dump(), " and is ", value.dump()));
   }

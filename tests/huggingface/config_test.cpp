@@ -355,7 +355,7 @@ TEST(Config, RoundTripsEveryShape) {
       if (shape.window == 0) shape.window_from = 0;
       if (shape.head_width * shape.heads == shape.hidden) shape.head_width = 0;
       const std::string name = shape.name;
-      EXPECT_EQ(back.family, family_of(shape));
+      EXPECT_EQ(back.shape.family, family_of(shape));
       EXPECT_EQ(parse_shape(shape_json(shape), name).name, name);
       shape.name.clear();
       EXPECT_EQ(shape_json(back.shape), shape_json(shape)) << name;

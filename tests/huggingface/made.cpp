@@ -1,5 +1,6 @@
 #include "tests/huggingface/made.h"
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -81,6 +82,34 @@ std::vector<ModelShape> small_shapes() {
   all.back().window = 8;
   all.push_back(small("llama-dynamic", 2, false, false));
   all.back().rotary_scaling = {RotaryScaling::Kind::dynamic, 2.5};
+  all.push_back(small("qwen3", 2, false, true));
+  all.back().family = Family::qwen3;
+  all.back().qk_norm = true;
+  all.back().head_width = 8;
+  all.push_back(small("phi3", 4, false, false));
+  all.back().family = Family::phi3;
+  all.back().window = 9;
+  for (const Family family : {Family::gemma2, Family::gemma3}) {
+    ModelShape& gemma = all.emplace_back(small(family == Family::gemma2 ? "gemma2" : "gemma3",
+                                               family == Family::gemma2 ? 2 : 1, false, true));
+    gemma.family = family;
+    gemma.head_width = 8;
+    gemma.gate = Activation::gelu_tanh;
+    gemma.norm_plus_one = gemma.post_norms = true;
+    gemma.embedding_scale = std::sqrt(24.0);
+    gemma.window = 8;
+    gemma.window_period = 2;
+    gemma.attention_scale = 1 / std::sqrt(20.0);
+    if (family == Family::gemma2) {
+      gemma.attention_cap = 50;
+      gemma.logit_cap = 30;
+    } else {
+      gemma.qk_norm = true;
+      gemma.rotary_base = 1e6;
+      gemma.rotary_scaling = {RotaryScaling::Kind::linear, 8};
+      gemma.window_rotary_base = 1e4;
+    }
+  }
   for (const bool more : {false, true}) {
     all.push_back(
         small(more ? "qwen2-yarn-all" : "qwen2-yarn", 2, Biases(true, false, false, false), false));

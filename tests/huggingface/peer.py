@@ -22,6 +22,7 @@ LLAMA = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=56, num_hidden_
              initializer_range=0.2)
 GPT2 = dict(vocab_size=VOCAB, n_positions=32, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0,
             embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.2)
+GEMMA = dict(**LLAMA, head_dim=12, pad_token_id=None)
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e3, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=16)
 
@@ -52,6 +53,27 @@ def configs():
     yield "llama-dynamic", t.LlamaConfig(**LLAMA, rope_parameters=dict(
         rope_type="dynamic", rope_theta=1e4, factor=4.0)), {}
     yield "mistral", t.MistralConfig(**LLAMA, sliding_window=5), {"max_shard_size": "40KB"}
+    yield "qwen3", t.Qwen3Config(**LLAMA, head_dim=12, tie_word_embeddings=True), {}
+    yield "qwen3-biases", t.Qwen3Config(**{**LLAMA, "num_key_value_heads": 1}, head_dim=8,
+                                        attention_bias=True, use_sliding_window=True,
+                                        sliding_window=6, max_window_layers=1), {"bf16": True}
+    yield "phi3", t.Phi3Config(**LLAMA, sliding_window=7, pad_token_id=None), {}
+    yield "gemma2", t.Gemma2Config(**GEMMA, query_pre_attn_scalar=20, sliding_window=6,
+                                   attn_logit_softcapping=2.0, final_logit_softcapping=3.0), {}
+    yield "gemma2-odd", t.Gemma2Config(**{**GEMMA, "num_key_value_heads": 1}, attention_bias=True,
+                                       query_pre_attn_scalar=12, sliding_window=5,
+                                       layer_types=["full_attention", "sliding_attention"],
+                                       attn_logit_softcapping=None, final_logit_softcapping=None,
+                                       tie_word_embeddings=False), {"max_shard_size": "20KB"}
+    yield "gemma3", t.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 3}, sliding_window=6,
+                                       query_pre_attn_scalar=20, layer_types=[
+                                           "sliding_attention", "sliding_attention",
+                                           "full_attention"],
+                                       rope_parameters={
+                                           "full_attention": dict(rope_type="linear", factor=8.0,
+                                                                  rope_theta=1e6),
+                                           "sliding_attention": dict(rope_type="default",
+                                                                     rope_theta=1e4)}), {}
     # config.json ties the head to the embedding, but the file has a different head.
     yield "llama-head", t.LlamaConfig(**LLAMA), {"says_tied": True}
 
