@@ -28,8 +28,14 @@ TARGETS = {
     "llama": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "qwen2": ["q_proj", "v_proj"],
     "mistral": ["k_proj", "o_proj", "down_proj"],
+    "qwen3": ["q_proj", "k_proj", "up_proj"],
+    "phi3": ["qkv_proj", "gate_up_proj", "down_proj"],
+    "gemma2": ["q_proj", "o_proj", "gate_proj"],
+    "gemma3_text": ["v_proj", "down_proj"],
 }
-OURS = {"gpt2": "all", "llama": "all", "qwen2": "auto", "mistral": "k,o,down_proj"}
+OURS = {"gpt2": "all", "llama": "all", "qwen2": "auto", "mistral": "k,o,down_proj",
+        "qwen3": "q,k,up", "phi3": "qkv_proj,gate_up_proj,down", "gemma2": "q,o,gate",
+        "gemma3_text": "v,down"}
 
 
 def small_config(family):
@@ -37,11 +43,15 @@ def small_config(family):
         return transformers.GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=4,
                                        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     kind = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config,
-            "mistral": transformers.MistralConfig}[family]
-    more = {"mistral": {"sliding_window": 16}}.get(family, {})
+            "mistral": transformers.MistralConfig, "qwen3": transformers.Qwen3Config,
+            "phi3": transformers.Phi3Config, "gemma2": transformers.Gemma2Config,
+            "gemma3_text": transformers.Gemma3TextConfig}[family]
+    gemma = {"head_dim": 12, "query_pre_attn_scalar": 10, "sliding_window": 16, "pad_token_id": None}
+    more = {"mistral": {"sliding_window": 16}, "qwen3": {"head_dim": 12},
+            "phi3": {"pad_token_id": None}, "gemma2": gemma, "gemma3_text": gemma}.get(family, {})
     return kind(vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                 num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-                tie_word_embeddings=family == "qwen2", **more)
+                tie_word_embeddings=family == "qwen2" or family.startswith("gemma"), **more)
 
 
 def run(*command):
