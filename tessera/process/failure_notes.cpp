@@ -65,12 +65,12 @@ FailureNotes::Report FailureNotes::read() const {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const PlainJson note = PlainJson::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (note.is_discarded()) continue;  // the rank was killed while writing
-    report.last_step = std::max(report.last_step, note.at("last_step").get<std::int64_t>());
-    const int rank = note.at("rank").get<int>();
-    const bool own = note.at("own").get<bool>();
+    if (!note.is_object()) continue;  // the rank was killed while writing
+    report.last_step = std::max(report.last_step, note.value("last_step", std::int64_t{-1}));
+    const int rank = note.value("rank", -1);
+    const bool own = note.value("own", false);
     (own ? report.own : report.others).push_back(rank);
-    Failure& failure = all[note.at("error").get<std::string>()];
+    Failure& failure = all[note.value("error", std::string())];
     failure.ranks.push_back(rank);
     failure.own = failure.own || own;
   }

@@ -28,7 +28,8 @@ class Simulation {
   Simulation(const Schedule& schedule, std::function<double(Kind)> cost)
       : schedule_(schedule),
         cost_(std::move(cost)),
-        done_(static_cast<std::size_t>(schedule.stage_count() * schedule.micros)),
+        done_(static_cast<std::size_t>(schedule.stage_count()) *
+              static_cast<std::size_t>(schedule.micros)),
         clocks_(static_cast<std::size_t>(schedule.ranks), 0.0),
         next_(static_cast<std::size_t>(schedule.ranks), 0) {
     for (auto& times : done_) times.fill(kNotYet);
@@ -55,7 +56,8 @@ class Simulation {
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
   // Time at which `kind` of this micro-batch was done at a stage.
   double& when(int stage, int micro, Kind kind) {
-    return done_[index(stage * schedule_.micros + micro)][static_cast<std::size_t>(kind)];
+    return done_[index(stage) * index(schedule_.micros) + index(micro)]
+                [static_cast<std::size_t>(kind)];
   }
   double sent_gradient(int stage, int micro) {
     return std::min(when(stage, micro, Kind::backward), when(stage, micro, Kind::backward_input));
@@ -211,7 +213,7 @@ Timing time(const Schedule& schedule, const Durations& durations) {
   simulation.run([&](int, const Action& action) { work += cost(action.kind); });
   Timing timing;
   timing.step = *std::max_element(simulation.clocks().begin(), simulation.clocks().end());
-  timing.bubble = 1 - work / (timing.step * schedule.ranks);
+  if (timing.step > 0) timing.bubble = 1 - work / (timing.step * schedule.ranks);
   return timing;
 }
 

@@ -240,13 +240,14 @@ void measure_proposals(Plan& plan, const Gemm& args, Workspace workspace, Stream
   plan.measured = true;
   if (plan.proposals.size() < 2) return;
   Gemm trial = args;
-  void* scratch = nullptr;
+  const auto free = [stream](void* memory) { release(memory, stream); };
+  std::unique_ptr<void, decltype(free)> scratch(nullptr, free);
   if (args.c == args.d) {
-    scratch = try_allocate(static_cast<std::size_t>(args.m) * static_cast<std::size_t>(args.n) *
-                               size_of(args.out_type),
-                           stream);
+    scratch.reset(try_allocate(static_cast<std::size_t>(args.m) * static_cast<std::size_t>(args.n) *
+                                   size_of(args.out_type),
+                               stream));
     if (scratch == nullptr) return;  // not enough memory: keep the first proposal
-    trial.c = trial.d = scratch;
+    trial.c = trial.d = scratch.get();
   }
   Stopwatch watch;
   std::vector<std::pair<float, std::size_t>> times;

@@ -14,6 +14,7 @@ bool capturing(Stream stream);
 
 // Allocates memory for work on the stream. Returns null if there is not enough.
 void* try_allocate(std::size_t bytes, Stream stream);
+// Frees it once the work on the stream has ended. Null is allowed.
 void release(void* memory, Stream stream) noexcept;
 
 // Measures the duration of the work on a stream between two points.

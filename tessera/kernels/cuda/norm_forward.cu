@@ -279,7 +279,8 @@ void norm_forward(const Norm& in, void* y, void* sum, float* mean, float* rstd, 
                        is_aligned(in.weight) && is_aligned(in.bias) && is_aligned(y) &&
                        is_aligned(sum);
     const cudaStream_t s = native(stream);
-    if (!whole || in.cols / kWide < T >> kMaxPacks ||
+    const auto packs = in.cols / kWide<T>;
+    if (!whole || packs > kMaxPacks ||
         (in.weight_type != in.type && in.weight_type != DType::f32)) {
       norm_forward_any_kernel<T><<<static_cast<unsigned>(in.rows), kAnyRow, 0, s>>>(args);
     } else if (in.weight_type == in.type) {
