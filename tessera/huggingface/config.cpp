@@ -111,7 +111,10 @@ void read_windows(Fields& fields, ModelShape& shape) {
         str(fields.where(),
             ": \"layer_types\" contradicts \"sliding_window\", which applies to all layers"));
   }
+  // One way to write each pattern: no period where all layers have a window or none has.
+  if (shape.window_layers() == 0) shape.window = 0;
   if (shape.window == 0) shape.window_from = shape.window_period = 0;
+  if (shape.window_period > shape.layers) shape.window_period = 0;
 }
 
 bool is_gemma(Family family) { return family == Family::gemma2 || family == Family::gemma3; }

@@ -50,39 +50,77 @@ Ordered scaling_json(const RotaryScaling& scaling) {
 
 }  // namespace
 
-Family family_of(const ModelShape& shape) {
-  if (shape.family != Family::none) return shape.family;
-  const Biases& has = shape.biases;
-  const bool gemma = shape.post_norms && shape.norm_plus_one && shape.tied &&
-                     shape.embedding_scale == std::sqrt(static_cast<double>(shape.hidden));
-  if (gemma) return shape.qk_norm ? Family::gemma3 : Family::gemma2;
-  if (shape.post_norms || shape.norm_plus_one || shape.embedding_scale != 1 ||
-      shape.attention_cap > 0 || shape.logit_cap > 0 || shape.attention_scale > 0 ||
-      shape.window_period > 0 || shape.gate != Activation::silu) {
-    refuse_shape("only some of the parts of Gemma");
-  }
-  if (shape.qk_norm) return Family::qwen3;
-  if (!shape.rotary()) {
-    if (shape.swiglu) refuse_shape("learned positions and a gated MLP");
-    if (has != Biases(true)) refuse_shape("learned positions and not all of the biases");
-    if (shape.window > 0) refuse_shape("learned positions and a window");
-    if (shape.kv_heads != shape.heads) refuse_shape("learned positions and fewer kv-heads");
-    if (shape.head_dim() * shape.heads != shape.hidden) {
-      refuse_shape("learned positions and a total head width that differs from the hidden size");
+namespace {
+
+// Returns the part of the model that the family does not have, or "".
+std::string mismatch(const ModelShape& m, Family family) {
+  const Biases& has = m.biases;
+  if (family == Family::gpt2) {
+    if (m.rotary()) return "rotary positions";
+    if (m.swiglu) return "learned positions and a gated MLP";
+    if (has != Biases(true)) return "learned positions and not all of the biases";
+    if (m.window > 0) return "learned positions and a window";
+    if (m.kv_heads != m.heads) return "learned positions and fewer kv-heads";
+    if (m.head_dim() * m.heads != m.hidden) {
+      return "learned positions and a total head width that differs from the hidden size";
     }
-    return Family::gpt2;
+    return "";
   }
-  if (!shape.swiglu) refuse_shape("rotary positions and an MLP without a gate");
-  if (has.norm) refuse_shape("rotary positions and norms with a shift");
-  if (shape.window > 0 && shape.window_from < shape.layers) {
-    if (has.qkv && !has.out && !has.mlp) return Family::qwen2;
-    if (has.any_linear()) refuse_shape("a window and biases other than those of q, k and v");
-    if (shape.window_from > 0) refuse_shape("a window in some layers only and no biases");
-    return Family::mistral;
+  const bool gemma = family == Family::gemma2 || family == Family::gemma3;
+  const double scale = gemma ? std::sqrt(static_cast<double>(m.hidden)) : 1;
+  const bool slides = m.window > 0 && m.window_from < m.layers;
+  if (!m.rotary()) return "learned positions";
+  if (!m.swiglu) return "rotary positions and an MLP without a gate";
+  if (has.norm) return "rotary positions and norms with a shift";
+  if (m.post_norms != gemma || m.norm_plus_one != gemma || m.embedding_scale != scale ||
+      (!gemma && (m.attention_scale > 0 || m.logit_cap > 0 || m.window_period > 0)) ||
+      (family != Family::gemma2 && m.attention_cap > 0)) {
+    return "only some of the parts of Gemma";
   }
-  if (has.qkv == has.out) return Family::llama;
-  if (has.qkv && !has.mlp) return Family::qwen2;
-  refuse_shape("these biases");
+  if (m.qk_norm != (family == Family::qwen3 || family == Family::gemma3)) {
+    return m.qk_norm ? "norms of queries and keys" : "no norms of queries and keys";
+  }
+  if ((m.window_rotary_base > 0) != (family == Family::gemma3)) {
+    return "another rotary base for layers with a window";
+  }
+  switch (family) {
+    case Family::llama:
+      if (has.qkv != has.out) return "these biases";
+      return slides ? "a window in all layers" : "";
+    case Family::qwen2: return has.qkv && !has.out && !has.mlp ? "" : "these biases";
+    case Family::mistral:
+    case Family::phi3:
+      if (has.any_linear()) return "a window and biases other than those of q, k and v";
+      if (slides && m.window_from > 0) return "a window in some layers only and no biases";
+      if (family == Family::phi3 && m.rotary_scaling.kind != RotaryScaling::Kind::none) {
+        return "scaled rotary positions";
+      }
+      return "";
+    case Family::qwen3:
+    case Family::gemma2:
+    case Family::gemma3: return has.qkv == has.out && !has.mlp ? "" : "these biases";
+    case Family::none:
+    case Family::gpt2: break;
+  }
+  return "";
+}
+
+}  // namespace
+
+Family family_of(const ModelShape& shape) {
+  if (shape.family != Family::none) {
+    const std::string problem = mismatch(shape, shape.family);
+    if (!problem.empty()) refuse_shape(problem);
+    return shape.family;
+  }
+  std::string problem;
+  for (const Family family : {Family::gpt2, Family::qwen3, Family::gemma2, Family::gemma3,
+                              Family::llama, Family::qwen2, Family::mistral}) {
+    const std::string reason = mismatch(shape, family);
+    if (reason.empty()) return family;
+    if ((family == Family::gpt2) != shape.rotary()) problem = reason;
+  }
+  refuse_shape(problem);
 }
 
 namespace {
@@ -124,11 +162,8 @@ const char* class_of(Family family) {
 }
 
 void add_gemma(Ordered& json, const ModelShape& shape) {
-  const char* const act = shape.gate == Activation::silu   ? "silu"
-                          : shape.gate == Activation::gelu ? "gelu"
-                                                           : "gelu_pytorch_tanh";
+  json["hidden_activation"] = json["hidden_act"];
   json.erase("hidden_act");
-  json["hidden_activation"] = act;
   json["attention_bias"] = shape.biases.qkv;
   const double scale = shape.attention_scale;
   const double scalar = scale > 0 ? 1 / (scale * scale) : static_cast<double>(shape.head_dim());
@@ -148,6 +183,9 @@ void add_gemma(Ordered& json, const ModelShape& shape) {
 }
 
 Ordered llama_json(const ModelShape& shape, Family family) {
+  const char* const act = shape.gate == Activation::silu   ? "silu"
+                          : shape.gate == Activation::gelu ? "gelu"
+                                                           : "gelu_pytorch_tanh";
   Ordered json = {{"architectures", {class_of(family)}},
                   {"model_type", name(family)},
                   {"num_hidden_layers", shape.layers},
@@ -159,7 +197,7 @@ Ordered llama_json(const ModelShape& shape, Family family) {
                   {"vocab_size", shape.vocab},
                   // Without a context length the config has the default of transformers.
                   {"max_position_embeddings", shape.context > 0 ? shape.context : 2048},
-                  {"hidden_act", "silu"},
+                  {"hidden_act", act},
                   {"rms_norm_eps", shape.norm_eps},
                   {"initializer_range", shape.init_range},
                   {"rope_theta", shape.rotary_base},
@@ -171,7 +209,9 @@ Ordered llama_json(const ModelShape& shape, Family family) {
       json["attention_bias"] = shape.biases.qkv;
       json["mlp_bias"] = shape.biases.mlp;
       break;
-    case Family::mistral: json["sliding_window"] = shape.window; break;
+    case Family::mistral:
+      json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
+      break;
     case Family::qwen3: json["attention_bias"] = shape.biases.qkv; [[fallthrough]];
     case Family::qwen2:
       json["use_sliding_window"] = slides;

@@ -1,7 +1,6 @@
 #include "tessera/huggingface/tensors.h"
 
 #include "tessera/core/text.h"
-#include "tessera/huggingface/config.h"
 
 namespace tessera::huggingface {
 namespace {
@@ -58,7 +57,13 @@ struct FamilyNames {
   bool transposed = false;  // linears are [in, out]
 };
 
-const FamilyNames& names_of(Family family) {
+// A shape without a family has the names of one that has its parts.
+Family naming_family(const ModelShape& shape) {
+  if (shape.family != Family::none) return shape.family;
+  return !shape.rotary() ? Family::gpt2 : shape.post_norms ? Family::gemma2 : Family::llama;
+}
+
+const FamilyNames& names_of(const ModelShape& shape) {
   static const FamilyNames gpt2{.prefix = "transformer.",
                                 .embedding = "wte",
                                 .positions = "wpe",
@@ -97,7 +102,7 @@ const FamilyNames& names_of(Family family) {
     names.post_norm2 = "post_feedforward_layernorm";
     return names;
   }();
-  switch (family) {
+  switch (naming_family(shape)) {
     case Family::gpt2: return gpt2;
     case Family::phi3: return phi3;
     case Family::gemma2:
@@ -113,10 +118,10 @@ const FamilyNames& names_of(Family family) {
 
 }  // namespace
 
-std::string prefix_of(const ModelShape& shape) { return names_of(family_of(shape)).prefix; }
+std::string prefix_of(const ModelShape& shape) { return names_of(shape).prefix; }
 
 std::vector<ParamPieces> pieces_of(const ModelShape& m) {
-  const FamilyNames& names = names_of(family_of(m));
+  const FamilyNames& names = names_of(m);
   std::vector<ParamPieces> all;
   Pieces out(all);
   const std::string top = names.prefix;

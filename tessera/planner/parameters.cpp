@@ -71,11 +71,17 @@ std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const Model
         block + "qkv", h,
         {build.cut(q, shape.heads), build.cut(kv, shape.kv_heads), build.cut(kv, shape.kv_heads)},
         shape.biases.qkv);
+    if (shape.qk_norm) {
+      build.whole(block + "q_norm.weight", shape.head_dim());
+      build.whole(block + "k_norm.weight", shape.head_dim());
+    }
     build.columns(block + "proj", q, shape.biases.out);
+    if (shape.post_norms) build.norm(block + "post_norm1");
     build.norm(block + "norm2");
     std::vector<Segment> wide(shape.swiglu ? 2 : 1, build.cut(shape.ffn, shape.ffn));
     build.rows(block + "fc", h, wide, shape.biases.mlp);
     build.columns(block + "proj2", shape.ffn, shape.biases.mlp);
+    if (shape.post_norms) build.norm(block + "post_norm2");
   }
   if (part.head) {
     if (copy) build.rows("tok", h, {{shape.vocab, tp}}, false);

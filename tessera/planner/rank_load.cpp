@@ -34,7 +34,8 @@ double layer_params_on_rank(const Question& q) {
   const double kv = std::max(real(m.kv_heads) / tp, 1.0) * real(m.head_dim());
   const double q_width = real(m.q_width()), up = (m.swiglu ? 2 : 1) * ffn;
   double cut = 2 * h * q_width + h * (up + ffn);
-  double whole = (m.biases.norm ? 4 : 2) * h + 2 * h * kv;
+  double whole = (m.biases.norm ? 4 : 2) * h * (m.post_norms ? 2 : 1) + 2 * h * kv;
+  if (m.qk_norm) whole += 2 * real(m.head_dim());
   if (m.biases.qkv) cut += q_width, whole += 2 * kv;
   if (m.biases.out) whole += h;
   if (m.biases.mlp) cut += up, whole += h;

@@ -29,7 +29,7 @@ struct LinearContext : torch::CustomClassHolder {
   std::vector<ParamSpec> specs;
 };
 
-const LinearContext& context_of(AutogradContext* ctx) {
+const LinearContext& linear_context_of(AutogradContext* ctx) {
   return *static_cast<LinearContext*>(ctx->saved_data["context"].toCapsule().get());
 }
 
@@ -52,7 +52,7 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     nn::refuse_second_derivatives("column_parallel_linear");
-    const LinearContext& context = context_of(ctx);
+    const LinearContext& context = linear_context_of(ctx);
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1], dy = matrix(grads[0]);
     Pending dx;
@@ -94,7 +94,7 @@ struct RowLinear : torch::autograd::Function<RowLinear> {
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     nn::refuse_second_derivatives("row_parallel_linear");
-    const LinearContext& context = context_of(ctx);
+    const LinearContext& context = linear_context_of(ctx);
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1];
     at::Tensor dy;
@@ -151,7 +151,7 @@ struct SumShared : torch::autograd::Function<SumShared> {
   // Each rank copies its shard into zeros at its offset, and takes the sum from there.
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
     nn::refuse_second_derivatives("sum_shared");
-    const LinearContext& context = context_of(ctx);
+    const LinearContext& context = linear_context_of(ctx);
     tensor_list places, flat;
     for (std::size_t i = 0; i < grads.size(); ++i) {
       for (const SharedSegment& s : shared_segments(context.specs[i], context.axis)) {

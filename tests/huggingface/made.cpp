@@ -123,6 +123,7 @@ std::vector<ModelShape> small_shapes() {
     yarn.mscale = 0.75;
     yarn.mscale_all_dim = 1.25;
   }
+  for (ModelShape& shape : all) shape.family = family_of(shape);
   return all;
 }
 
