@@ -158,7 +158,7 @@ TEST(LoadFailures, RejectsAnotherModelByName) {
   }
   for (const std::string& error : errors_of([] { return Net(6); }, same)) {
     EXPECT_TRUE(contains(error,
-                         "parameter \"conv.weight\" is [5, 3, 2, 2], and the model has "
+                         "parameter \"conv.weight\" is [5, 3, 2, 2], but the model has "
                          "[6, 3, 2, 2]"))
         << error;
   }
