@@ -222,6 +222,7 @@ Ordered llama_json(const ModelShape& shape, Family family) {
       json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
       json["original_max_position_embeddings"] = json["max_position_embeddings"];
       json["resid_pdrop"] = json["embd_pdrop"] = 0.0;
+      json["pad_token_id"] = nullptr;  // the default of transformers may exceed the vocabulary
       break;
     case Family::gemma2:
     case Family::gemma3: add_gemma(json, shape); break;
