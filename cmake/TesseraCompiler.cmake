@@ -8,9 +8,10 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 
 # [Note: optimization] Three quarters of the time to compile a source that uses torch at -O3 are spent
-# optimizing, and such a source only calls kernels: -O1 compiles 1.7 times as fast. Libraries with
-# loops of their own ask for more with tessera_optimize(). -g1: line numbers in backtraces at little
-# cost in build time.
+# optimizing, and such a source only calls kernels: -O1 compiles 1.7 times as fast. The
+# planning library compiles twice as fast as at -O2; its simulations take the same time and its
+# searches 6% longer. Libraries with loops of their own ask for more with tessera_optimize(). -g1: line
+# numbers in backtraces at little cost in build time.
 set(CMAKE_CXX_FLAGS_RELEASE "-O1 -DNDEBUG -g1")
 set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g")
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")  # the sanitizers' build, with assertions
