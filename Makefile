@@ -27,28 +27,17 @@ setup:
 build: setup
 	@scripts/build.sh release
 
-# Builds only what it runs: the tests and benchmarks take three times as long to compile. Kernels for
-# GPUs are left out where there is no GPU; make build and make test compile them everywhere.
 train:
-	@scripts/setup.sh train
-	@scripts/build.sh release tessera_cli tessera_torch_cli
+	@scripts/build_trainer.sh
 	@build/bin/tessera train --ranks 2 --zero 2 --metrics build/train.jsonl
 
 test: setup
-	@scripts/interop.sh
-	@scripts/browser.sh
-	@scripts/schemathesis.sh
-	@scripts/docs.sh tools
 	@scripts/test.sh
 
 sanitize: setup
 	@scripts/test.sh sanitize
 
-soak: build
-	@scripts/interop.sh
-	@scripts/browser.sh
-	@scripts/schemathesis.sh
-	@scripts/docs.sh tools
+soak: setup
 	@scripts/test.sh soak
 
 bench: build

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Configures a preset if it is not yet, or was with another LibTorch, and builds it.
-#   scripts/build.sh [preset] [target…]      JOBS=… TORCH_DIR=… TESSERA_UNITY=ON|OFF
+#   scripts/build.sh [preset] [target…]      JOBS=… TORCH_DIR=… TESSERA_UNITY=ON|OFF TESSERA_NVCC=OFF
 # TESSERA_UNITY=OFF compiles each source of the torch rooms alone: slower from scratch, quicker after
-# an edit.
+# an edit. TESSERA_NVCC=OFF leaves out the CUDA kernels. TESSERA_TORCH=OFF configures release without
+# LibTorch; objects of torch-free libraries stay valid when the next call configures it with LibTorch.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
@@ -19,7 +20,10 @@ jobs="$(jobs_count)"
 torch_dir=""
 unity="${TESSERA_UNITY:-ON}"
 key="presets $(cksum <CMakePresets.json) unity $unity"
+options=(-DTESSERA_UNITY="$unity")
 if [ "$preset" = release ] || [ "$preset" = debug ]; then
+  options+=(-DTESSERA_TORCH="${TESSERA_TORCH:-ON}" -DTESSERA_NVCC="${TESSERA_NVCC:-}")
+  key+=" ${options[*]}"
   if [ -n "${TORCH_DIR:-}" ]; then
     torch_dir="$(realpath -m "$TORCH_DIR")"
     key+=" torch $torch_dir"
@@ -41,7 +45,7 @@ if [ ! -f "$dir/build.ninja" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; t
   mkdir -p "$dir"
   rm -f "$stamp"
   if ! cmake --preset "$preset" "${fresh[@]}" -DTORCH_DIR="$torch_dir" \
-    -DTESSERA_UNITY="$unity" >"$dir/configure.log" 2>&1; then
+    "${options[@]}" >"$dir/configure.log" 2>&1; then
     cat "$dir/configure.log" >&2
     exit 1
   fi

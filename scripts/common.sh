@@ -35,6 +35,20 @@ make_tools() {
   fi
 }
 
+# The system's Python, not one that a version manager put in front of it: Debian's python3-venv
+# belongs to the former. PYTHON=… overrides it.
+default_python() {
+  if [ -n "${PYTHON:-}" ]; then
+    echo "$PYTHON"
+  elif [ -x /usr/bin/python3 ]; then
+    echo /usr/bin/python3
+  else
+    echo python3
+  fi
+}
+
+has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null; }
+
 # How many compilers to run at once: JOBS if given, else the cores, but at most one per 2 GiB of
 # memory, which is what a source that includes torch can take.
 jobs_count() {

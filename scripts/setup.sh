@@ -45,12 +45,7 @@ packages=(
   "file file"
 )
 
-# The system's Python, not one that a version manager put in front of it: Debian's python3-venv
-# belongs to the former.
-python="${PYTHON:-}"
-if [ -z "$python" ]; then
-  if [ -x /usr/bin/python3 ]; then python=/usr/bin/python3; else python=python3; fi
-fi
+python="$(default_python)"
 
 present() {
   case "$1" in
@@ -94,8 +89,6 @@ install_packages() {
   "${apt[@]}" install -y --no-install-recommends "${missing[@]}" ||
     fail "could not install packages. Try it by hand: $line"
 }
-
-has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null; }
 
 not_found() { ldd "$1" 2>/dev/null | awk '/=> not found/ {print $1}' | sort -u | tr '\n' ' '; }
 

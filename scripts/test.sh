@@ -26,6 +26,31 @@ step() {
   [ "$result" = ok ]
 }
 
+# Programs that tests compare with, installed in the background while the compilers run. One after the
+# other, because two of them call apt. A script that cannot install its program reports that and
+# succeeds; its tests are skipped.
+install_tools() (
+  set -e
+  scripts/interop.sh
+  scripts/browser.sh
+  scripts/schemathesis.sh
+  scripts/docs.sh tools
+)
+tools_pid=""
+start_tools() {
+  mkdir -p build
+  install_tools >build/tools.log 2>&1 &
+  tools_pid=$!
+  trap 'kill "$tools_pid" 2>/dev/null' EXIT
+}
+wait_for_tools() {
+  local status=0
+  wait "$tools_pid" || status=1
+  trap - EXIT
+  cat build/tools.log
+  return "$status"
+}
+
 # tests <preset> <build folder> <ctest arguments…>
 tests() {
   local preset="$1" report="$root/$2/tests.xml" result=0 names
@@ -62,14 +87,18 @@ sanitizers() {
 # Labels: "soak" marks the long matrices, left out of the ordinary run.
 case "${1:-all}" in
   all)
+    start_tools
     step "lint" scripts/lint.sh
     if step "build, release" scripts/build.sh release; then
+      step "tools of the tests" wait_for_tools
       step "tests, release" tests release build -LE soak
     fi
     ;;
   sanitize) sanitizers ;;
   soak)
+    start_tools
     if step "build, release" scripts/build.sh release; then
+      step "tools of the tests" wait_for_tools
       step "tests, release and soak" tests release build
     fi
     sanitizers
