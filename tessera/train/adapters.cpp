@@ -11,7 +11,7 @@
 namespace tessera::train {
 namespace {
 
-// Of a path, or of "owner/model".
+// Returns the last component of a path or of "owner/model".
 std::string last_name(std::string path) {
   while (path.ends_with('/')) path.pop_back();
   return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
@@ -19,7 +19,7 @@ std::string last_name(std::string path) {
 
 }  // namespace
 
-Lora adapters_asked(const TrainConfig& config, const ModelShape& model) {
+Lora requested_adapters(const TrainConfig& config, const ModelShape& model) {
   Lora lora{config.lora_rank, config.lora_alpha, config.lora_targets};
   if (!config.lora_from.empty()) {
     try {
@@ -29,13 +29,13 @@ Lora adapters_asked(const TrainConfig& config, const ModelShape& model) {
     }
     if (config.lora_rank != 0 && config.lora_rank != lora.rank) {
       throw UsageError(str("--lora-rank: got ", config.lora_rank, ", but the adapters in ",
-                           config.lora_from, " have rank ", lora.rank, "; leave it out"));
+                           config.lora_from, " have rank ", lora.rank, ". Omit it."));
     }
   }
   if (config.lora_dropout != -1) lora.dropout = config.lora_dropout;
   if (!lora.any() && lora.dropout != 0) {
     throw UsageError(str("--lora-dropout: got ", lora.dropout,
-                         " for a model without adapters; wanted --lora-rank or --lora-from too"));
+                         " for a model without adapters. Add --lora-rank or --lora-from."));
   }
   ModelShape adapted = model;
   adapted.lora = lora;
@@ -43,8 +43,8 @@ Lora adapters_asked(const TrainConfig& config, const ModelShape& model) {
   if (!lora.any()) return lora;
   if (config.overlap_tp && config.axes.tp() > 1) {
     throw UsageError(
-        "--overlap-tp: got adapters (--lora-rank) too, whose products do not run while the ranks "
-        "talk; wanted one of them");
+        "--overlap-tp: cannot be combined with adapters (--lora-rank): their products are not "
+        "overlapped with communication. Omit one of them.");
   }
   return lora;
 }
@@ -59,16 +59,15 @@ std::string adapters_note(const TrainConfig& config, const ModelShape& model) {
   if (config.lora_from.empty()) return "";
   const huggingface::AdapterFolder folder(config.lora_from, model);
   const std::string start =
-      config.init_from.empty() ? "one without --init-from" : quote(config.init_from);
+      config.init_from.empty() ? "a new model (no --init-from)" : quote(config.init_from);
   const bool checked =
       !config.init_from.empty() && huggingface::can_tell(folder.base_fingerprint());
   const bool named =
       !folder.base().empty() && last_name(folder.base()) == last_name(config.init_from);
   if (checked || named) return "";
-  return str("the adapters in ", config.lora_from, " are for ",
-             folder.base().empty() ? "a model that they do not name" : quote(folder.base()),
-             ", and this run has ", start, ": of the same shape, but nothing tells whether it is ",
-             "the same model");
+  return str("The adapters in ", config.lora_from, " were trained with ",
+             folder.base().empty() ? "an unnamed model" : quote(folder.base()),
+             ", and this run uses ", start, ". The shapes are equal, but the models may differ.");
 }
 
 StoredValues with_adapters(StoredValues start, const TrainConfig& config, const ModelShape& model) {

@@ -6,18 +6,20 @@
 
 namespace tessera::train {
 
-// What --lora-rank, --lora-alpha, --lora-targets and --lora-dropout ask for beside this model, or
-// what --lora-from has. Throws UsageError naming the flag, or DataError for a folder that is not as
-// peft writes it.
-Lora adapters_asked(const TrainConfig& config, const ModelShape& model);
+// Returns the adapters that --lora-rank, --lora-alpha, --lora-targets and --lora-dropout request
+// for this model, or those of --lora-from. Throws UsageError that names the flag, or DataError if
+// the folder does not have the format of peft.
+Lora requested_adapters(const TrainConfig& config, const ModelShape& model);
 
-// Whether --init-from is the model that the adapters of --lora-from were trained beside, where they
-// say so: reads all of it. Throws UsageError naming the flag.
+// Throws UsageError that names the flag if --init-from is not the model that the adapters of
+// --lora-from were trained with. Reads all of the model. Does nothing if the adapters have no
+// fingerprint of it.
 void check_adapters(const TrainConfig& config, const ModelShape& model);
-// What to say where they do not, and the names differ: "" if nothing.
+// Returns a warning if the adapters have no such fingerprint and the names of the models differ;
+// otherwise "".
 std::string adapters_note(const TrainConfig& config, const ModelShape& model);
 
-// The same start, with the adapters of --lora-from if there are any.
+// Adds the adapters of --lora-from, if any, to the initial values.
 StoredValues with_adapters(StoredValues start, const TrainConfig& config, const ModelShape& model);
 
 }  // namespace tessera::train

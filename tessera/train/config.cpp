@@ -22,13 +22,13 @@ namespace {
 constexpr std::int64_t kWarmup = 20;
 constexpr std::int64_t kSteps = 240;
 
-// The model of --init-from. Others of --model and sizes of their own cannot start with it.
+// Returns the model of --init-from. Throws UsageError if --model or sizes contradict it.
 ModelShape resolve_start(const TrainConfig& config) {
   ModelShape shape = initial_shape(config.init_from);
   if (config.layers + config.hidden + config.heads + config.vocab + config.positions > 0) {
     throw UsageError(
-        "--init-from: got --layers, --hidden, --heads, --vocab or --positions too, but the sizes "
-        "are those of the model that is there; leave them out");
+        "--init-from: cannot be combined with --layers, --hidden, --heads, --vocab or "
+        "--positions: the sizes are those of the stored model. Omit them.");
   }
   if (config.model == TrainConfig().model) return shape;
   ModelShape named;
@@ -40,7 +40,7 @@ ModelShape resolve_start(const TrainConfig& config) {
   const std::string other = other_shape(huggingface::shape_json(named), shape);
   if (!other.empty()) {
     throw UsageError(str("--init-from: ", config.init_from, " has another model than --model ",
-                         config.model, ": ", other, "; leave --model out"));
+                         config.model, ": ", other, ". Omit --model."));
   }
   return shape;
 }
@@ -61,7 +61,7 @@ ModelShape resolve_model(const TrainConfig& config) {
     if (shape.swiglu) {  // a Llama: its sizes are replaced one by one
       if (config.positions > 0) {
         throw UsageError(str("positions: got ", config.positions, ", but --model ", config.model,
-                             " turns by positions and has none to learn; leave it out"));
+                             " has rotary positions and learns none. Omit it."));
       }
       shape.name.clear();
       shape.layers = or_else(config.layers, shape.layers);
@@ -88,8 +88,8 @@ ModelShape resolve_model(const TrainConfig& config) {
 std::int64_t multiply_samples(std::int64_t epochs, std::uint64_t samples) {
   constexpr std::int64_t kMostSamples = std::int64_t{1} << 53;
   if (samples > static_cast<std::uint64_t>(kMostSamples / epochs)) {
-    throw UsageError(str("--epochs: got ", epochs, ", of ", samples,
-                         " samples each; wanted at most 2^53 in all"));
+    throw UsageError(str("--epochs: got ", epochs, " of ", samples,
+                         " samples each; must be at most 2^53 samples in total"));
   }
   return epochs * static_cast<std::int64_t>(samples);
 }
@@ -106,20 +106,19 @@ void resolve_batch(const TrainConfig& config, int ranks, Resolved& out) {
     const std::int64_t below = global / micro * micro;
     throw UsageError(str("--global-batch: got ", global, ", which --micro-batch ",
                          config.micro_batch, " × ", ranks, ranks == 1 ? " rank" : " ranks",
-                         " does not divide; wanted ",
+                         " does not divide; must be a multiple, such as ",
                          below > 0 ? str(below, " or ") : std::string(), below + micro));
   }
   if (config.grad_accum != 0 && config.grad_accum * micro != global) {
     throw UsageError(str("--grad-accum: got ", config.grad_accum, ", but --global-batch ", global,
-                         " with --micro-batch ", config.micro_batch, " on ", ranks, " ranks makes ",
-                         global / micro, "; leave one of them out"));
+                         " with --micro-batch ", config.micro_batch, " on ", ranks,
+                         " ranks requires ", global / micro, ". Omit one of them."));
   }
   out.grad_accum = global / micro;
   out.global_batch = global;
 }
 
-// Data is opened where it has to say something: how many samples there are, or which tokenizer
-// wrote them.
+// Opens the data only if its number of samples or its tokenizer is needed.
 void resolve_data(const TrainConfig& config, Resolved& out) {
   const bool synthetic = config.data == "synthetic";
   std::int64_t vocab = synthetic ? 12 : 256;
@@ -129,42 +128,41 @@ void resolve_data(const TrainConfig& config, Resolved& out) {
     out.tokenizer = facts.fingerprint;
     vocab = facts.vocab;
     if (config.epochs > 0) {
-      out.samples_in_all = multiply_samples(config.epochs, facts.samples_per_epoch);
+      out.total_samples = multiply_samples(config.epochs, facts.samples_per_epoch);
     }
   }
   if (out.model.vocab < vocab) {
     throw UsageError(str(config.vocab > 0 ? "--vocab: got " : "--vocab: the model has ",
                          out.model.vocab, ", but --data ", config.data, " has ", vocab,
-                         " different tokens; wanted ", vocab, " or more"));
+                         " different tokens; must be at least ", vocab));
   }
   out.steps = steps_in_all(config, out, 0);
   if (out.steps == 0) {
     throw DataError(str("--epochs: got ", config.epochs, " of --data ", config.data, ", which are ",
-                        plural(out.samples_in_all, "sample"), ", fewer than the ", out.global_batch,
-                        " of a step; wanted more epochs, --last-batch pad, or a "
-                        "smaller batch"));
+                        plural(out.total_samples, "sample"), ", fewer than the ", out.global_batch,
+                        " of a step. Use more epochs, --last-batch pad, or a smaller batch."));
   }
 }
 
-// With the replicas of the model that the ranks make.
+// Returns the axes, with the number of replicas that follows from the number of ranks.
 Axes resolve_mesh(const TrainConfig& config, int ranks) {
   const Axes& model = config.axes;
   const std::int64_t parts = model.model_ranks();
   if (ranks % parts != 0) {
     throw UsageError(str("--tp ", model.tp(), " × --pp ", model.pp(), " = ", parts,
                          " does not divide the ", ranks, ranks == 1 ? " rank" : " ranks",
-                         "; wanted ranks = dp · tp · pp, such as ", (ranks / parts + 1) * parts));
+                         "; ranks must be dp · tp · pp, such as ", (ranks / parts + 1) * parts));
   }
   const auto dp = static_cast<int>(ranks / parts);
   if (config.axes.dp() != 0 && config.axes.dp() != dp) {
     throw UsageError(str("--dp: got ", config.axes.dp(), ", but ", ranks, " ranks with --tp ",
                          model.tp(), " --pp ", model.pp(), " make ", dp,
-                         "; leave --dp or --ranks out"));
+                         ". Omit --dp or --ranks."));
   }
   if (config.comm == "off" && parts > 1) {
     throw UsageError(
-        "--comm off: got --tp or --pp, whose ranks cannot compute without each other; "
-        "wanted --tp 1 --pp 1");
+        "--comm off: cannot be combined with --tp or --pp, whose ranks cannot compute without "
+        "communication; must be --tp 1 --pp 1");
   }
   Axes axes = model.with_dp(dp);
   if (config.comm == "off") axes.set_given(Axis::dp_replicate, 1);  // ranks do not communicate
@@ -186,8 +184,9 @@ int dry_rank(const TrainConfig& config) {
 
 namespace {
 
-// [Note: batch and rate] A larger batch has less noise, and takes larger steps: in proportion
-// (Goyal et al., 2017, for SGD), or by the root (Krizhevsky, 2014; Malladi et al., 2022, for Adam).
+// [Note: batch and rate] The gradient of a larger batch has less noise, which allows a larger
+// learning rate: linear in the batch (Goyal et al., 2017, for SGD), or with its square root
+// (Krizhevsky, 2014; Malladi et al., 2022, for Adam).
 double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
   if (config.lr_scaling == "none") {
     if (config.lr_reference_batch > 0) {
@@ -209,7 +208,7 @@ double scaled_lr(const TrainConfig& config, const Resolved& resolved) {
 const std::vector<Field>& fields() {
   static const std::vector<Field> all = [] {
     std::vector<Field> rows = planner::fields(planner::Command::train);
-    for (Field& row : rows) {  // words that other rooms have
+    for (Field& row : rows) {  // choices that other modules define
       if (row.name == "optimizer") row.choices = rules::names();
       if (row.name == "backend") row.choices = comm::backend_names();
     }
@@ -226,7 +225,7 @@ const Field& field(std::string_view name) {
     if (each.is_called(flag)) return each;
     names.push_back(each.name);
   }
-  throw UsageError(str(quote(name), " is no setting of a run", did_you_mean(flag, names)));
+  throw UsageError(str(quote(name), " is not a setting of a run", did_you_mean(flag, names)));
 }
 
 comm::LinkOptions link_options(const TrainConfig& config) {
@@ -240,7 +239,7 @@ comm::LinkOptions link_options(const TrainConfig& config) {
     }
     if (value > 0) return;
     throw UsageError(str(flag, ": got ", quote(text),
-                         ", must be greater than 0; leave it out for an unlimited link"));
+                         ", must be greater than 0. Omit it for an unlimited link."));
   };
   read("--link-bandwidth", config.link_bandwidth, parse_rate, link.bandwidth);
   read("--link-latency", config.link_latency, parse_time, link.latency);
@@ -251,7 +250,7 @@ comm::LinkOptions link_options(const TrainConfig& config) {
   }
   if (link.slowed() && config.backend != "auto" && config.backend != "shm") {
     throw UsageError(str("--link-bandwidth, --link-latency: got --backend ", config.backend,
-                         ", but only ranks that share memory have such links; wanted shm"));
+                         ", but only the shm backend can limit links; must be shm or auto"));
   }
   return link;
 }
@@ -270,15 +269,15 @@ data::DataOptions data_options(const TrainConfig& config, const Resolved& resolv
 
 std::int64_t steps_in_all(const TrainConfig& config, const Resolved& resolved,
                           std::int64_t sample_shift) {
-  if (resolved.samples_in_all == 0) return config.steps > 0 ? config.steps : kSteps;
-  const std::int64_t left = std::max<std::int64_t>(0, resolved.samples_in_all - sample_shift);
+  if (resolved.total_samples == 0) return config.steps > 0 ? config.steps : kSteps;
+  const std::int64_t left = std::max<std::int64_t>(0, resolved.total_samples - sample_shift);
   const std::int64_t fill = config.last_batch == "pad" ? resolved.global_batch - 1 : 0;
   const std::int64_t steps = (left + fill) / resolved.global_batch;
   return config.steps > 0 ? std::min(config.steps, steps) : steps;
 }
 
 Resolved resolve(const TrainConfig& config, int ranks) {
-  // The bounds first: a configuration may come from code as well.
+  // Check the bounds first: a configuration may also be made by code.
   for (const Field& each : fields()) {
     TrainConfig copy;
     set(copy, each, get(config, each));
@@ -286,7 +285,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   link_options(config);
   Resolved out;
   out.model = resolve_model(config);
-  out.model.lora = adapters_asked(config, out.model);
+  out.model.lora = requested_adapters(config, out.model);
   out.layout = parse_state_layout(config.layout);
   std::visit(
       [&](const auto& rule) {
@@ -310,16 +309,16 @@ Resolved resolve(const TrainConfig& config, int ranks) {
                            : planner::kRunSeq;
   if (most > 0 && out.seq > most) {
     throw UsageError(str("--seq: got ", out.seq, ", but ", longest_reason(out.model),
-                         "; wanted at most ", most,
+                         "; must be at most ", most,
                          out.model.rotary() ? "" : ", or a larger --positions"));
   }
   if (config.sequence_parallel && out.seq % config.axes.tp() != 0) {
     throw UsageError(str("--seq: got ", out.seq, ", which the ", config.axes.tp(),
                          " ranks of --tp ", config.axes.tp(),
-                         " --sequence-parallel do not divide; wanted ",
+                         " --sequence-parallel do not divide; must be a multiple, such as ",
                          (out.seq / config.axes.tp() + 1) * config.axes.tp()));
   }
-  check_together(config, ranks);
+  check_combinations(config, ranks);
   resolve_batch(config, out.axes.dp(), out);
   out.base_lr =
       config.lr == planner::kAutomatic ? planner::default_lr(out.model.params()) : config.lr;
@@ -336,7 +335,7 @@ Resolved resolve(const TrainConfig& config, int ranks) {
   constexpr std::int64_t kMostTokens = 1'000'000'000'000'000;
   if (out.global_batch > kMostTokens / out.seq) {
     throw UsageError(str("--micro-batch ", config.micro_batch, ": a step has ", out.global_batch,
-                         " sequences of ", out.seq, " tokens; wanted at most 10^15 tokens"));
+                         " sequences of ", out.seq, " tokens; must be at most 10^15 tokens"));
   }
   return out;
 }

@@ -16,70 +16,72 @@
 
 namespace tessera::train {
 
-// What a training run can be told, and the rows of [Note: settings] that say so.
+// Settings of a training run, and their rows of [Note: settings].
 using TrainConfig = planner::RunSettings;
 using planner::Field;
 const std::vector<Field>& fields();
-const Field& field(std::string_view name);  // throws UsageError with the near name
+const Field& field(std::string_view name);  // throws UsageError that suggests a similar name
 
-// TOML, a table for each group. read_config changes only what the file names.
+// Returns the settings as TOML, with a table for each group.
 std::string to_toml(const TrainConfig& config);
-// Throws UsageError, or DataError for a file that is too long, and then changes nothing.
+// Change only the settings that the file names; `named`, if not null, gets their names. Throw
+// UsageError, or DataError if the file is too long, and then change nothing.
 void read_config(TrainConfig& config, const std::string& path, std::vector<std::string>* named);
 void parse_config(TrainConfig& config, std::string_view text, const std::string& where,
                   std::vector<std::string>* named = nullptr);
 
-// Ranks to start where nobody has: dp · tp · pp, and 2 if nothing is said of them.
+// Returns the number of ranks to start: --ranks, or dp · tp · pp; 2 if none of these is given.
 int ranks_wanted(const TrainConfig& config);
 
-// The rank that a process plays with --backend dry. Throws UsageError if --dry-rank is outside the
-// mesh.
+// Returns the rank that this process simulates with --backend dry. Throws UsageError if --dry-rank
+// is outside the mesh.
 int dry_rank(const TrainConfig& config);
 
-// Ranks to go on with when one of `ranks` has failed and so many are left: as many as before, or,
-// with --elastic, the most that make whole replicas and divide the batch. 0: there is no such
-// number.
+// Returns the number of ranks to restart with after one of `ranks` has failed and `left` remain:
+// `ranks`, or, with --elastic, the largest number that makes whole replicas and divides the batch.
+// 0 if no number does.
 struct Resolved;
 int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left);
 
-// What follows from a configuration once the number of ranks is known.
+// Values derived from a configuration and the number of ranks.
 struct Resolved {
   ModelShape model;
   StateLayout layout;
   ReducePolicy policy = ReducePolicy::last;
   planner::Recompute recompute = planner::Recompute::none;
   LrSchedule schedule;
-  double base_lr = 0;  // --lr, or where it is auto planner::default_lr() of the model
-  double lr = 0;       // the highest: base_lr, scaled for the batch as --lr-scaling says
+  double base_lr = 0;  // --lr, or planner::default_lr() of the model if it is auto
+  double lr = 0;       // peak learning rate: base_lr, scaled for the batch by --lr-scaling
   Axes axes;           // dp: replicas of the model
-  int ranks = 1;       // that share an engine: dp, or 1 with --comm off
+  int ranks = 1;       // ranks of the engine's group: dp, or 1 with --comm off
   std::int64_t seq = 1;
   std::int64_t grad_accum = 1;
-  std::int64_t global_batch = 1;    // over all ranks
-  std::int64_t steps = 1;           // of a run from its beginning
-  std::int64_t samples_in_all = 0;  // of --epochs; 0: they never end
-  std::string tokenizer;  // the fingerprint of the one that --data was made with; "": not known
+  std::int64_t global_batch = 1;   // over all ranks
+  std::int64_t steps = 1;          // of the whole run, from its first step
+  std::int64_t total_samples = 0;  // of all --epochs; 0: unlimited
+  std::string tokenizer;           // fingerprint of the tokenizer of --data; "": unknown
 
   std::int64_t tokens_per_step() const { return global_batch * seq; }
 };
-// Throws UsageError naming the flag, its value and what would work; and for --epochs, or data that
-// has a tokenizer, what data/data_set.h throws.
+// Throws UsageError that names the flag, its value and a value that works. With --epochs, or data
+// that has a tokenizer, it also throws the exceptions of data/data_set.h.
 Resolved resolve(const TrainConfig& config, int ranks);
-// What the settings say of the data.
+// Returns the settings that concern the data.
 data::DataOptions data_options(const TrainConfig& config, const Resolved& resolved);
-// Steps of a run to its end, if the first sample of step s has the number s · global batch + shift.
+// Returns the number of steps of the whole run, if the first sample of step s has the number
+// s · global batch + sample_shift.
 std::int64_t steps_in_all(const TrainConfig& config, const Resolved& resolved,
                           std::int64_t sample_shift);
-// The link that --link-bandwidth and --link-latency ask for.
+// Returns the link that --link-bandwidth and --link-latency describe.
 comm::LinkOptions link_options(const TrainConfig& config);
-// The run as the planner asks about it, settled: the one question behind everything that is
-// predicted. What it says of the device is where it computes, and nothing of its speed and size.
-// `shares`: the ranks of a dp group share memory; not said: as --backend has it.
+// Returns the run as a settled question of the planner. All predictions use this question. Of the
+// device it has only the kind, neither speed nor memory. `shares`: whether the ranks of a dp group
+// share memory; nullopt: as --backend does.
 planner::Question question(const TrainConfig& config, const Resolved& resolved,
                            std::optional<bool> shares = std::nullopt);
-// Seconds of a step that the planner expects on --hardware; nothing if that is empty.
+// Returns the seconds of a step that the planner predicts for --hardware; nullopt if it is empty.
 std::optional<double> predicted_step(const TrainConfig& config, const Resolved& resolved);
-// For the rank at this place of the mesh.
+// Returns the plan for the rank at this coordinate of the mesh.
 planner::RunPlan plan(const TrainConfig& config, const Resolved& resolved,
                       const Coordinate& place = {}, std::optional<bool> shares = std::nullopt);
 

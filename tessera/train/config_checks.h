@@ -4,8 +4,8 @@
 
 namespace tessera::train {
 
-// Throws UsageError for flags that want others, or cannot stand beside them, in a run on so many
-// ranks.
-void check_together(const TrainConfig& config, int ranks);
+// Throws UsageError for flags that need other flags or cannot be combined with them, in a run with
+// this number of ranks.
+void check_combinations(const TrainConfig& config, int ranks);
 
 }  // namespace tessera::train

@@ -30,7 +30,8 @@ void parse_config(TrainConfig& config, std::string_view text, const std::string&
     try {
       const Field& known = field(each.key);
       if (const auto [first, fresh] = lines.emplace(known.name, each.line); !fresh) {
-        throw UsageError(str(each.key, " is in line ", first->second, " too; wanted it once"));
+        throw UsageError(
+            str(each.key, " is also in line ", first->second, "; must be given only once"));
       }
       set(read, known, each.text);
     } catch (const UsageError& error) {

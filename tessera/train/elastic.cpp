@@ -9,17 +9,18 @@
 namespace tessera::train {
 namespace {
 
+// Range of ranks of --elastic.
 struct Elastic {
   int fewest = 1, most = 1;
 };
-// "2:8"
+// Parses "2:8".
 Elastic parse_elastic(const std::string& text) {
   Elastic range;
   char rest = 0;
   if (std::sscanf(text.c_str(), "%d:%d%c", &range.fewest, &range.most, &rest) != 2 ||
       range.fewest < 1 || range.most < range.fewest || range.most > 4096) {
     throw UsageError(str("--elastic: got ", quote(text),
-                         ", wanted FEWEST:MOST ranks, such as 2:8, at most 4096"));
+                         ", must be FEWEST:MOST ranks, such as 2:8, at most 4096"));
   }
   return range;
 }
@@ -30,8 +31,8 @@ void check_elastic(const TrainConfig& config, int ranks) {
   const Elastic range = parse_elastic(config.elastic);
   if (ranks >= range.fewest && ranks <= range.most) return;
   throw UsageError(str("--elastic: got ", quote(config.elastic), ", but the run has ",
-                       plural(ranks, "rank"), "; wanted --ranks from ", range.fewest, " to ",
-                       range.most, ", or leave --ranks and --dp out for ", range.most));
+                       plural(ranks, "rank"), "; --ranks must be from ", range.fewest, " to ",
+                       range.most, ". Omit --ranks and --dp to start ", range.most, "."));
 }
 
 int ranks_that_fit(const TrainConfig& config, const Resolved& resolved, int ranks, int left) {

@@ -4,7 +4,7 @@
 
 namespace tessera::train {
 
-// Throws UsageError if --elastic is no range of ranks, or if the run's are not in it.
+// Throws UsageError if --elastic is not a range of ranks, or if `ranks` is outside of it.
 void check_elastic(const TrainConfig& config, int ranks);
 
 }  // namespace tessera::train

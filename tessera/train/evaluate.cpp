@@ -14,15 +14,15 @@
 namespace tessera::train {
 namespace {
 
-// The layers of this rank, with their values.
-std::shared_ptr<models::LanguageModel> load_part(ModelFiles& files, const comm::Mesh& mesh,
-                                                 const EvaluateOptions& options) {
+// Returns the layers of this rank, with their parameters loaded.
+std::shared_ptr<models::LanguageModel> load_layers(ModelFiles& files, const comm::Mesh& mesh,
+                                                   const EvaluateOptions& options) {
   ModelShape shape = files.shape();
   shape.lora = {};
   const int pp = mesh.axes().pp(), stage = mesh.coordinate().pp();
   if (pp > shape.layers) {
     throw UsageError(str("--pp: got ", pp, " for a model of ", plural(shape.layers, "layer"),
-                         "; wanted at most so many"));
+                         "; must be at most ", shape.layers));
   }
   models::Part part;
   part.tp = mesh.tp();
@@ -67,8 +67,8 @@ std::int64_t batches_of(const data::Source& source, std::int64_t batch, std::int
   if (samples == 0) {
     if (batches > 0) return batches;
     throw UsageError(str(source.name(),
-                         " never ends; wanted the number of batches to evaluate (--batches, or "
-                         "--eval-batches in training)"));
+                         " is endless. Give the number of batches to evaluate (--batches, or "
+                         "--eval-batches in training)."));
   }
   const std::int64_t all = (samples + batch - 1) / batch;
   return batches > 0 ? std::min(batches, all) : all;
@@ -79,10 +79,12 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
                     const std::function<void(std::int64_t, std::int64_t)>& done) {
   const at::NoGradGuard no_gradients;
   const std::int64_t count = batches_of(source, options.batch, options.batches);
-  const auto model = load_part(files, mesh, options);
+  const auto model = load_layers(files, mesh, options);
   const models::Part& part = model->part();
   const comm::Group& pp = mesh.pp();
-  const auto there = [&](const at::Tensor& t) { return t.defined() ? t.to(options.device) : t; };
+  const auto on_device = [&](const at::Tensor& t) {
+    return t.defined() ? t.to(options.device) : t;
+  };
   comm::Call call;
   call.label = "evaluation";
 
@@ -93,15 +95,15 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
     auto pass = std::make_shared<nn::Pass>();
     nn::with_documents(*pass, batch.document_starts, options.device);
     const nn::PassScope scope(pass);
-    at::Tensor x = there(batch.ids);
+    at::Tensor x = on_device(batch.ids);
     if (!part.embedding) {
       x = at::empty({options.batch, source.seq(), model->shape().hidden},
                     at::device(options.device).dtype(options.type));
       pp.recv(x, pp.rank() - 1, call).wait();
     }
     if (part.head) {
-      const double loss = model->loss(x, there(batch.targets)).item<double>();
-      // Tensor-parallel ranks all have it: one counts.
+      const double loss = model->loss(x, on_device(batch.targets)).item<double>();
+      // All tensor-parallel ranks have the same loss: only one counts it.
       if (mesh.coordinate().tp() == 0) {
         own.loss_sum += loss;
         own.tokens += batch.predicted;

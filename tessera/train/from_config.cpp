@@ -32,7 +32,7 @@ zero::Options engine_options(const TrainConfig& config, const Resolved& resolved
   options.power_sgd.rank = static_cast<int>(config.powersgd_rank);
   options.power_sgd.warm_up_steps = config.powersgd_warmup;
   options.clip_norm = config.clip;
-  // The trainer itself stops where it should: it knows the flag that says otherwise.
+  // The trainer stops the run itself, with a message that names --on-nan.
   options.on_non_finite = zero::OnNonFinite::skip;
   if (const std::int64_t bytes = planner::bucket_bytes_of(config); bytes > 0) {
     options.bucket_bytes = bytes;
@@ -53,8 +53,8 @@ zero::Options engine_options(const TrainConfig& config, const Resolved& resolved
 
 std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resolved& resolved) {
   auto source = data::training_source(data_options(config, resolved));
-  // What is behind the last epoch fills its last batch up.
-  const auto end = static_cast<std::uint64_t>(resolved.samples_in_all);
+  // Samples after the last epoch pad its last batch.
+  const auto end = static_cast<std::uint64_t>(resolved.total_samples);
   return end > 0 ? data::part_of(std::move(source), 0, end) : std::move(source);
 }
 
@@ -97,13 +97,13 @@ c10::Device device_of(const TrainConfig& config, int rank, int ranks) {
   if (config.device == "cpu") return c10::Device(c10::kCPU);
   const int gpus = comm::gpu_count();
   if (gpus == 0) {
-    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
+    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; must be cpu");
   }
   return {c10::kCUDA,
           static_cast<c10::DeviceIndex>(comm::gpu_of(comm::local_rank_of(rank, ranks), gpus))};
 }
 
-// Matrices of odd sizes keep tensor cores waiting.
+// Tensor cores are slow on matrices of odd sizes.
 std::int64_t vocab_multiple(const TrainConfig& config) {
   if (config.pad_vocab > 0) return config.pad_vocab;
   return config.device == "cuda" ? 128 : 1;

@@ -8,22 +8,26 @@
 
 namespace tessera::train {
 
-// From what the user says to what the parts of a run want to know.
+// These functions convert the configuration into the options of the parts of a run. They change
+// nothing outside of their results, except apply_threads().
+
+// Returns the training data.
 std::unique_ptr<data::Source> make_source(const TrainConfig& config, const Resolved& resolved);
-// What --val-data or --val-fraction says, null where neither does: its samples in their order, each
-// token predicted once. Samples from samples_per_epoch() on have no target: a last batch is filled
-// up with them.
+// Returns the data of --val-data or --val-fraction; null without them. Its samples are in order,
+// and each token is predicted once. Samples from samples_per_epoch() on have no targets and pad the
+// last batch.
 std::unique_ptr<data::Source> make_validation_source(const TrainConfig& config,
                                                      const Resolved& resolved);
-// Of this rank of so many. Throws UsageError where there is no such device.
+// Returns the device of this rank. Throws UsageError if the device does not exist.
 c10::Device device_of(const TrainConfig& config, int rank, int ranks);
-// What a rank's rows of the vocabulary are rounded up to.
+// Returns the multiple to which a rank's rows of the vocabulary are rounded up.
 std::int64_t vocab_multiple(const TrainConfig& config);
-// Collective. Throws UsageError for what cannot be run on these ranks.
+// Collective. Throws UsageError if the configuration cannot run on these ranks.
 comm::Mesh mesh_of(const TrainConfig& config, const Resolved& resolved, const comm::Group& world);
+// Returns the options of the parallel model.
 ParallelOptions parallel_options(const TrainConfig& config, const Resolved& resolved,
                                  c10::Device device, std::shared_ptr<memory::Ledger> ledger);
-// For the whole process, unlike the others, which change nothing.
+// Sets the number of LibTorch's threads, for the whole process.
 void apply_threads(const TrainConfig& config);
 
 }  // namespace tessera::train

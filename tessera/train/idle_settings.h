@@ -7,8 +7,8 @@
 
 namespace tessera::train {
 
-// Settings that are not at their default and yet change nothing, given the others: a line for each,
-// which names the flag and what it would act with.
+// Returns a line for each setting that is not at its default but has no effect with the other
+// settings. The line names the flag and the setting that it needs.
 std::vector<std::string> idle_settings(const TrainConfig& config, const Resolved& resolved);
 
 }  // namespace tessera::train

@@ -15,30 +15,30 @@
 namespace tessera::train {
 namespace {
 
-// The checkpoint that `path` is or has; "" where it is a folder of Hugging Face's.
+// Returns the checkpoint at `path`, or the newest one in it; "" for a Hugging Face folder.
 std::string start_checkpoint(const std::string& path) {
   if (checkpoint::local_files()->exists(path + "/" + checkpoint::kManifestName)) return path;
   if (huggingface::has_config(path)) return "";
   const std::string kind = kind_of_file(path);
-  std::string is = kind == "nothing" ? "not there" : kind;
+  std::string is = kind == "nothing" ? "missing" : kind;
   if (kind == "a folder") {
     const checkpoint::Latest latest = checkpoint::find_latest(path);
     if (!latest.folder.empty()) return latest.folder;
     is = latest.skipped.empty()
              ? "a folder without a config.json or a checkpoint"
-             : str("a folder without a checkpoint that can be read: ", join(latest.skipped, "; "));
+             : str("a folder without a readable checkpoint: ", join(latest.skipped, "; "));
   }
   throw UsageError(str("--init-from: ", quote(path), " is ", is,
-                       "; wanted a folder of Hugging Face's (config.json, model.safetensors), a "
+                       "; must be a Hugging Face folder (config.json, model.safetensors), a "
                        "checkpoint, or the folder of a run"));
 }
 
 [[noreturn]] void refuse_param(const std::string& path, const ParamSpec& spec) {
   throw UsageError(str("--init-from: ", path, " has no parameter ", quote(spec.name),
-                       ", or in another shape; it is another model"));
+                       " of the same shape. It is another model."));
 }
 
-// The fingerprint of the tokenizer that the model was trained with; "" where nothing says it.
+// Returns the fingerprint of the tokenizer that the model was trained with; "" if unknown.
 std::string tokenizer_of_start(const std::string& path, const std::string& folder) {
   if (!folder.empty()) {
     const checkpoint::Checkpoint from(folder);
@@ -49,7 +49,7 @@ std::string tokenizer_of_start(const std::string& path, const std::string& folde
   try {
     return data::load_tokenizer(path)->fingerprint();
   } catch (const Error&) {
-    return "";  // one that cannot be read here made no data either
+    return "";  // a tokenizer that cannot be read here did not make the data either
   }
 }
 
@@ -60,8 +60,8 @@ void refuse_other_tokenizer(const TrainConfig& config, const Resolved& resolved,
   if (own.empty() || own == resolved.tokenizer) return;
   throw UsageError(str("--init-from: ", config.init_from, " has another tokenizer (", own,
                        ") than --data ", config.data, " was made with (", resolved.tokenizer,
-                       "): its ids mean other things; prepare the data with the model's own: "
-                       "tessera data prepare --tokenizer ",
+                       "), so token ids have different meanings. Prepare the data with the "
+                       "tokenizer of the model: tessera data prepare --tokenizer ",
                        config.init_from));
 }
 
@@ -120,15 +120,15 @@ std::vector<std::string> start_notes(const TrainConfig& config) {
   std::vector<std::string> notes = folder.notes();
   const double dropout = folder.config().dropout;
   if (dropout != 0 && config.dropout == 0 && config.attention_dropout == 0) {
-    notes.push_back(str(config.init_from, " was made for training with dropout ", dropout,
-                        "; this run has none, unless --dropout and --attention-dropout say so"));
+    notes.push_back(str(config.init_from, " was configured for training with dropout ", dropout,
+                        ". This run has none; --dropout and --attention-dropout set it."));
   }
   return notes;
 }
 
 void keep_companions(const TrainConfig& config) {
   if (config.save.empty()) return;
-  if (config.init_from.empty()) {  // the tokenizer of the data is the model's
+  if (config.init_from.empty()) {  // the model uses the tokenizer of the data
     for (const std::string& folder : data::token_folders(config.data)) {
       if (kind_of_file(folder + "/tokenizer.json") != "a regular file") continue;
       return huggingface::keep_companions(folder, config.save);

@@ -12,24 +12,24 @@ struct StoredValues;  // parallel/initial.h
 
 namespace tessera::train {
 
-// What --init-from means: a folder of Hugging Face's, a checkpoint, or the folder of a run (its
-// newest good checkpoint). Nothing here is collective; all throw UsageError that begins with the
-// flag for what is neither, and DataError for what cannot be read.
+// Functions for --init-from, which names a Hugging Face folder, a checkpoint, or the folder of a
+// run (its newest good checkpoint). None of them is collective. They throw UsageError that begins
+// with the flag if the path is none of these, and DataError if it cannot be read.
 
-// The model that lies there.
+// Returns the shape of the stored model.
 ModelShape initial_shape(const std::string& path);
 
-// Looks at all files, and compares them with the model: before ranks are started.
+// Checks all files and compares them with the model. Called before ranks are started.
 void check_start(const TrainConfig& config, const Resolved& resolved);
 
-// What the parameters start with; nothing where there is no --init-from.
+// Returns the initial values of the parameters; empty without --init-from.
 StoredValues stored_start(const TrainConfig& config);
 
-// Notes for the user about it.
+// Returns notes for the user about the stored model.
 std::vector<std::string> start_notes(const TrainConfig& config);
 
-// The tokenizer's files and others that came with the model, or with the tokens that a new model is
-// trained on, are kept in --save, for the export: [Note: companions]. By one rank.
+// Copies the tokenizer's files and other files that came with the model, or with the tokens that a
+// new model is trained on, into --save for the export: [Note: companions]. Called by one rank.
 void keep_companions(const TrainConfig& config);
 
 }  // namespace tessera::train

@@ -12,32 +12,33 @@
 namespace tessera::train {
 namespace {
 
-// By pipeline rank. `whole`: with buffers and temporaries, for what is said to fit.
+// Returns the bytes that a pipeline rank needs. `whole`: with buffers and temporaries, for
+// suggestions, which must fit.
 std::int64_t need_of(const planner::Question& question, int pp_rank, bool whole) {
   const planner::RunMemory memory =
       planner::run_memory(planner::run_question(question, {{Axis::pp, pp_rank}}));
   return whole ? memory.total() : memory.state() + memory.activations;
 }
 
-std::int64_t of_host(const TrainConfig& config, const Resolved& resolved, int ranks, bool whole) {
+std::int64_t host_need(const TrainConfig& config, const Resolved& resolved, int ranks, bool whole) {
   if (config.device != "cpu") return 0;
   const planner::Question q = question(config, resolved);
   std::int64_t all = 0;
   for (int r = 0; r < q.pp(); ++r) all += need_of(q, r, whole);
-  // Every stage has as many ranks; a host that has some of them has about its share.
+  // Every stage has the same number of ranks. A host is assumed to have its share of each.
   const double share = static_cast<double>(ranks) / q.pp();
   return static_cast<std::int64_t>(static_cast<double>(all) * share);
 }
 
-std::int64_t of_device(const TrainConfig& config, const Resolved& resolved, bool whole) {
+std::int64_t device_need(const TrainConfig& config, const Resolved& resolved, bool whole) {
   const planner::Question q = question(config, resolved);
   std::int64_t most = 0;
   for (int r = 0; r < q.pp(); ++r) most = std::max(most, need_of(q, r, whole));
   return most;
 }
 
-// The largest known model that needs no more than is free in a run that is otherwise the same;
-// "" if there is none, or if the model's sizes were given one by one.
+// Names the largest known model that fits into `free` bytes with the same other settings; "" if
+// none does, or if the sizes of the model were given separately.
 using NeedOfRun = std::function<std::int64_t(const TrainConfig&, const Resolved&)>;
 std::string smaller_model(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
                           const NeedOfRun& need) {
@@ -50,7 +51,7 @@ std::string smaller_model(const TrainConfig& config, const Resolved& resolved, s
     other.model = shape.name;
     try {
       if (need(other, resolve(other, world)) > free) continue;
-    } catch (const Error&) {  // the other flags are not for this one
+    } catch (const Error&) {  // the other flags do not suit this model
       continue;
     }
     most = shape.params();
@@ -59,10 +60,10 @@ std::string smaller_model(const TrainConfig& config, const Resolved& resolved, s
   return most > 0 ? str(" such as ", best.model, ", which fits") : "";
 }
 
-// Flags that would do where a rank has so many bytes; "" if none.
-std::string ways_out(const TrainConfig& config, const Resolved& resolved, double of_a_rank) {
+// Returns flags with which a rank fits into its memory, in bytes; "" if none do.
+std::string suggestions(const TrainConfig& config, const Resolved& resolved, double rank_memory) {
   planner::Question q = question(config, resolved);
-  q.hardware.memory = of_a_rank;
+  q.hardware.memory = rank_memory;
   std::string ways;
   const planner::BatchLimits limits = planner::largest_batches(q);
   if (limits.asked.micro_batch > 0 && limits.asked.micro_batch < q.micro_batch) {
@@ -78,21 +79,21 @@ std::string ways_out(const TrainConfig& config, const Resolved& resolved, double
                          const std::string& model) {
   throw UsageError(str("memory: ", whose, " at least ", format_bytes(need),
                        " for state and activations, and ", format_bytes(free), " of ", where,
-                       " are free; ",
-                       ways.empty() ? str("no flag changes that enough: wanted a smaller --model",
+                       " are free. ",
+                       ways.empty() ? str("No other flag saves enough: use a smaller --model",
                                           model, ", or more machines with --tp and --pp")
                                     : ways,
-                       "; --force starts it all the same"));
+                       ". --force starts the run anyway."));
 }
 
 }  // namespace
 
 std::int64_t need_on_host(const TrainConfig& config, const Resolved& resolved, int ranks) {
-  return of_host(config, resolved, ranks, false);
+  return host_need(config, resolved, ranks, false);
 }
 
 std::int64_t need_on_device(const TrainConfig& config, const Resolved& resolved) {
-  return of_device(config, resolved, false);
+  return device_need(config, resolved, false);
 }
 
 void check_host_memory(const TrainConfig& config, const Resolved& resolved, int ranks,
@@ -101,15 +102,14 @@ void check_host_memory(const TrainConfig& config, const Resolved& resolved, int 
   if (config.force || need <= free) return;
   const std::int64_t each = free / std::max(1, ranks);
   refuse(need, free, where, str(ranks, ranks == 1 ? " rank needs" : " ranks need"),
-         ways_out(config, resolved, static_cast<double>(each)),
+         suggestions(config, resolved, static_cast<double>(each)),
          smaller_model(config, resolved, free, [&](const TrainConfig& c, const Resolved& r) {
-           return of_host(c, r, ranks, true);
+           return host_need(c, r, ranks, true);
          }));
 }
 
 std::int64_t need_of_inference(const ModelShape& shape, const InferenceNeed& how) {
-  // Alive at the same time in a block: the residual stream, the norm's result, and the widest
-  // matrix.
+  // A block holds at the same time the residual stream, the norm's result, and the widest matrix.
   const std::int64_t attention = shape.q_width() + 2 * shape.kv_width();
   const std::int64_t mlp = (shape.swiglu ? 2 : 1) * shape.ffn;
   const double of_a_token =
@@ -128,17 +128,18 @@ void check_inference_memory(std::int64_t need, int ranks, std::int64_t free,
   throw UsageError(
       str("memory: ", ranks == 1 ? "the rank needs" : str("each of ", ranks, " ranks needs"),
           " at least ", format_bytes(need), " for parameters, activations and the cache, and ",
-          format_bytes(free), " of ", where, " are free; wanted ", remedy,
-          "; --force starts it all the same"));
+          format_bytes(free), " of ", where, " are free. Use ", remedy,
+          ". --force starts the run anyway."));
 }
 
 void check_device_memory(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
                          const std::string& where) {
   const std::int64_t need = need_on_device(config, resolved);
   if (config.force || need <= free) return;
-  refuse(need, free, where, "a rank needs", ways_out(config, resolved, static_cast<double>(free)),
+  refuse(need, free, where, "a rank needs",
+         suggestions(config, resolved, static_cast<double>(free)),
          smaller_model(config, resolved, free, [](const TrainConfig& c, const Resolved& r) {
-           return of_device(c, r, true);
+           return device_need(c, r, true);
          }));
 }
 

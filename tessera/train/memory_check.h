@@ -7,18 +7,18 @@
 
 namespace tessera::train {
 
-// [Note: memory before a run] What ranks need at least, by the plan: state and activations. Buffers
-// and temporaries are left out: they are estimates, and a run that might just do should not be
-// refused. Building the model needs no more: it is filled shard by shard.
+// [Note: memory before a run] The least memory that ranks need, by the plan: state and activations.
+// Buffers and temporaries are not counted: they are estimates, and a run that may just fit should
+// not be rejected. Building the model needs no more: it is filled shard by shard.
 
-// Of so many of the ranks together, on the CPU; none with --device cuda. What they share is counted
-// once.
+// Returns the bytes that `ranks` of the ranks need together in host memory; 0 with --device cuda.
+// Shared memory is counted once.
 std::int64_t need_on_host(const TrainConfig& config, const Resolved& resolved, int ranks);
-// Of the rank of the pipeline that needs most, on its device.
+// Returns the bytes of device memory of the pipeline rank that needs most.
 std::int64_t need_on_device(const TrainConfig& config, const Resolved& resolved);
 
-// Throws UsageError with the numbers, what would fit and --force, if the need is more than what is
-// free; `where` says of what: "this host (MemAvailable)". Nothing with --force.
+// Throw UsageError with the numbers, suggestions and --force if the need exceeds `free` bytes.
+// `where` names the memory: "this host (MemAvailable)". Do nothing with --force.
 void check_host_memory(const TrainConfig& config, const Resolved& resolved, int ranks,
                        std::int64_t free, const std::string& where);
 void check_device_memory(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
@@ -34,7 +34,7 @@ struct InferenceNeed {
 };
 std::int64_t need_of_inference(const ModelShape& shape, const InferenceNeed& how);
 // Throws UsageError that names --force if `ranks` such ranks need more than `free` bytes of
-// `where`. `remedy` says what to change: "a smaller --batch". Callers skip it with --force.
+// `where`. `remedy` is the suggestion: "a smaller --batch". Callers skip it with --force.
 void check_inference_memory(std::int64_t need, int ranks, std::int64_t free,
                             const std::string& where, const std::string& remedy);
 

@@ -23,13 +23,13 @@ void check_mesh(const TrainConfig& config, const Resolved& resolved, int ranks) 
   const int shards = tp * pp;
   if (ranks % shards != 0) {
     refuse(str("--tp ", tp, " × --pp ", pp, " = ", shards, " does not divide the ", ranks,
-               " ranks; wanted ranks = dp · tp · pp"));
+               " ranks; ranks must be dp · tp · pp"));
   }
   if (config.sequence_parallel && tp == 1) {
-    refuse("--sequence-parallel needs --tp 2 or more: the ranks of that axis share the sequence");
+    refuse("--sequence-parallel needs --tp 2 or more: the ranks of that axis split the sequence");
   }
   if (config.overlap_tp && tp == 1) {
-    refuse("--overlap-tp needs --tp 2 or more: it hides what the ranks of that axis send");
+    refuse("--overlap-tp needs --tp 2 or more: it hides the communication along that axis");
   }
   try {
     models::check_tp(resolved.model, tp);
@@ -40,30 +40,30 @@ void check_mesh(const TrainConfig& config, const Resolved& resolved, int ranks) 
   if (pp > 1 && resolved.model.layers < schedule.stage_count()) {
     refuse(str("--layers: got ", resolved.model.layers, ", fewer than the ", schedule.stage_count(),
                " stages of --pp ", pp, " with ", plural(schedule.chunks, "chunk"),
-               "; wanted a layer for each"));
+               "; must be at least one layer for each"));
   }
   if (pp > 1 && config.chunks > 1 && config.chunks != schedule.chunks) {
     refuse(str("--chunks: got ", config.chunks, ", but --schedule ", config.schedule, " has ",
-               plural(schedule.chunks, "stage"), " on every rank; wanted --schedule interleaved"));
+               plural(schedule.chunks, "stage"), " on every rank. Use --schedule interleaved."));
   }
   planner::layers_of_stages(resolved.model, schedule.stage_count(), config.split);
   if (pp == 1) return;
   if (config.zero == 3 && schedule::splits_backward(schedule)) {
     refuse(str("--schedule ", config.schedule,
-               " puts off weight gradients, and --zero 3 frees a block when it has its gradients; "
-               "wanted another stage, or --schedule 1f1b"));
+               " defers weight gradients, but --zero 3 frees a block once it has its gradients. "
+               "Use another stage, or --schedule 1f1b."));
   }
   if (config.zero == 3 && config.keep_params) {
     refuse(
-        "--keep-params with --pp: several micro-batches are under way, so that parameters would "
-        "be kept almost always; wanted --zero 2, or no --keep-params");
+        "--keep-params is not supported with --pp: several micro-batches are in flight, so "
+        "parameters would be kept almost always. Use --zero 2, or omit --keep-params.");
   }
   if (resolved.model.tied &&
       schedule.home(schedule.stage_count() - 1).rank == schedule.home(0).rank) {
     refuse(str("--schedule ", config.schedule,
-               " has the first and the last stage on one rank, where an embedding that is also the "
-               "head would be trained twice; wanted a model with a head of its own, or another "
-               "schedule"));
+               " has the first and the last stage on one rank, where an embedding that is tied to "
+               "the head would be trained twice. Use a model with a separate head, or another "
+               "schedule."));
   }
 }
 

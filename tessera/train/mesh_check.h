@@ -6,10 +6,10 @@
 
 namespace tessera::train {
 
-// Throws UsageError, naming the flag, for a mesh or a pipeline that cannot be run on so many ranks.
+// Throws UsageError that names the flag if the mesh or the pipeline cannot run on `ranks` ranks.
 void check_mesh(const TrainConfig& config, const Resolved& resolved, int ranks);
 
-// How many of models::layers_of() each stage of the pipeline has, as --split says.
+// Returns the number of models::layers_of() on each stage of the pipeline, by --split.
 std::vector<int> layers_of_stages(const TrainConfig& config, const Resolved& resolved);
 
 }  // namespace tessera::train

@@ -39,8 +39,8 @@ Json outcome(const Outcome& from) {
   return json;
 }
 
-// A column for each phase that any rank has, by rank. Tenths of a microsecond are enough, and keep
-// the lines of many ranks short.
+// Adds an array by rank for each phase that is not 0 on some rank. Times are rounded to 0.1 µs to
+// keep the lines of many ranks short.
 void put_ranks(Json& json, const std::vector<RankPhases>& ranks,
                const std::vector<SlowRank>& slow_ranks) {
   for (std::size_t p = 0; p < kPhaseNames.size(); ++p) {
@@ -143,10 +143,10 @@ std::string to_json(const Summary& summary) {
 
 namespace {
 
-// Opens for writing, without waiting for the reader of a pipe.
+// Opens a file for writing, without waiting for the reader of a pipe.
 Fd open_lines(const std::string& path, std::string_view flag, int flags) {
-  // Its own streams are taken as they are: opened anew, a file behind them would be written from
-  // its beginning, and a socket could not be opened at all.
+  // The process's own streams are duplicated, not opened again: a file behind them would be written
+  // from its beginning, and a socket cannot be opened.
   if (path == "/dev/stdout" || path == "/dev/stderr") {
     return Fd(::fcntl(path == "/dev/stdout" ? 1 : 2, F_DUPFD_CLOEXEC, 3));
   }
@@ -155,17 +155,17 @@ Fd open_lines(const std::string& path, std::string_view flag, int flags) {
   const int problem = errno;
   const std::string kind = kind_of_file(path);
   if (kind == "a folder" || kind == "a block device" || kind == "a socket") {
-    throw UsageError(str(flag, ": ", quote(path), " is ", kind, "; wanted a file or a pipe"));
+    throw UsageError(str(flag, ": ", quote(path), " is ", kind, "; must be a file or a pipe"));
   }
   if (!file.open()) {
-    throw UsageError(
-        problem == ENXIO && kind == "a pipe"
-            ? str(flag, ": ", quote(path), " is a pipe that nobody reads; start its reader first")
-            : str(flag, ": cannot write ", quote(path), ": ", std::strerror(problem),
-                  "; wanted a file in a folder that is there"));
+    throw UsageError(problem == ENXIO && kind == "a pipe"
+                         ? str(flag, ": ", quote(path),
+                               " is a pipe that no process reads; start its reader first")
+                         : str(flag, ": cannot write ", quote(path), ": ", std::strerror(problem),
+                               "; must be a file in an existing folder"));
   }
-  ::fcntl(file.get(), F_SETFL, O_APPEND);  // a slow reader is waited for
-  if (::write(file.get(), "", 0) != 0) {   // some devices take nothing at all: /dev/full
+  ::fcntl(file.get(), F_SETFL, O_APPEND);  // wait for slow readers
+  if (::write(file.get(), "", 0) != 0) {   // some devices reject even this: /dev/full
     throw UsageError(str(flag, ": cannot write ", quote(path), ": ", std::strerror(errno)));
   }
   return file;
@@ -186,7 +186,7 @@ void LineFile::write(const std::string& line) {
   const off_t before = ::lseek(file_.get(), 0, SEEK_END);  // -1 for a pipe
   if (write_all(file_.get(), line + "\n")) return;
   const int error = errno;
-  // What fitted of it would be read as a damaged line. A device has nothing to mend.
+  // A partial line would be read as damage. A device cannot be truncated.
   if (before >= 0) (void)!::ftruncate(file_.get(), before);
   throw DataError(str("cannot write ", line.size() + 1, " bytes to ", quote(path_), ": ",
                       std::strerror(error), advice_on(error)));

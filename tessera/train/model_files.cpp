@@ -25,17 +25,18 @@ namespace {
 DType dtype_of(const at::Tensor& into) {
   if (!into.device().is_cpu() || !into.is_contiguous() ||
       (into.scalar_type() != at::kFloat && into.scalar_type() != at::kBFloat16)) {
-    throw UsageError("a parameter is read into memory of the CPU, float or bfloat16, in one piece");
+    throw UsageError(
+        "a parameter must be read into a contiguous float or bfloat16 tensor on the CPU");
   }
   return into.scalar_type() == at::kFloat ? DType::f32 : DType::bf16;
 }
 
-// fp16 has more digits than bf16: fp32 has them all.
+// fp16 has more digits than bf16, and fp32 holds all of them.
 at::ScalarType type_for(DType stored) { return stored == DType::bf16 ? at::kBFloat16 : at::kFloat; }
 
 [[noreturn]] void refuse_base(const std::string& base, const std::string& folder) {
   throw UsageError(str("--base: got ", quote(base), ", but ", folder,
-                       " is a whole model, without adapters; leave it out"));
+                       " is a whole model, without adapters. Omit it."));
 }
 
 void check_shape(const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
@@ -43,7 +44,7 @@ void check_shape(const ParamSpec& spec, const at::Tensor& into, const Axes& axes
   const std::vector<std::int64_t> wanted = local_shape(spec, axes, coordinate);
   if (into.sizes() == at::IntArrayRef(wanted)) return;
   throw UsageError(tessera::str("parameter ", quote(spec.name), " is read into ", into.sizes(),
-                                "; wanted memory of the shape ", at::IntArrayRef(wanted)));
+                                "; the shape must be ", at::IntArrayRef(wanted)));
 }
 
 class CheckpointFiles final : public ModelFiles {
@@ -94,19 +95,19 @@ class CheckpointFiles final : public ModelFiles {
   }
 
  private:
-  // Of a run with adapters a checkpoint has these alone. Together with the model they are for, they
-  // are read as one without: [Note: merged adapters].
+  // A checkpoint of a run with adapters has only the adapters. They are merged into their base
+  // model, and the result is read as a model without adapters: [Note: merged adapters].
   void add_adapters_to(const std::string& base, const std::string& flag) {
     if (base.empty()) {
       throw UsageError(str("--from: ", folder_,
-                           " has adapters alone, and the model they are for was not started from "
-                           "files (--init-from); name it with --base"));
+                           " has only adapters, and their base model was not started from files "
+                           "(--init-from). Name it with --base."));
     }
     if (kind_of_file(base) != "a folder") {
       throw UsageError(str(flag, ": the adapters in ", folder_, " are for the model in ",
                            visible(base, 1000), ", which is ",
-                           kind_of_file(base) == "nothing" ? "not there" : kind_of_file(base),
-                           "; name the folder of that model with --base"));
+                           kind_of_file(base) == "nothing" ? "missing" : kind_of_file(base),
+                           ". Name the folder of that model with --base."));
     }
     const auto& texts = from_.about().extra;
     if (const auto fingerprint = texts.find(kFrozenKey); fingerprint != texts.end()) {
@@ -133,7 +134,7 @@ class HuggingFaceFiles final : public ModelFiles {
     shape_ = from_.shape();
     about_ = name(from_.config().shape.family);
     type_ = type_for(from_.dtype());
-    // Both may name it; what is for generation comes first.
+    // Both may name end tokens; generation_config.json takes precedence.
     for (const char* name : {"generation_config.json", "config.json"}) {
       const std::string path = folder + "/" + name;
       if (kind_of_file(path) != "a regular file") continue;
@@ -160,7 +161,7 @@ class HuggingFaceFiles final : public ModelFiles {
   huggingface::Folder from_;
 };
 
-// Adapters as peft writes them, added to their model: [Note: merged adapters].
+// Adapters in the format of peft, merged into their base model: [Note: merged adapters].
 class AdapterFiles final : public ModelFiles {
  public:
   AdapterFiles(const std::string& folder, const std::string& base_folder,
@@ -202,37 +203,38 @@ class AdapterFiles final : public ModelFiles {
   std::optional<huggingface::MergedModel> merged_;
 };
 
-// Returns the base model of a PEFT folder: `base`, or what its adapter_config.json names, seen
-// from here or from the folder.
+// Returns the base model of a PEFT folder: `base`, or the path in its adapter_config.json, relative
+// to the working directory or to the folder.
 std::string base_of_adapters(const std::string& folder, const std::string& base) {
   if (!base.empty()) return base;
   const std::string named = huggingface::base_model_of(folder);
   for (const std::string& path : {named, folder + "/" + named}) {
     if (!named.empty() && kind_of_file(path) == "a folder") return path;
   }
-  throw UsageError(str("--from: ", quote(folder), " has adapters alone, for the model ",
-                       named.empty() ? "that they do not name" : quote(named),
-                       named.empty() ? "" : ", which is not a folder here",
-                       "; name the folder of that model with --base"));
+  throw UsageError(
+      str("--from: ", quote(folder), " has only adapters, for ",
+          named.empty() ? std::string("an unnamed model") : "the model " + quote(named),
+          named.empty() ? "" : ", which is not a folder here",
+          ". Name the folder of that model with --base."));
 }
 
-// open_model(). `adapters`: whether to look for adapters that peft wrote. The model that adapters
-// are for is opened without: its folder may have an adapter_config.json too.
+// Implements open_model(). `adapters`: look for adapters in the format of peft. False for the base
+// model of adapters, whose folder may also have an adapter_config.json.
 std::unique_ptr<ModelFiles> open_files(const std::string& from, const std::string& base,
                                        bool adapters) {
   const auto refuse = [&](const std::string& is) {
     throw UsageError(str(adapters ? "--from: " : "--base: ", quote(from), " is ", is,
-                         "; wanted a checkpoint (step-… with a ", checkpoint::kManifestName,
+                         "; must be a checkpoint (step-… with a ", checkpoint::kManifestName,
                          "), the folder of a run, ", adapters ? "" : "or ",
                          "a Hugging Face folder with a config.json",
-                         adapters ? ", or adapters that peft wrote" : ""));
+                         adapters ? ", or adapters saved by peft" : ""));
   };
   const std::string kind = kind_of_file(from);
-  if (kind != "a folder") refuse(kind == "nothing" ? "not there" : kind);
+  if (kind != "a folder") refuse(kind == "nothing" ? "missing" : kind);
   if (checkpoint::local_files()->exists(from + "/" + checkpoint::kManifestName)) {
     return std::make_unique<CheckpointFiles>(from, base);
   }
-  // Before config.json, which some put beside adapters.
+  // Checked before config.json, which a folder of adapters may also have.
   if (adapters && kind_of_file(from + "/" + huggingface::kAdapterConfigName) == "a regular file") {
     const std::string path = base_of_adapters(from, base);
     return std::make_unique<AdapterFiles>(from, path, open_files(path, "", false));
@@ -243,9 +245,9 @@ std::unique_ptr<ModelFiles> open_files(const std::string& from, const std::strin
   }
   const checkpoint::Latest latest = checkpoint::find_latest(from);
   if (latest.folder.empty()) {
-    refuse(latest.skipped.empty() ? "a folder without a model"
-                                  : str("a folder without a checkpoint that can be read: ",
-                                        join(latest.skipped, "; ")));
+    refuse(latest.skipped.empty()
+               ? "a folder without a model"
+               : str("a folder without a readable checkpoint: ", join(latest.skipped, "; ")));
   }
   return std::make_unique<CheckpointFiles>(latest.folder, base);
 }

@@ -14,27 +14,27 @@
 
 namespace tessera::train {
 
-// A trained model on disk, to be used and not trained on: a checkpoint of tessera train, of
-// whatever mesh, or a folder of Hugging Face's. Only what is asked for is read.
+// Trained model on disk, for evaluation and generation: a checkpoint of tessera train, from any
+// mesh, or a Hugging Face folder. Parameters are read on request.
 class ModelFiles {
  public:
   virtual ~ModelFiles() = default;
 
   const ModelShape& shape() const { return shape_; }
-  const std::string& folder() const { return folder_; }    // the one that was found
-  const std::string& described() const { return about_; }  // "step 240", say
-  // bfloat16 where the parameters lie there as such; else float, which holds fp16 too.
+  const std::string& folder() const { return folder_; }    // folder that was found
+  const std::string& described() const { return about_; }  // such as "step 240"
+  // Type of the stored parameters: bfloat16, or float, which also holds fp16.
   at::ScalarType type() const { return type_; }
-  const std::string& data() const { return data_; }  // what --data said; "" for Hugging Face's
+  const std::string& data() const { return data_; }  // --data of the run; "" for Hugging Face
   std::int64_t seq() const { return seq_; }          // tokens of a sequence in training; 0: unknown
-  // The fingerprint of the tokenizer that it was trained with; "": not known.
+  // Fingerprint of the tokenizer of the training data; "": unknown.
   const std::string& tokenizer() const { return tokenizer_; }
   bool huggingface() const { return data_.empty(); }
-  // A folder with the tokenizer's files that came with the model; "": there is none.
+  // Folder with the tokenizer's files that came with the model; "" if there is none.
   const std::string& tokenizer_folder() const { return tokenizer_folder_; }
   // Notes for the user about the files.
   const std::vector<std::string>& notes() const { return notes_; }
-  // Tokens that end a text, where the files say so.
+  // Tokens that end a text, if the files name them.
   const std::vector<std::int64_t>& end_tokens() const { return end_tokens_; }
 
   // Reads the tensor of the rank at a coordinate into memory of this shape on the CPU, float or
@@ -53,13 +53,14 @@ class ModelFiles {
   std::vector<std::int64_t> end_tokens_;
 };
 
-// Types to compute in, and the one that --dtype asks for: auto, or name() of one of these.
+// Types to compute in.
 inline constexpr std::array kComputeTypes = {DType::f32, DType::bf16};
+// Returns the type that --dtype selects: auto (the type of the files), or name() of one of these.
 at::ScalarType compute_type(const std::string& dtype, const ModelFiles& files);
 
-// `from`: a checkpoint, the folder of a run (its newest good one), a folder with a config.json, or
-// one with adapters that peft wrote. `base`: of adapters, the model they are for; "": where their
-// files say that it is. Throws UsageError that begins with the flag --from or --base, or DataError.
+// Opens a model. `from`: a checkpoint, the folder of a run (its newest good checkpoint), a folder
+// with a config.json, or one with adapters saved by peft. `base`: base model of adapters; "": the
+// one that their files name. Throws UsageError that begins with --from or --base, or DataError.
 std::unique_ptr<ModelFiles> open_model(const std::string& from, const std::string& base = "");
 
 }  // namespace tessera::train

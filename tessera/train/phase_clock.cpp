@@ -11,18 +11,19 @@
 
 namespace tessera::train {
 
+// Point in time: of the host, or an event on the current stream of a GPU.
 class PhaseClock::Tick {
  public:
   explicit Tick(c10::Device device) : time_(std::chrono::steady_clock::now()) {
     if (device.is_cpu()) return;
-    // Of events only those with this flag know the time.
+    // Only events with this flag record the time.
     event_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     event_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   }
   void wait() const {
     if (event_) event_->synchronize();
   }
-  // Seconds until a later one; both are over.
+  // Returns the seconds until a later tick. Both must have completed.
   double until(const Tick& later) const {
     if (event_) return event_->elapsedTime(*later.event_) * 1e-3;
     return std::chrono::duration<double>(later.time_ - time_).count();
@@ -59,7 +60,7 @@ void PhaseClock::end_step() {
 void PhaseClock::pause() { last_end_ = nullptr; }
 
 PhaseClock::Step PhaseClock::take() {
-  if (ended_.empty()) throw UsageError("no step has ended that was not taken yet");
+  if (ended_.empty()) throw UsageError("take() needs a finished step that was not taken before");
   const Marks marks = std::move(ended_.front());
   ended_.pop_front();
   marks.end->wait();
@@ -67,7 +68,7 @@ PhaseClock::Step PhaseClock::take() {
   step.step_s = marks.before ? marks.before->until(*marks.end) : step.work_s;
   const Tick* before = marks.begin.get();
   for (const Mark& mark : marks.list) {
-    mark.at->wait();  // another stream's, it may be
+    mark.at->wait();  // it may be on another stream
     step.phases.push_back(
         {mark.name, mark.micro, marks.begin->until(*before), before->until(*mark.at)});
     before = mark.at.get();

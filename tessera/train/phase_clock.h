@@ -10,27 +10,29 @@
 
 namespace tessera::train {
 
-// [Note: times on a device] On a GPU the host only puts work on a stream, often a step ahead: its
-// own clock knows how long that took, and nothing of the work. So the ends of the parts of a step
-// are marked by events on the stream, which are read when the step is over, without keeping
-// anything waiting. A step takes from the end of the one before to its own end, unless something
-// else came between them. Work that is being recorded into a CUDA graph is not marked: of a step
-// that is one graph only the whole is known.
+// Clock for the phases of steps.
 //
-// On the CPU a mark is the time at which it is made.
+// [Note: times on a device] For a GPU the host only enqueues work on a stream, often a step ahead,
+// and its clock measures the launch, not the work. Therefore the end of each phase is marked by an
+// event on the stream. Events are read when the step is over, so that nothing waits for them. The
+// duration of a step is measured from the end of the previous step to its own end, unless pause()
+// was called between them. Work that is captured into a CUDA graph is not marked: for a step that
+// is one graph, only the total is known.
+//
+// On the CPU a mark is the time of the call.
 class PhaseClock {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
   struct Phase {
     std::string name;
-    int micro = -1;      // which micro-batch, -1 if that does not apply
-    double from_s = 0;   // since the step's work began
-    double seconds = 0;  // from the mark before
+    int micro = -1;      // index of the micro-batch; -1 if it does not apply
+    double from_s = 0;   // since the start of the step's work
+    double seconds = 0;  // since the previous mark
   };
   struct Step {
-    Time began;         // on the host, when its work was begun
-    double step_s = 0;  // see above
+    Time began;         // host time of begin_step()
+    double step_s = 0;  // duration of the step, see the note
     double work_s = 0;  // from begin_step() to end_step()
     std::vector<Phase> phases;
   };
@@ -39,14 +41,15 @@ class PhaseClock {
   ~PhaseClock();
 
   void begin_step();
-  // What was put on the current stream since the mark before, or since begin_step(), is this.
+  // Ends a phase: the work on the current stream since the previous mark or begin_step().
   void mark(std::string name, int micro = -1);
   void end_step();
-  // What comes until the next step belongs to none.
+  // Excludes the time until the next step from its duration.
   void pause();
 
-  // Steps that have ended and have not been taken. The oldest of them; waits until it is over.
+  // Returns the number of finished steps that were not taken.
   std::size_t waiting() const { return ended_.size(); }
+  // Returns the oldest of them, after waiting for its work.
   Step take();
 
  private:
@@ -58,15 +61,15 @@ class PhaseClock {
   };
   struct Marks {
     Time began;
-    std::shared_ptr<Tick> before;  // the end of the step before; null after a pause
+    std::shared_ptr<Tick> before;  // end of the previous step; null after a pause
     std::shared_ptr<Tick> begin, end;
     std::vector<Mark> list;
   };
-  // Null where the stream is being captured.
+  // Returns null while the stream is being captured.
   std::shared_ptr<Tick> now() const;
 
   const c10::Device device_;
-  Marks marks_;  // of the step under way
+  Marks marks_;  // of the current step
   std::deque<Marks> ended_;
   std::shared_ptr<Tick> last_end_;
 };

@@ -1,4 +1,4 @@
-// What the planner is asked of a run, and what it answers.
+// Predictions of the planner for a run: question(), predicted_step() and plan() of config.h.
 
 #include "tessera/comm/backend_kind.h"
 #include "tessera/core/errors.h"
@@ -22,7 +22,7 @@ planner::Question question(const TrainConfig& config, const Resolved& resolved,
   question.per_node = question.world();
   question.layout = resolved.layout;
   question.grad_reduce = resolved.policy;
-  if (config.gather != "copy") question.gather.reset();  // as the ranks can
+  if (config.gather != "copy") question.gather.reset();  // the ranks choose
   question.grad_accum = resolved.grad_accum;
   question.global_batch = 0;
   if (question.pp() > 1) {
@@ -42,8 +42,8 @@ std::optional<double> predicted_step(const TrainConfig& config, const Resolved& 
   if (config.hardware.empty()) return std::nullopt;
   if (resolved.model.lora.any()) {
     throw UsageError(
-        "--hardware: the planner knows what adapters hold and send, not how long a step with them "
-        "takes; leave it out with --lora-rank and --lora-from");
+        "--hardware: the planner predicts memory and traffic of adapters, but not step times. "
+        "Omit it with --lora-rank and --lora-from.");
   }
   planner::Catalogue catalogue;
   if (!config.hardware_file.empty()) catalogue.read(config.hardware_file);

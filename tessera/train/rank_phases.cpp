@@ -16,8 +16,8 @@ constexpr std::array<double StepMetrics::*, kPhaseNames.size()> kMembers = {
     &StepMetrics::optimizer_s, &StepMetrics::data_s,    &StepMetrics::comm_exposed_s,
     &StepMetrics::bubble_s,    &StepMetrics::graph_s};
 
-constexpr int kMostSteps = 50;  // in the means
-constexpr double kLittle = 0.05;
+constexpr int kMostSteps = 50;      // in the means
+constexpr double kMinShare = 0.05;  // of a step; shorter phases are not compared
 
 }  // namespace
 
@@ -55,7 +55,7 @@ std::vector<SlowRank> find_slow_ranks(const std::vector<RankPhases>& ranks, cons
     SlowRank slow{static_cast<int>(r), "", kSlow};
     for (std::size_t p = 0; p < kCompared.size(); ++p) {
       const double took = ranks[r][kCompared[p].second];
-      if (usual[p] <= kLittle * step || took <= slow.factor * usual[p]) continue;
+      if (usual[p] <= kMinShare * step || took <= slow.factor * usual[p]) continue;
       slow = {slow.rank, kCompared[p].first, took / usual[p]};
     }
     if (!slow.phase.empty()) slow_ranks.push_back(slow);
@@ -64,7 +64,7 @@ std::vector<SlowRank> find_slow_ranks(const std::vector<RankPhases>& ranks, cons
 }
 
 void RecentPhases::add(const std::vector<RankPhases>& ranks) {
-  if (told_++ <= 1) sums_.assign(ranks.size(), {}), steps_ = 0;
+  if (added_++ <= 1) sums_.assign(ranks.size(), {}), steps_ = 0;
   const bool halved = steps_ >= kMostSteps;
   if (halved) steps_ /= 2;
   for (std::size_t r = 0; r < ranks.size(); ++r) {

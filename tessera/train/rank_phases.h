@@ -10,37 +10,38 @@
 
 namespace tessera::train {
 
-// Where a phase stands in kPhaseNames.
+// Returns the index of a phase in kPhaseNames.
 constexpr std::size_t phase_index(std::string_view name) {
   return static_cast<std::size_t>(std::find(kPhaseNames.begin(), kPhaseNames.end(), name) -
                                   kPhaseNames.begin());
 }
 
-// This rank's phases in a step.
+// Returns this rank's phases of a step.
 RankPhases phases_of(const StepMetrics& step);
 
-// Ranks that take longer than others at forward, backward or optimizer. A phase that is little of a
-// step says nothing; stages of a pipeline may differ, so a rank is compared with those of its own.
+// Returns the ranks that take longer than others for forward, backward or the optimizer. Phases
+// that are a small part of a step are ignored. Pipeline stages may differ, so ranks are compared
+// only with those of their own stage.
 std::vector<SlowRank> find_slow_ranks(const std::vector<RankPhases>& ranks, const Axes& axes);
 
-// What all ranks told of their latest steps: means that forget, so that a rank that was slow and
-// has recovered is not blamed for ever.
+// Decaying means of the phases of all ranks over their latest steps. Old steps lose weight, so that
+// a rank that was slow and has recovered is no longer reported.
 class RecentPhases {
  public:
-  // Of one step, all ranks' in their order.
+  // Adds one step: the phases of all ranks, by rank.
   void add(const std::vector<RankPhases>& ranks);
-  // How many steps are in the means.
+  // Number of steps in the means.
   int steps() const { return steps_; }
   std::vector<RankPhases> means() const;
 
  private:
   std::vector<RankPhases> sums_;
   int steps_ = 0;
-  std::int64_t told_ = 0;  // steps; the first, which pays for what is done once, stays no longer
-                           // than it is alone
+  // Number of added steps. The first step has one-time costs, and is dropped once there is another.
+  std::int64_t added_ = 0;
 };
 
-// With fewer steps than that, what one rank takes longer is chance.
+// Minimum number of steps to compare ranks: with fewer, differences may be noise.
 inline constexpr int kStepsToCompare = 10;
 
 }  // namespace tessera::train

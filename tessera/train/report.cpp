@@ -10,7 +10,7 @@
 namespace tessera::train {
 namespace {
 
-// "+0.42%" of the predicted, "exact" where they are equal.
+// Returns the relative difference, such as "+0.42%", or "exact" if the values are equal.
 std::string difference(std::int64_t predicted, std::int64_t measured) {
   if (predicted == measured) return "exact";
   if (predicted == 0) return "";
@@ -56,9 +56,9 @@ std::string traffic_table(const Summary& summary, const Axes& axes) {
 
 std::string time_table(const std::vector<StepMetrics>& steps) {
   if (steps.empty()) return "";
-  // The first steps pay for what is done once: buffers, orders, caches.
+  // The first steps are not counted: they set up buffers, orders and caches.
   std::size_t first = std::min<std::size_t>(steps.size() / 10 + 1, steps.size() - 1);
-  // Of steps that are a graph, those before it was there too.
+  // Neither are steps before the CUDA graph, if there is one.
   const bool graphed = steps.back().graph_s > 0;
   while (graphed && steps[first].graph_s <= 0) ++first;
   double forward = 0, backward = 0, exposed = 0, optimizer = 0, whole = 0, comm = 0, graph = 0;
@@ -83,7 +83,7 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
   const double compute = forward + backward + optimizer + graph;
   const double rest = std::max(0.0, whole - compute - exposed);
   if (graphed) {
-    row("all of it, as a CUDA graph", graph);
+    row("whole step, as a CUDA graph", graph);
   } else {
     row("forward", forward);
     row("backward", backward);
@@ -97,7 +97,7 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
     return text + "  communication / computation: this backend does not time its transfers\n";
   }
   const double ratio = compute > 0 ? comm / compute : 0;
-  // What is exposed beyond the transfers themselves is waiting for ranks that are late.
+  // Exposed time beyond the transfers themselves is waiting for late ranks.
   const std::string hidden =
       exposed < comm ? str(", ", fixed(100 * (1 - exposed / comm), 0), "% of it hidden") : "";
   text += str("  communication / computation ", fixed(ratio, 3), " (", format_time(comm / count),

@@ -8,8 +8,8 @@
 
 namespace tessera::train {
 
-// The three tables at the end of a run: memory by category and bytes sent, predicted and measured,
-// and where the time went (means per step, without the first ones).
+// Return the tables for the end of a run: memory by category and bytes sent, each predicted and
+// measured, and time by phase (means per step, without the first steps).
 std::string memory_table(const Summary& summary);
 std::string traffic_table(const Summary& summary, const Axes& axes);
 std::string time_table(const std::vector<StepMetrics>& steps);

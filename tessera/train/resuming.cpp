@@ -20,8 +20,8 @@ nlohmann::json biases_json(const Biases& biases) {
 
 std::string other_shape(const std::string& saved, const ModelShape& shape) {
   nlohmann::json was = nlohmann::json::parse(saved, nullptr, /*allow_exceptions=*/false);
-  if (!was.is_object()) return "";  // not saved by tessera train: the parameters have to do
-  // What was not written before it could be another.
+  if (!was.is_object()) return "";  // not saved by tessera train: only parameters can be compared
+  // Older versions did not write these keys, because only the default existed.
   const nlohmann::json usual = nlohmann::json::parse(shape_json(ModelShape{}));
   for (const char* later : {"rotary_base", "norm_eps", "head_width", "activation", "rotary_scaling",
                             "window", "window_from", "lora"}) {
@@ -39,7 +39,7 @@ std::string other_shape(const std::string& saved, const ModelShape& shape) {
       if (!each->contains(part)) (*each)[part] = nullptr;
     }
   }
-  for (nlohmann::json* each : {&was, &own}) {  // the model is the same, whatever training drops
+  for (nlohmann::json* each : {&was, &own}) {  // dropout belongs to the training, not to the model
     if (each->contains("lora") && (*each)["lora"].is_object()) (*each)["lora"].erase("dropout");
   }
   std::vector<std::string> differences;
@@ -62,11 +62,11 @@ std::string checkpoint_to_resume(const TrainConfig& config) {
   const std::string& path = config.resume;
   const auto refuse = [&](const std::string& is) {
     throw UsageError(str("--resume: ", quote(path), " is ", is,
-                         "; wanted the folder of a checkpoint (step-… with a ",
+                         "; must be the folder of a checkpoint (step-… with a ",
                          checkpoint::kManifestName, "), the folder of a run, auto or none"));
   };
   const std::string kind = kind_of_file(path);
-  if (kind != "a folder") refuse(kind == "nothing" ? "not there" : kind);
+  if (kind != "a folder") refuse(kind == "nothing" ? "missing" : kind);
   const auto files = checkpoint::local_files();
   if (files->exists(path + "/" + checkpoint::kManifestName)) return path;
   checkpoint::Latest latest;
@@ -78,7 +78,7 @@ std::string checkpoint_to_resume(const TrainConfig& config) {
   }
   refuse(latest.skipped.empty()
              ? "a folder without a checkpoint"
-             : str("a folder without a checkpoint that can be read: ", join(latest.skipped, "; ")));
+             : str("a folder without a readable checkpoint: ", join(latest.skipped, "; ")));
   return "";
 }
 
@@ -90,8 +90,8 @@ bool is_pruned(const TrainConfig& config, const std::string& folder) {
 void check_fits(const std::string& folder, const SavedRun& saved, const TrainConfig& config,
                 const Resolved& resolved) {
   if (saved.optimizer != config.optimizer) {
-    throw UsageError(str("--resume: ", folder, " was saved by --optimizer ", saved.optimizer,
-                         ", and this run has ", config.optimizer, "; wanted the same"));
+    throw UsageError(str("--resume: ", folder, " was saved with --optimizer ", saved.optimizer,
+                         ", but this run has ", config.optimizer, "; must be the same"));
   }
   if (const std::string other = other_shape(saved.model, resolved.model); !other.empty()) {
     throw UsageError(str("--resume: ", folder, " has another model than this run: ", other));
@@ -101,20 +101,21 @@ void check_fits(const std::string& folder, const SavedRun& saved, const TrainCon
     throw UsageError(str("--resume: ", folder, " was trained on the tokens of another tokenizer (",
                          saved.tokenizer, ") than --data ", config.data, " has (",
                          resolved.tokenizer,
-                         "): its ids mean other things; wanted data prepared with the same one"));
+                         "), so token ids have different meanings. Use data prepared with the "
+                         "same tokenizer."));
   }
   const bool countable = saved.step <= checkpoint::kMostCount / resolved.global_batch;
   const std::int64_t shift = countable ? saved.samples - saved.step * resolved.global_batch : 0;
   const std::int64_t steps = steps_in_all(config, resolved, shift);
   if (saved.step > steps) {
     throw UsageError(str("--steps: got ", steps, ", but ", folder, " was saved after step ",
-                         saved.step, ", so that there is nothing to train; wanted more than ",
-                         saved.step, ", or an earlier checkpoint"));
+                         saved.step, ", so there is nothing to train; must be more than ",
+                         saved.step, ", or resume an earlier checkpoint"));
   }
   if (!countable) {
     throw DataError(str(folder, ": ", saved.step, " steps of --global-batch ",
-                        resolved.global_batch, " take more samples than can be counted (",
-                        checkpoint::kMostCount, ")"));
+                        resolved.global_batch, " take more samples than the maximum of ",
+                        checkpoint::kMostCount));
   }
 }
 
@@ -123,14 +124,14 @@ std::string later_checkpoint(const TrainConfig& config, std::int64_t steps) {
   const auto known = checkpoint::steps_in(*checkpoint::local_files(), config.save);
   if (known.empty() || known.back() <= steps) return "";
   return str("--save: ", config.save, " has a checkpoint of step ", known.back(),
-             ", later than where this run starts (step ", steps,
-             "), and a restart would take it for its own; choose another folder, go on from it "
-             "with --resume auto, or remove it");
+             ", later than the start of this run (step ", steps,
+             "), and a restart would resume from it. Choose another folder, continue from it "
+             "with --resume auto, or remove it.");
 }
 
 namespace {
 
-// Steps of the checkpoint that is resumed from, which is checked; 0 for a fresh start.
+// Checks the checkpoint to resume from. Returns its step; 0 for a fresh start.
 std::int64_t check_checkpoint(const std::string& folder, const TrainConfig& config,
                               const Resolved& resolved) {
   if (folder.empty()) return 0;

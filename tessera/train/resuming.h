@@ -7,43 +7,46 @@
 
 namespace tessera::train {
 
-// What --resume means, as far as files and settings tell without a model: asked before ranks are
-// started, and again by them. Nothing here is collective.
+// Functions for --resume that need only files and settings, not a model. They are called before
+// ranks are started, and again by the ranks. None of them is collective.
 
-// The checkpoint that --resume names: itself, or the newest good one of the run whose folder it is.
-// Throws UsageError that says what is there instead. Not for none and auto.
+// Returns the checkpoint that --resume names, or the newest good one if --resume is the folder of a
+// run. Throws UsageError that describes the path otherwise. Not for none and auto.
 std::string checkpoint_to_resume(const TrainConfig& config);
 
-// The run behind --resume may still train, and remove old checkpoints while this one starts. Then
-// the newest is looked up again, this many times in all.
+// Number of attempts to find the newest checkpoint. Another run may still train in that folder, and
+// remove old checkpoints while this one starts.
 inline constexpr int kResumeAttempts = 5;
-// Returns whether `folder`, which checkpoint_to_resume() has found in the folder of a run, is gone
-// by now.
+// Returns true if `folder`, which checkpoint_to_resume() found in the folder of a run, was removed
+// since.
 bool is_pruned(const TrainConfig& config, const std::string& folder);
 
-// Throws UsageError unless a run with these settings can go on from a checkpoint in `folder`.
+// Description of a run in a checkpoint.
 struct SavedRun {
   std::int64_t step = 0;
-  std::string model;  // as shape_json() writes it
+  std::string model;  // result of shape_json()
   std::string optimizer;
-  std::string tokenizer;     // the fingerprint of that of its data; "": not known
-  std::int64_t samples = 0;  // taken from the data
+  std::string tokenizer;     // fingerprint of the tokenizer of its data; "": unknown
+  std::int64_t samples = 0;  // number of samples taken from the data
 };
+// Throws UsageError unless a run with these settings can resume from a checkpoint in `folder`.
 void check_fits(const std::string& folder, const SavedRun& saved, const TrainConfig& config,
                 const Resolved& resolved);
 
-// Why a run that starts after so many steps must not save into --save; "" if it may. What goes on
-// from the newest checkpoint of that folder, after a failure, must find its own there.
+// Returns the reason that a run that starts after `steps` steps must not save into --save; "" if it
+// may. A restart after a failure resumes from the newest checkpoint of that folder, which must be
+// one of this run.
 std::string later_checkpoint(const TrainConfig& config, std::int64_t steps);
 
-// All of these for what --resume says.
+// Makes all of these checks for --resume and --save.
 void check_resume(const TrainConfig& config, const Resolved& resolved);
 
-// What of a saved shape is not that of this one, in words; "" if all of it is.
+// Describes the differences of a saved shape from this one; "" if there are none.
 std::string other_shape(const std::string& saved, const ModelShape& shape);
-// The shape of a model, as a checkpoint has it.
+// Returns the shape of a model as checkpoints store it.
 std::string shape_json(const ModelShape& shape);
-// And back. `where` names the checkpoint in errors. Throws DataError for what is no model's.
+// Parses the result of shape_json(). `where` names the checkpoint in errors. Throws DataError if
+// the text is not the shape of a model.
 ModelShape parse_shape_json(const std::string& json, const std::string& where);
 
 }  // namespace tessera::train

@@ -17,7 +17,7 @@ std::string value_of(const Extra& extra, const char* key) {
   return found == extra.end() ? std::string() : found->second;
 }
 
-// What decides which samples there are, besides data, seed and length.
+// Returns the settings that determine the samples, besides data, seed and length.
 std::string reading(const TrainConfig& config) {
   std::string order = config.order;
   if (order == "auto") {
@@ -34,9 +34,9 @@ SaveOptions save_options(const TrainConfig& config) {
   options.keep_every = config.keep_every;
   options.retries = static_cast<int>(config.save_retries);
   options.return_failures = config.on_save_error == "warn";
-  // Of a model that is fine-tuned by adapters, these alone: --init-from has the rest.
+  // A run with adapters saves only these: --init-from has the base model.
   options.frozen = config.lora_rank == 0 && config.lora_from.empty();
-  options.lock = false;  // whoever starts the ranks holds it
+  options.lock = false;  // the launcher of the ranks holds it
   return options;
 }
 
@@ -50,10 +50,10 @@ Saver::Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel&
   saver_.emplace(model, config.save, save_options(config));
 }
 
-// Collective: a folder that was removed during the run is made and locked again. Another run may
-// have it by now, and then this one must not write there.
+// Collective. Makes and locks the folder again if it was removed during the run. Throws if another
+// run has locked it since.
 void Saver::keep_lock() {
-  as_rank_0([this] {
+  on_rank_0([this] {
     if (!lock_file_.exists() || checkpoint::lock_file(config_.save) == lock_file_) return "";
     try {
       lock_ = std::make_unique<checkpoint::FolderLock>(config_.save, "tessera train");
@@ -63,8 +63,8 @@ void Saver::keep_lock() {
     }
     lock_file_ = checkpoint::lock_file(config_.save);
     Logger().warn(str("--save: ", config_.save,
-                      " was removed during the run. It was made and locked again; checkpoints "
-                      "that were in it are gone."));
+                      " was removed during the run. It was made and locked again, but the "
+                      "checkpoints that were in it are lost."));
     return "";
   });
 }
@@ -79,7 +79,7 @@ void Saver::save(std::int64_t steps, std::int64_t samples) {
                  {"global_batch", str(resolved_.global_batch)},
                  {"micro_batch", str(config_.micro_batch)},
                  {"overlap_tp", config_.overlap_tp ? "yes" : "no"}};
-  // Adapters need it again, perhaps from another folder.
+  // Adapters are loaded with their base model, perhaps from another working directory.
   if (!config_.init_from.empty()) {
     extra["init_from"] = std::filesystem::absolute(config_.init_from).lexically_normal().string();
   }
@@ -104,26 +104,26 @@ LastSave Saver::finish() {
   return last;
 }
 
-// What keeps a run that goes on from having the bits of one that never stopped.
+// Returns the reasons that a resumed run is not bitwise equal to one that was never interrupted.
 std::vector<std::string> Saver::differences(const Loaded& loaded) const {
   const std::string& folder = loaded.folder;
   const auto was = [&](const char* key) { return value_of(loaded.extra, key); };
   std::vector<std::string> notes;
-  // Checkpoints from before there were other ways of reading say nothing of it.
+  // Older checkpoints have no such entry, because only the default existed.
   const std::string read = was("reading").empty() ? reading(TrainConfig{}) : was("reading");
   if (loaded.seed != static_cast<std::uint64_t>(config_.seed) || was("data") != config_.data ||
       was("seq") != str(resolved_.seq) || read != reading(config_)) {
-    notes.push_back(str("other samples: ", folder, " was saved with --seed ", loaded.seed,
+    notes.push_back(str("different samples: ", folder, " was saved with --seed ", loaded.seed,
                         " --data ", was("data"), " --seq ", was("seq"), " ", read,
                         ", and this run has --seed ", config_.seed, " --data ", config_.data,
                         " --seq ", resolved_.seq, " ", reading(config_)));
   }
   const std::string batch = str(resolved_.global_batch);
   if (!was("global_batch").empty() && was("global_batch") != batch) {
-    notes.push_back(str("another batch: ", folder, " was saved with --global-batch ",
+    notes.push_back(str("different batch: ", folder, " was saved with --global-batch ",
                         was("global_batch"), ", and this run has ", batch,
-                        "; it goes on with the next sample, number ", loaded.samples,
-                        ", and the learning rate goes on by steps"));
+                        ". It continues with the next sample, number ", loaded.samples,
+                        ". The learning rate still depends on the number of steps"));
   }
   const auto shown = [](const Axes& mesh, const std::string& micro, bool overlap) {
     std::string text;
@@ -136,9 +136,9 @@ std::vector<std::string> Saver::differences(const Loaded& loaded) const {
   const std::string before = shown(loaded.axes, was("micro_batch"), was("overlap_tp") == "yes");
   const std::string now = shown(model_.mesh().axes(), str(config_.micro_batch), config_.overlap_tp);
   if (before != now) {
-    notes.push_back(str("another order of adding: ", folder, " was saved with ", before,
+    notes.push_back(str("different order of summation: ", folder, " was saved with ", before,
                         ", and this run has ", now,
-                        "; the numbers are the same within rounding, not in every bit"));
+                        ". Results are equal within rounding, not bit for bit"));
   }
   return notes;
 }
@@ -166,14 +166,14 @@ std::optional<Saver::Resumed> Saver::resume(std::vector<std::string>& notes) {
     found = resume_newest(&notes);
   } else {
     for (int attempt = 1; config_.resume != "none" && !found; ++attempt) {
-      const std::string folder = as_rank_0([this] { return checkpoint_to_resume(config_); });
+      const std::string folder = on_rank_0([this] { return checkpoint_to_resume(config_); });
       try {
         found = resumed(load(model_, folder, load_options()));
       } catch (const Error&) {
         if (attempt == kResumeAttempts || !is_pruned(config_, folder)) throw;
       }
     }
-    refuse_later(found ? found->steps : 0);
+    reject_later(found ? found->steps : 0);
   }
   if (found) notes.insert(notes.end(), found->notes.begin(), found->notes.end());
   return found;
@@ -189,12 +189,13 @@ std::optional<Saver::Resumed> Saver::resume_newest(std::vector<std::string>* not
   return resumed(*loaded);
 }
 
-// Collective: what rank 0 says, which may throw. All take the same, whatever appears meanwhile.
-std::string Saver::as_rank_0(const std::function<std::string()>& say) const {
-  std::string said, problem;
+// Collective. Calls `find` on rank 0, and returns its result, or throws its error, on all ranks:
+// files may change between the calls of different ranks.
+std::string Saver::on_rank_0(const std::function<std::string()>& find) const {
+  std::string found, problem;
   if (world_.rank() == 0) {
     try {
-      said = say();
+      found = find();
     } catch (const Error& error) {
       problem = error.what();
     }
@@ -204,12 +205,12 @@ std::string Saver::as_rank_0(const std::function<std::string()>& say) const {
   };
   problem = first(problem);
   if (!problem.empty()) throw UsageError(problem);
-  return first(said);
+  return first(found);
 }
 
-void Saver::refuse_later(std::int64_t steps) const {
+void Saver::reject_later(std::int64_t steps) const {
   if (config_.save.empty()) return;
-  const std::string problem = as_rank_0([&] { return later_checkpoint(config_, steps); });
+  const std::string problem = on_rank_0([&] { return later_checkpoint(config_, steps); });
   if (!problem.empty()) throw UsageError(problem);
 }
 

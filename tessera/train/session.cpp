@@ -62,9 +62,9 @@ std::string ending(Trainer& trainer, const Summary& summary,
                 fixed(100 * *summary.predicted_bubble, 1), "% if all stages took the same time\n");
   }
   if (summary.data_prepare_s > 0) {
-    text += str("  data: ", format_time(summary.data_s), " waited for in a step; prepared in ",
+    text += str("  data: a step waits ", format_time(summary.data_s), "; prepared in ",
                 format_time(summary.data_prepare_s), ", ", fixed(summary.data_rate(), 0),
-                " × as fast as it is trained on\n");
+                " × as fast as training\n");
   }
   text += trainer.graph_note();
   for (const SlowRank& slow : summary.slow_ranks) {
@@ -72,12 +72,12 @@ std::string ending(Trainer& trainer, const Summary& summary,
                 fixed(slow.factor, 2), " × the median of the ranks\n");
   }
   if (summary.saves > 0) {
-    text += str("  ", plural(summary.saves, "save"), " held training up for ",
+    text += str("  ", plural(summary.saves, "save"), " delayed training by ",
                 format_time(summary.save_exposed_s), summary.saves == 1 ? ", " : " each, ",
                 fixed(summary.save_exposed_percent(), 1), "% of a step\n");
   }
   if (!answers.empty()) {
-    text += "\n  what it answers\n";
+    text += "\n  answers of the model\n";
     for (const std::string& line : answers) text += "    " + line + "\n";
   }
   text += str("\n  loss ", fixed(summary.first_loss, 4), " → ", fixed(summary.last_loss, 4), " in ",
@@ -92,11 +92,12 @@ std::string ending(Trainer& trainer, const Summary& summary,
   return text;
 }
 
-// Before the model is built: an error with numbers, rather than one from the allocator.
+// Checks memory before the model is built, for an error with numbers instead of one from the
+// allocator.
 void check_device(const TrainConfig& config, const comm::Group& world) {
   const c10::Device device = device_of(config, world.rank(), world.size());
   if (device.is_cpu()) return;
-  at::empty({1}, at::device(device));  // wakes the device: before, nothing is known of it
+  at::empty({1}, at::device(device));  // initializes the device: its memory is unknown before
   if (const auto free = memory::device_free(device)) {
     const bool limited = config.memory_limit > 0 && config.memory_limit < *free;
     check_device_memory(config, resolve(config, world.size()),
@@ -105,33 +106,34 @@ void check_device(const TrainConfig& config, const comm::Group& world) {
   }
 }
 
-// Before ranks are started: data that is only read later is not found wrong hours into the run.
+// Checks validation data before ranks are started: otherwise an error in it would appear only when
+// it is first read, perhaps hours into the run.
 void check_validation(const TrainConfig& config, const Resolved& resolved) {
   const auto source = make_validation_source(config, resolved);
   if (!source) return;
   if (source->vocab() > resolved.model.vocab) {
     throw UsageError(str("--val-data: ", source->name(), " has ", source->vocab(),
-                         " different tokens; wanted at most the ", resolved.model.vocab,
+                         " different tokens; must be at most the ", resolved.model.vocab,
                          " of the model"));
   }
   if (!source->fingerprint().empty() && !resolved.tokenizer.empty() &&
       source->fingerprint() != resolved.tokenizer) {
     throw UsageError(str("--val-data: ", source->name(), " was made with another tokenizer (",
                          source->fingerprint(), ") than --data ", config.data, " (",
-                         resolved.tokenizer, "); wanted the same"));
+                         resolved.tokenizer, "); must be the same"));
   }
   source->check(resolved.model.vocab);
 }
 
-// Where a reader of the metrics finds it, wherever that one runs.
+// Returns the absolute path of the trace, for readers of the metrics.
 std::string trace_file(const TrainConfig& config) {
   std::error_code problem;
   return config.trace.empty() ? "" : std::filesystem::absolute(config.trace, problem).string();
 }
 
-// A log of the run. A file that cannot be opened or written, as on a full disk, is told once and
-// does not end training; later writes are tried again. Wrong paths are refused by check_run(),
-// before ranks are started.
+// Error handling for a log of the run. If the file cannot be opened or written, as on a full disk,
+// it warns once, and training continues; later writes are attempted again. check_run() rejects
+// wrong paths before ranks are started.
 class RunLog {
  public:
   explicit RunLog(const char* flag) : flag_(flag) {}
@@ -143,10 +145,10 @@ class RunLog {
       if (failed_++ > 0) return;
       const std::string why = error.what(), flag = str(flag_, ": ");
       write_all(2, str("\ntessera train: warning: ", why.starts_with(flag) ? "" : flag, why,
-                       "; training goes on, and what cannot be written is left out\n"));
+                       ". Training continues; records that cannot be written are lost.\n"));
     }
   }
-  // A line about what is missing, or "".
+  // Returns a line with the number of lost records; "" if there are none.
   std::string ending() const {
     return failed_ == 0 ? ""
                         : str(flag_, ": ", plural(failed_, "record"), " could not be written\n");
@@ -173,14 +175,14 @@ Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int
   if (writes && !config.tensorboard.empty()) {
     check_event_folder(config.tensorboard, "--tensorboard");
   }
-  // All tokens are read where nobody knows how large they are: by one rank.
+  // Data without a stored vocabulary is read completely: by one rank.
   const auto source = make_source(config, resolved);
   if (writes) source->check(resolved.model.vocab);
   if (writes) check_validation(config, resolved);
   predicted_step(config, resolved);
   check_resume(config, resolved);
   check_start(config, resolved);
-  if (writes) check_adapters(config, resolved.model);  // reads all of the model: one rank does
+  if (writes) check_adapters(config, resolved.model);  // reads all of the model: by one rank
   return held;
 }
 
@@ -200,8 +202,8 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     write_all(2, trainer.describe());
     if (config.comm == "off") {
       write_all(2,
-                "NOT SYNCHRONISED (--comm off): every rank trains a model of its own. For "
-                "measuring only; the loss is that of rank 0.\n");
+                "NOT SYNCHRONIZED (--comm off): every rank trains its own model. For benchmarking "
+                "only; the loss is that of rank 0.\n");
     }
   }
   std::vector<std::string> notes = trainer.data_notes();
@@ -218,10 +220,10 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       }
     }
     if (resumed)
-      write_all(2, str("goes on after step ", trainer.steps_done(), ": ", *resumed, "\n"));
+      write_all(2, str("resumed after step ", trainer.steps_done(), ": ", *resumed, "\n"));
     if (trainer.steps_done() >= trainer.steps_in_all()) {
       write_all(2, str("nothing is left to train: all ", plural(trainer.steps_in_all(), "step"),
-                       " are done; a larger --steps goes on\n"));
+                       " are done. Use a larger --steps to continue.\n"));
     }
   }
   const auto note_step = [&] {
@@ -234,7 +236,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
         [&] { events.emplace(config.tensorboard, "--tensorboard", trainer.steps_done() + 1); });
   }
   const bool saves = !config.save.empty();
-  // Rank 0 watches the clock, and its wish reaches the others with those of all ranks.
+  // Rank 0 checks the clock, and agree() shares its decision with the other ranks.
   const bool by_time = saves && config.save_every == 0 && config.save_minutes > 0 && speaks;
   auto last_save = std::chrono::steady_clock::now();
   const auto save_is_due = [&] {
@@ -251,10 +253,10 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
       shown.before = trainer.steps_done();
       bar.emplace(trainer.steps_in_all(), shown);
     }
-    process::OwnStack stack;  // before the watchdog, which asks it from a thread of its own
+    process::OwnStack stack;  // declared before the watchdog, whose thread uses it
     const auto say = [&](const std::string& what) {
       std::string text =
-          str("tessera train: rank ", world.rank(), ": ", what, "; ", trainer.whereabouts(), "\n");
+          str("tessera train: rank ", world.rank(), ": ", what, "; ", trainer.last_calls(), "\n");
       for (const std::string& call : stack.read()) text += "    " + call + "\n";
       for (const process::ThreadCalls& other : process::other_stacks()) {
         text += str("  ", plural(other.threads, "thread"), " called ", quote(other.name), ":\n");
@@ -264,10 +266,10 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     };
     process::StepWatchdog::Actions actions{say, nullptr};
     if (config.max_restarts > 0) {
-      // Whoever started the ranks starts them again.
+      // The launcher starts the ranks again.
       actions.give_up = [&](const std::string& what) {
-        say(what + ": given up, to be started again");
-        if (told.giving_up) told.giving_up(str(what, "; ", trainer.whereabouts()));
+        say(what + ": this rank aborts to be restarted");
+        if (told.giving_up) told.giving_up(str(what, "; ", trainer.last_calls()));
         std::abort();
       };
     }
@@ -277,8 +279,7 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
     while (trainer.steps_done() < trainer.steps_in_all() && !interrupted) {
       watchdog.begin(trainer.steps_done() + 1);
       trainer.launch();
-      // A step whose gradients may have to be undone is waited for; others run while the next one
-      // is prepared.
+      // A step that may be rolled back is waited for; others run while the next one is prepared.
       trainer.finish(config.on_nan == "rollback" ? 0 : 1);
       watchdog.end();
       note_step();
@@ -288,8 +289,8 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
         const std::string from = trainer.roll_back();
         written = trainer.history().size();
         if (speaks) {
-          write_all(2, str("\nstep ", step, ": ", what, "; back to ", from,
-                           ", and past the data up to this step\n"));
+          write_all(2, str("\nstep ", step, ": ", what, ". Rolled back to ", from,
+                           "; data up to this step is skipped\n"));
         }
         continue;
       }
@@ -345,30 +346,30 @@ Ended run_session(const TrainConfig& config, const comm::Group& world, const Wis
   }
   bool untold = false;
   if (speaks) {
-    // A reader that has gone wants no more; anything else is an error, when all else is done.
+    // A closed pipe is not an error. Other errors are reported after everything else is done.
     if (!write_all(1, ending(trainer, summary, answers)) && errno != EPIPE) {
       untold = true;
       write_all(2, str("tessera train: cannot write the tables to stdout: ", std::strerror(errno),
-                       "; all else has been done\n"));
+                       ". Everything else is done.\n"));
     }
     write_all(2, metrics_log.ending() + tensorboard_log.ending());
     if (!saved.folder.empty()) write_all(2, str("saved: ", saved.folder, "\n"));
     if (!saved.failure.empty()) {
       write_all(
           2, str("NOT SAVED: the state after step ", trainer.steps_done(),
-                 " is lost, since its save failed: ", saved.failure, "\n  last good checkpoint: ",
+                 " is lost, because its save failed: ", saved.failure, "\n  last good checkpoint: ",
                  saved.last_good.empty() ? "none" : saved.last_good, "\n"));
     }
     if (interrupted) {
       write_all(2, str("stopped after step ", trainer.steps_done(),
-                       !saves ? "; nothing was saved, for want of --save\n"
+                       !saves ? "; nothing was saved, because --save was not given\n"
                        : saved.failure.empty()
-                           ? "; --resume auto goes on from there\n"
-                           : "; --resume auto goes on from the last good checkpoint\n"));
+                           ? "; --resume auto continues from there\n"
+                           : "; --resume auto continues from the last good checkpoint\n"));
     }
   }
-  trainer.write_trace();  // after all that was learnt is told: it may fail
-  world.barrier();        // nobody leaves while another still needs it
+  trainer.write_trace();  // after all other output, because it may fail
+  world.barrier();        // no rank exits while another still needs it
   if (!saved.failure.empty()) return Ended::unsaved;
   if (untold) return Ended::untold;
   if (!interrupted) return Ended::done;

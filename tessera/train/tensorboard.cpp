@@ -20,13 +20,13 @@
 namespace tessera::train {
 namespace {
 
-// Little-endian, whatever this machine is.
+// Appends in little-endian order on every machine.
 template <class Word>
 void append_word(std::string& to, Word word) {
   for (std::size_t i = 0; i < sizeof word; ++i) to += static_cast<char>(word >> (8 * i) & 0xff);
 }
 
-// The wire format: a key (number of the field and how it is written), then the value.
+// Wire types of protocol buffers: a field is a key (its number and wire type) and a value.
 enum class Wire : std::uint8_t { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };
 
 void append_varint(std::string& to, std::uint64_t value) {
@@ -74,7 +74,7 @@ std::string host_name() {
 [[noreturn]] void refuse_folder(const std::string& folder, std::string_view flag,
                                 const std::string& why) {
   throw UsageError(str(flag, ": cannot write into ", quote(folder), ": ", why,
-                       "; wanted a folder for TensorBoard's files"));
+                       "; must be a folder for TensorBoard's files"));
 }
 
 }  // namespace
@@ -89,7 +89,7 @@ void check_event_folder(const std::string& folder, std::string_view flag) {
   if (const std::string kind = kind_of_file(folder); kind != "nothing" && kind != "a folder") {
     refuse_folder(folder, flag, "it is " + kind);
   }
-  // What is there of the path must take new files.
+  // The deepest existing folder of the path must be writable.
   while (!std::filesystem::exists(at) && at.has_relative_path()) at = at.parent_path();
   if (::access(at.c_str(), W_OK | X_OK) != 0) refuse_folder(folder, flag, std::strerror(errno));
 }
@@ -99,7 +99,7 @@ EventFile::EventFile(const std::string& folder, std::string_view flag, std::int6
   std::filesystem::create_directories(folder, problem);
   if (problem) refuse_folder(folder, flag, problem.message());
   const auto seconds = static_cast<std::int64_t>(wall_time());
-  // Files are read in the order of their names: a later one must not sort before an earlier.
+  // Files are read in the order of their names: later files must sort after earlier ones.
   for (int n = 0;; ++n) {
     std::string number = str(n);
     number.insert(0, 3 - std::min<std::size_t>(3, number.size()), '0');
@@ -112,7 +112,7 @@ EventFile::EventFile(const std::string& folder, std::string_view flag, std::int6
   std::string version = event_of(0);
   append_bytes(version, 3, "brain.Event:2");
   record(version);
-  // A session that starts at a step: readers drop what was written of it and later ones before.
+  // A session log makes readers drop earlier records of this and later steps.
   std::string session, start = event_of(first_step);
   append_number(session, 1, 1);
   append_bytes(start, 7, session);

@@ -50,8 +50,8 @@ void Trace::span_on(const std::string& track, const std::string& name, Time begi
 }
 
 void Trace::call(const std::string& axis, const comm::Collective& call, Time begin, Time end) {
-  // Calls of one queue run one after the other, and messages between two ranks too; but all of
-  // these side by side.
+  // Collectives run one after the other, as do messages between two ranks, but these overlap with
+  // each other and need separate tracks.
   std::string track = axis;
   if (call.op == comm::Op::send) track += str(" to ", call.peer);
   if (call.op == comm::Op::recv) track += str(" from ", call.peer);

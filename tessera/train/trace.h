@@ -13,27 +13,27 @@
 
 namespace tessera::train {
 
-// Spans of time for chrome://tracing and Perfetto: one process per rank, with a track for what it
-// computes and one for the calls along each axis of the mesh. The clock is the machine's own, so
-// ranks of one host line up. From any thread.
+// Trace for chrome://tracing and Perfetto: one process per rank, with a track for computation and
+// one for the calls along each axis of the mesh. It uses the clock of the host, so that ranks of
+// one host are aligned. Thread-safe.
 class Trace {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  // Keeps the first `steps` steps it is told of; 0: nothing.
+  // Records the first `steps` steps; 0: none.
   Trace(int rank, std::int64_t steps) : rank_(rank), steps_(steps) {}
 
-  // What comes now belongs to this step; 0: to none, and is not kept.
+  // Starts a step. Following spans belong to it. 0: they belong to no step and are dropped.
   void begin_step(std::int64_t step);
-  bool keeps() const;  // what comes now
-  // Of the track "compute". micro: which micro-batch, -1 if that does not apply.
+  bool keeps() const;  // true if the current step is recorded
+  // Adds a span to the track "compute". micro: index of the micro-batch; -1 if it does not apply.
   void span(const std::string& name, Time begin, Time end, int micro = -1);
-  // Of a track by its name.
+  // Adds a span to the track with this name.
   void span_on(const std::string& track, const std::string& name, Time begin, Time end);
-  // Of the track of an axis; sends and receives have one for each peer.
+  // Adds a call to the track of its axis. Sends and receives have a track for each peer.
   void call(const std::string& axis, const comm::Collective& call, Time begin, Time end);
 
-  // The events as JSON objects, one per line with commas between; no brackets.
+  // Returns the events as JSON objects, one per line and separated by commas, without brackets.
   std::string events() const;
 
  private:
@@ -55,8 +55,8 @@ class Trace {
   std::vector<Span> spans_;
 };
 
-// Listens to the calls along one axis: they go into the trace, and what they held this rank up adds
-// up for all axes together.
+// Observer of the calls along one axis. Adds them to the trace, and the time that this rank waited
+// for them to `waited`, which all axes share.
 class CallListener final : public comm::Observer {
  public:
   using Waited = std::atomic<std::int64_t>;  // ns
@@ -72,7 +72,7 @@ class CallListener final : public comm::Observer {
   Waited& waited_;
 };
 
-// Puts the events of all ranks together, and publishes them: see [Note: publishing].
+// Joins the events of all ranks and publishes them: see [Note: publishing].
 void write_trace(const std::string& path, const std::vector<std::string>& events_of_ranks);
 
 }  // namespace tessera::train

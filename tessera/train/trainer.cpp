@@ -18,8 +18,8 @@ constexpr int kMostRollbacks = 10;
 
 }  // namespace
 
-// [Note: owner] What the calling thread allocates is charged to the trainer for the time of a call,
-// and not for its life: it may be made, used and destroyed by different threads.
+// [Note: owner] Allocations of the calling thread are charged to the trainer only during a call,
+// because a trainer may be made, used and destroyed by different threads.
 Trainer::Trainer(TrainConfig config, comm::Group world) {
   memory::install();
   apply_threads(config);
@@ -27,8 +27,8 @@ Trainer::Trainer(TrainConfig config, comm::Group world) {
       str("rank ", world.rank()), config.memory_limit,
       config.device == "cpu" ? memory::CountedMemory::host : memory::CountedMemory::device);
   const memory::OwnerScope owner(ledger);
-  // A rank's own GPU is the current one from here on: what LibTorch makes without being told where
-  // (contexts, pinned memory) would otherwise go to the first one, for all ranks of a host.
+  // Make the GPU of this rank the current one: LibTorch makes contexts and pinned memory on the
+  // current device, which would otherwise be the first one for all ranks of a host.
   if (const c10::Device device = device_of(config, world.rank(), world.size()); !device.is_cpu()) {
     c10::impl::getDeviceGuardImpl(device.type())->setDevice(device);
   }
@@ -42,13 +42,13 @@ Trainer::~Trainer() {
 std::int64_t Trainer::steps_done() const { return impl_->steps_done(); }
 std::int64_t Trainer::steps_in_all() const { return impl_->steps_in_all(); }
 
-std::string Trainer::whereabouts() const {
+std::string Trainer::last_calls() const {
   std::string text;
   for (const auto& [axis, group] : impl_->model.groups()) {
     const std::string last = group.last_call();
     if (!last.empty()) text += str(text.empty() ? "" : "; ", axis, ": ", last);
   }
-  return text.empty() ? "no call was made" : "last calls: " + text;
+  return text.empty() ? "no collective was called" : "last calls: " + text;
 }
 
 std::optional<std::string> Trainer::resume(std::vector<std::string>& notes) {
@@ -66,9 +66,10 @@ std::string Trainer::roll_back() {
   Impl& impl = *impl_;
   const memory::OwnerScope owner(impl.ledger);
   if (++impl.rollbacks > kMostRollbacks) {
-    throw Error(str("gradients were not finite ", impl.rollbacks,
-                    " times, and going back to the last checkpoint did not help; lower --lr (now ",
-                    impl.resolved.lr, ") or raise --warmup"));
+    throw Error(
+        str("gradients were not finite ", impl.rollbacks,
+            " times, and rolling back to the last checkpoint did not help. Lower --lr (now ",
+            impl.resolved.lr, ") or raise --warmup."));
   }
   impl.finish(0);
   impl.clock.pause();
@@ -77,8 +78,8 @@ std::string Trainer::roll_back() {
   const auto resumed = impl.saver.resume_newest();
   if (!resumed) {
     throw Error(
-        "--on-nan rollback: there is no checkpoint to go back to yet; save more often "
-        "(--save-every), or stop or skip");
+        "--on-nan rollback: there is no checkpoint to roll back to yet. Save more often "
+        "(--save-every), or use --on-nan stop or skip.");
   }
   impl.steps_before = resumed->steps - impl.launched;
   impl.sample_shift += next - impl.samples(resumed->steps);
@@ -111,8 +112,7 @@ std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
     const at::Tensor ids =
         at::tensor(std::vector<data::Token>(text.end() - length, text.end()), at::kLong)
             .unsqueeze(0);  // [1, T]
-    // Ranks that share the sequence need equal shards of it. What stands behind the last token
-    // does not matter to it.
+    // Sequence parallelism needs equal shards. Padding does not affect the tokens before it.
     const std::int64_t tp = config.sequence_parallel ? config.axes.tp() : 1;
     const at::Tensor logits =
         model.predict(at::constant_pad_nd(ids, {0, (length + tp - 1) / tp * tp - length}),
@@ -129,7 +129,7 @@ std::vector<std::string> Trainer::answers(std::int64_t count) {
   impl_->finish(0);
   impl_->clock.pause();
   std::vector<std::string> lines;
-  // The values of ranks that are not there are made up.
+  // Values of simulated ranks are meaningless.
   if (impl_->world.simulated() && impl_->world.size() > 1) return lines;
   for (std::int64_t i = 0; i < count; ++i) {
     const data::Question question = impl_->source->question(static_cast<std::uint64_t>(i));

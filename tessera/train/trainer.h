@@ -12,76 +12,75 @@
 
 namespace tessera::train {
 
-// One rank of a training run: model, data and engine put together. It prints nothing. All ranks of
-// the world make the same calls.
+// One rank of a training run: model, data and engine. It prints nothing. All ranks of the world
+// must make the same calls.
 class Trainer {
  public:
-  // Collective. Installs the counting allocator; what the calling thread allocates is charged to
-  // the trainer's ledger while a call runs.
+  // Collective. Installs the counting allocator. Allocations of the calling thread are charged to
+  // the trainer's ledger during each call.
   Trainer(TrainConfig config, comm::Group world);
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // One optimizer step. Throws Error for gradients that are not finite, unless the configuration
-  // says skip.
+  // Makes one optimizer step. Throws Error if gradients are not finite, with --on-nan stop.
   StepMetrics step();
-  // The same in two halves. launch() returns when the step's work is under way on the device (on
-  // the CPU: done); finish() waits until at most so many launched steps are, puts the others into
-  // history(), and throws for gradients as step() does. One step under way keeps a GPU busy; calls
-  // that need to know more finish all of them.
+  // launch() and finish() are the two halves of step(). launch() returns when the work of the step
+  // is enqueued on the device (on the CPU: done). finish() waits until at most `under_way_at_most`
+  // launched steps are unfinished, moves the others into history(), and throws as step() does. One
+  // step in flight keeps a GPU busy. Other calls that need results finish all steps.
   void launch();
   void finish(std::size_t under_way_at_most = 0);
-  std::int64_t steps_done() const;  // launched; those before a resumption too
-  // To the end of the run, those before a resumption too.
+  std::int64_t steps_done() const;  // launched steps, including those before a resumption
+  // Number of steps of the whole run, including those before a resumption.
   std::int64_t steps_in_all() const;
 
-  // Collective: goes on where --resume says; the folder, or nothing for a fresh start. `notes` gets
-  // what was passed over, and why.
+  // Collective. Loads the checkpoint of --resume. Returns its folder; nullopt for a fresh start.
+  // `notes` gets notes for the user, such as skipped checkpoints with the reason.
   std::optional<std::string> resume(std::vector<std::string>& notes);
-  // Collective: back to the newest checkpoint, and on with the data after that of the last step;
-  // the folder. Throws Error if there is none, or if that does not help either.
+  // Collective. Loads the newest checkpoint, and continues with the data after the last step.
+  // Returns its folder. Throws Error if there is none, or after too many rollbacks.
   std::string roll_back();
-  // Collective: a checkpoint of what is now, under --save. How long that held training up is noted
-  // with the last step.
+  // Collective. Saves a checkpoint in --save. The metrics of the last step get the time that this
+  // delayed training.
   void save();
-  // Collective: waits for the last one to be published, or to have failed for good.
+  // Collective. Waits until the last save is published or has finally failed.
   LastSave finish_saving();
 
-  // Where this rank is: the last call along each axis. From any thread.
-  std::string whereabouts() const;
+  // Describes the last call of this rank along each axis. Thread-safe.
+  std::string last_calls() const;
 
-  // Collective: the largest of what the ranks say. They tell each other the times of their last
-  // step in the same call, so that knowing all of them costs no waiting of its own.
+  // Collective. Returns the maximum of the wishes of all ranks. The same call shares the times of
+  // their last steps, which costs no additional synchronization.
   int agree(int wish);
-  // Adds what the ranks told of their last steps to one that is to be written: at most once a
-  // second, which many ranks and quick steps would fill files with.
+  // Adds the shared times of all ranks to a step that will be written: at most once per second,
+  // because many ranks and short steps would make the file large.
   void put_ranks(StepMetrics& step);
 
-  // Is there data to validate on?
+  // Returns true if there is validation data.
   bool validates() const;
-  // Collective: the loss on it, by --eval-batches. Training goes on as if nothing had been; the
-  // result is noted with the last step.
+  // Collective. Evaluates on --eval-batches of the validation data. Does not affect training. The
+  // metrics of the last step get the result.
   Evaluation evaluate();
 
-  // Collective: answers of the model to questions of the data, a line each.
+  // Collective. Returns the answers of the model to questions of the data, a line each.
   std::vector<std::string> answers(std::int64_t count);
-  // What is predicted, and the memory so far: a summary's beginning, which no other rank is asked
-  // for.
+  // Returns a summary with only the predictions and the memory so far. Not collective.
   Summary expected() const;
-  // Collective: what was predicted, and what came.
+  // Collective. Returns predictions and measurements.
   Summary summary();
-  // Collective: writes the file that the configuration asks for, if it does.
+  // Collective. Writes the file of --trace, if given.
   void write_trace() const;
 
   const TrainConfig& config() const;
-  memory::Ledger& ledger() const;  // what this rank holds
+  memory::Ledger& ledger() const;  // memory of this rank
   const Resolved& resolved() const;
-  std::vector<std::string> data_notes() const;  // what of the data is left out or cut
-  std::string describe() const;                 // a few lines: what is going to be trained, and how
-  // On a GPU, a line: whether steps ran as a CUDA graph, and if not, why. "" on the CPU.
+  std::vector<std::string> data_notes() const;  // omitted or truncated parts of the data
+  std::string describe() const;                 // a few lines about the model and the run
+  // Returns a line that tells if steps ran as a CUDA graph, or the reason they did not. "" on the
+  // CPU.
   std::string graph_note() const;
-  const std::vector<StepMetrics>& history() const;  // of the steps that are finished
+  const std::vector<StepMetrics>& history() const;  // finished steps
 
  private:
   struct Impl;

@@ -1,4 +1,4 @@
-// The trainer looks at data that it does not learn from.
+// Evaluation of the trainer on validation data.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -11,16 +11,16 @@
 
 namespace tessera::train {
 
-// The same samples on every mesh: step-like batches of the validation data, from its beginning,
-// divided over replicas as those of training are. Nothing that training uses is touched: the
-// model is run without gradients between two steps.
+// Every mesh evaluates the same samples: batches of the size of a step, from the beginning of the
+// validation data, divided over replicas as in training. The model runs without gradients between
+// two steps, so that training is not affected.
 Evaluation Trainer::Impl::evaluate() {
   const at::NoGradGuard no_gradients;
   const std::int64_t asked = validation->samples_per_epoch() == 0 && config.eval_batches == 0
                                  ? kEndlessBatches
                                  : config.eval_batches;
   const std::int64_t batches = batches_of(*validation, sampler.global_batch(), asked);
-  double sums[2] = {0, 0};  // of losses, and of tokens that were predicted
+  double sums[2] = {0, 0};  // of losses, and of predicted tokens
   for (std::int64_t b = 0; b < batches; ++b) {
     std::vector<MicroBatch> micro_batches;
     for (std::int64_t k = 0; k < sampler.micro_batches; ++k) {
@@ -31,7 +31,7 @@ Evaluation Trainer::Impl::evaluate() {
     }
     for (const at::Tensor& loss : model.evaluate(micro_batches)) sums[0] += loss.item<double>();
   }
-  // Every rank of a replica has the same.
+  // All ranks of a replica have the same sums.
   const comm::Group& dp = model.mesh().dp();
   const at::Tensor mine = at::empty({2}, at::kDouble),
                    all = at::empty({2 * dp.size()}, at::kDouble);

@@ -30,7 +30,7 @@ inline double seconds_between(HostTime from, HostTime to) {
 }
 
 struct Trainer::Impl {
-  // Everything is made, and every call runs, in a scope that charges `l` ([Note: owner]).
+  // Members are made, and calls run, in a scope that charges `l` ([Note: owner]).
   Impl(TrainConfig c, comm::Group w, std::shared_ptr<memory::Ledger> l)
       : config(std::move(c)),
         world(std::move(w)),
@@ -41,7 +41,7 @@ struct Trainer::Impl {
         source(make_source(config, resolved)),
         validation(make_validation_source(config, resolved)),
         trace(world.rank(), config.trace.empty() ? 0 : config.trace_steps),
-        // With --comm off every rank is a replica of its own, on its own data.
+        // With --comm off every rank is a separate replica, with its own data.
         model(models::layers_of(resolved.model, nn::ParamOptions::unallocated(at::device(device)),
                                 vocab_multiple(config)),
               mesh_of(config, resolved, config.comm == "off" ? comm::Group() : world),
@@ -60,7 +60,7 @@ struct Trainer::Impl {
       group.observe(std::make_shared<CallListener>(axis, trace, waited));
     }
   }
-  // The groups may outlive what listens.
+  // The groups may outlive their observers.
   ~Impl() {
     for (const auto& [axis, group] : model.groups()) group.observe(nullptr);
   }
@@ -68,31 +68,32 @@ struct Trainer::Impl {
   Impl& operator=(const Impl&) = delete;
 
   void launch();
-  // This rank's part of the step that begins with sample `first`. From a thread of its own.
+  // Returns this rank's data of the step that begins with sample `first`. Called by the thread of
+  // `data`.
   std::vector<data::Batch> make_batches(std::uint64_t first) const;
   std::vector<MicroBatch> next_batches(double& tokens);
   zero::PendingStep step_on_host(const std::vector<MicroBatch>& batches, double tokens);
   zero::PendingStep step_on_device(const std::vector<MicroBatch>& batches, double tokens);
   void note_memory(bool replayed);
-  // Collective: the first layer or tensor of a step that is not finite, in words.
+  // Collective. Describes the first layer or tensor of a step that is not finite.
   std::string find_non_finite(const zero::StepInfo& info, std::int64_t step);
   std::string non_finite_output(std::int64_t step);
   std::vector<std::string> texts_of_ranks(const std::string& mine) const;
-  // Until at most so many steps are under way.
+  // Waits until at most this number of launched steps is unfinished.
   void finish(std::size_t under_way_at_most);
   void on_span(const pipeline::Span& span);
   void note_state();
   void compare_ranks(Summary& out) const;
   std::vector<data::Token> answer(const data::Question& question);
   Evaluation evaluate();
-  // Taken from the data so far, over all ranks.
+  // Number of samples that all ranks take in the first `steps` steps.
   std::int64_t samples(std::int64_t steps) const {
     return steps * sampler.global_batch() + sample_shift;
   }
   std::int64_t steps_done() const { return steps_before + launched; }
   std::int64_t steps_in_all() const { return train::steps_in_all(config, resolved, sample_shift); }
-  // Seconds between two values of `waited`. Whole nanoseconds are subtracted: a difference of
-  // seconds may be below 0 where the compiler fuses the product of one with it.
+  // Returns the seconds between two values of `waited`. Integer nanoseconds are subtracted: a
+  // difference of seconds may be negative if the compiler fuses the multiplication into it.
   static double waited_s(std::int64_t from, std::int64_t to) {
     return static_cast<double>(to - from) * 1e-9;
   }
@@ -104,44 +105,45 @@ struct Trainer::Impl {
   const std::optional<double> predicted_s = predicted_step(config, resolved);  // of a step
   const std::shared_ptr<memory::Ledger> ledger;
   const c10::Device device;
-  const memory::DeviceLimit limit;  // before anything lies on the device
+  const memory::DeviceLimit limit;  // before any allocation on the device
   const std::unique_ptr<data::Source> source;
-  const std::unique_ptr<data::Source> validation;  // null: there is none
-  // Before the model: its calls are told of to the end.
+  const std::unique_ptr<data::Source> validation;  // null if there is none
+  // Declared before the model, whose calls are observed until it is destroyed.
   Trace trace;
-  CallListener::Waited waited{0};  // for communication, since the run began
-  std::int64_t counted = 0;        // nanoseconds of it that were taken off a span
+  CallListener::Waited waited{0};  // ns spent waiting for communication since the run began
+  std::int64_t counted = 0;        // value of `waited` up to which it was subtracted from spans
   ParallelModel model;
   const planner::RunPlan plan;
   const data::Sampler sampler;
-  const int replica;  // which part of the batch this rank has
+  const int replica;  // index of this rank's part of the batch
 
   Saver saver;
-  std::int64_t steps_before = 0;  // done by the run that was resumed
-  // Of the next sample, against steps · batch: after data was passed over, or with another batch.
+  std::int64_t steps_before = 0;  // steps of the run that was resumed
+  // Offset of the next sample from steps · batch. Not 0 after a rollback skipped data, or if the
+  // resumed run had another batch.
   std::int64_t sample_shift = 0;
   int rollbacks = 0;
-  bool found_non_finite = false;  // a step that broke was looked into
-  // [Note: steps under way] On a GPU a step is launched while the one before still runs: what came
-  // of it is read when the next one has been launched.
+  bool found_non_finite = false;  // the cause of a broken step was searched for
+  // [Note: steps under way] On a GPU a step is launched while the previous one still runs. The
+  // results of a step are read after the next one has been launched.
   struct UnderWay {
     StepMetrics metrics;
     zero::PendingStep step;
   };
-  std::int64_t launched = 0;            // steps, in this run
-  std::deque<UnderWay> under_way;       // of those
-  std::vector<StepMetrics> history;     // the others
+  std::int64_t launched = 0;            // number of steps in this run
+  std::deque<UnderWay> under_way;       // launched steps that are unfinished
+  std::vector<StepMetrics> history;     // finished steps
   StepMetrics now;                      // of the step that is being launched
-  PhaseClock clock{device};             // of a GPU
-  process::GpuMonitor gpu;              // likewise
-  std::int64_t peak_outside_graph = 0;  // bytes, in the last step that allocated any
-  MemoryBytes measured;                 // the most of each category where it is looked at
+  PhaseClock clock{device};             // used only on a GPU
+  process::GpuMonitor gpu;              // used only on a GPU
+  std::int64_t peak_outside_graph = 0;  // bytes, in the last step that was not a graph replay
+  MemoryBytes measured;                 // maximum of each category
   SentBytes sent;
   RecentPhases recent;                            // of all ranks, on rank 0
-  std::int64_t told_step = 0;                     // the last one in it
-  std::optional<HostTime> ranks_put;              // when they were last put into a line
+  std::int64_t recent_step = 0;                   // last step in `recent`
+  std::optional<HostTime> ranks_put;              // time of the last line with all ranks
   std::optional<Evaluation> evaluation;           // the last one
-  data::Prefetch<std::vector<data::Batch>> data;  // last: its thread uses the others
+  data::Prefetch<std::vector<data::Batch>> data;  // last, because its thread uses the others
 };
 
 }  // namespace tessera::train

@@ -1,4 +1,4 @@
-// What the ranks tell each other of their times.
+// Exchange of step times between the ranks.
 
 #include <ATen/ATen.h>
 
@@ -11,9 +11,9 @@
 namespace tessera::train {
 namespace {
 
-constexpr double kBetweenLines = 1;  // seconds between those that have all ranks
+constexpr double kBetweenLines = 1;  // seconds between lines with the times of all ranks
 
-// The values of every rank, a row each.
+// Returns the values of all ranks, a row for each.
 at::Tensor gather(const comm::Group& world, const std::vector<double>& own, const char* label) {
   const at::Tensor mine = at::tensor(own, at::kDouble);
   const at::Tensor all = at::empty({world.size(), mine.numel()}, at::kDouble);
@@ -39,17 +39,17 @@ std::vector<RankPhases> rows(const at::Tensor& all, std::int64_t first) {
 int Trainer::agree(int wish) {
   Impl& impl = *impl_;
   const memory::OwnerScope owner(impl.ledger);
-  // Ranks that do not synchronise do not ask each other either; made-up ranks know nothing.
+  // With --comm off there is no communication, and simulated ranks have no times.
   if (impl.config.comm != "on" || impl.world.size() == 1 || impl.world.simulated()) return wish;
   std::vector<double> own = {static_cast<double>(wish)};
   const StepMetrics last = impl.history.empty() ? StepMetrics() : impl.history.back();
   const RankPhases phases = phases_of(last);
   own.insert(own.end(), phases.begin(), phases.end());
   const at::Tensor all = gather(impl.world, own, "stop, and times of the ranks");
-  // On a GPU a step may still be under way, and the one before was told already.
-  if (impl.world.rank() == 0 && last.step != impl.told_step) {
+  // On a GPU the last step may be unfinished, and the one before it was added already.
+  if (impl.world.rank() == 0 && last.step != impl.recent_step) {
     impl.recent.add(rows(all, 1));
-    impl.told_step = last.step;
+    impl.recent_step = last.step;
   }
   return static_cast<int>(all.select(1, 0).max().item<double>());
 }
@@ -57,7 +57,7 @@ int Trainer::agree(int wish) {
 void Trainer::put_ranks(StepMetrics& step) {
   Impl& impl = *impl_;
   const HostTime now = host_now();
-  if (impl.recent.steps() == 0 || step.step != impl.told_step) return;
+  if (impl.recent.steps() == 0 || step.step != impl.recent_step) return;
   if (impl.ranks_put && seconds_between(*impl.ranks_put, now) < kBetweenLines) return;
   impl.ranks_put = now;
   step.ranks = impl.recent.means();
@@ -65,10 +65,10 @@ void Trainer::put_ranks(StepMetrics& step) {
   step.slow_ranks = find_slow_ranks(step.ranks, impl.resolved.axes);
 }
 
-// What the ranks' steps were like, side by side: ranks that are slow, and the bubble of a pipeline.
+// Compares the steps of all ranks: finds slow ranks, and the bubble of a pipeline.
 void Trainer::Impl::compare_ranks(Summary& out) const {
-  if (world.simulated() && world.size() > 1) return;  // nobody to compare with
-  // The first step pays for what is done once.
+  if (world.simulated() && world.size() > 1) return;  // simulated ranks have no times
+  // The first step has one-time costs.
   const std::size_t first = history.size() > 1 ? 1 : 0;
   std::vector<double> own(kPhaseNames.size() + 1, 0);
   for (std::size_t i = first; i < history.size(); ++i) {

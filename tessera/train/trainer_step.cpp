@@ -1,4 +1,4 @@
-// A step of the trainer: its launch, and what is made of it when it is over.
+// Steps of the trainer: launching and finishing them.
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -23,14 +23,15 @@
 namespace tessera::train {
 namespace {
 
-// From memory that a GPU can read by itself, so that the copy keeps nobody waiting. LibTorch keeps
-// such memory, and uses it again when the copy is over.
+// Returns the tensor in pinned memory, which a GPU copies asynchronously. LibTorch caches pinned
+// memory, and reuses it when the copy is over.
 at::Tensor for_device(const at::Tensor& tensor, c10::Device device) {
   return device.is_cpu() || !tensor.defined() ? tensor : tensor.pin_memory();
 }
 
-// A GPU would fail as a whole, some time later, and say nothing of the token; ranks that share a
-// vocabulary would each take it for another's.
+// Throws DataError for a token outside the vocabulary. On a GPU it would cause a device error
+// later, without the token. With a vocabulary split over ranks, each rank would ignore it as
+// another rank's token.
 void check_tokens(const data::Source& source, std::uint64_t first, const at::Tensor& tokens,
                   std::int64_t least, std::int64_t vocabulary, std::int64_t ahead) {
   const auto* const all = tokens.const_data_ptr<data::Token>();
@@ -39,13 +40,13 @@ void check_tokens(const data::Source& source, std::uint64_t first, const at::Ten
       all, all + count, [&](data::Token token) { return token < least || token >= vocabulary; });
   if (bad == all + count) return;
   const std::int64_t at = bad - all, length = source.seq();
-  throw DataError(str("--data: token ", *bad, " at place ", at % length + ahead, " of ",
+  throw DataError(str("--data: token ", *bad, " at position ", at % length + ahead, " of ",
                       source.where(first + static_cast<std::uint64_t>(at / length)),
-                      ": wanted 0 to ", vocabulary - 1, ", as the model has them"));
+                      "; must be from 0 to ", vocabulary - 1, ", the vocabulary of the model"));
 }
 
-// Of a step's data, which was made outside the ledger's scope: how much of it lies ready at any
-// time would be chance.
+// Returns the bytes of a step's data. The data is made outside the ledger's scope, because the
+// amount that is prefetched at any time is not deterministic.
 std::int64_t bytes_of(const std::vector<MicroBatch>& batches) {
   std::int64_t bytes = 0;
   for (const MicroBatch& batch : batches) {
@@ -58,7 +59,7 @@ std::int64_t bytes_of(const std::vector<MicroBatch>& batches) {
   return bytes;
 }
 
-// What the phases of a GPU add up to.
+// Sums the phases of a step on a GPU.
 void put_times(StepMetrics& out, const PhaseClock::Step& times) {
   out.step_s = times.step_s;
   for (const PhaseClock::Phase& phase : times.phases) {
@@ -77,7 +78,7 @@ void put_times(StepMetrics& out, const PhaseClock::Step& times) {
   }
 }
 
-// Position of a layer or a parameter in the model: the embedding first, the head last.
+// Returns the position of a layer or a parameter in the model: the embedding first, the head last.
 std::int64_t layer_position(const std::string& name) {
   constexpr std::string_view kBlocks = "blocks.";
   if (name.starts_with(kBlocks)) return std::atoll(name.c_str() + kBlocks.size());
@@ -85,7 +86,7 @@ std::int64_t layer_position(const std::string& name) {
   return embeds ? -1 : std::numeric_limits<std::int64_t>::max();
 }
 
-// Without the "chunk1." that a rank with several chunks of the model puts before its parameters.
+// Removes the prefix "chunk1." of parameters on a rank with several chunks of the model.
 std::string whole_name(const std::string& raw) {
   return raw.starts_with("chunk") ? raw.substr(raw.find('.') + 1) : raw;
 }
@@ -97,10 +98,10 @@ PhaseClock::Time moved_by(PhaseClock::Time time, double by) {
 
 }  // namespace
 
-// The state of the engine is looked at where all of it is there: between backward and update.
+// Measures the state of the engine. Called between backward and update, when all of it exists.
 void Trainer::Impl::note_state() {
   const memory::LedgerCounts counts = ledger->counts();
-  if (counts.total.now == 0) return;  // a profiler of LibTorch has the place: [Note: device memory]
+  if (counts.total.now == 0) return;  // a LibTorch profiler replaced it: [Note: device memory]
   for (const MemoryCategory category :
        {MemoryCategory::params, MemoryCategory::grads, MemoryCategory::optimizer}) {
     std::int64_t& most = measured[std::string(name(category))];
@@ -108,7 +109,7 @@ void Trainer::Impl::note_state() {
   }
 }
 
-// A pass, or a wait for another stage, has ended; on a GPU, has been launched.
+// Called when a pass or a wait for another stage has ended; on a GPU, when it has been launched.
 void Trainer::Impl::on_span(const pipeline::Span& span) {
   const std::string name = schedule::name(span.kind);
   if (name == "forward" && ledger->counts().total.now > 0) {
@@ -131,7 +132,7 @@ void Trainer::Impl::on_span(const pipeline::Span& span) {
 }
 
 std::vector<data::Batch> Trainer::Impl::make_batches(std::uint64_t first) const {
-  const c10::ParallelGuard alone(true);  // no threads besides those that compute
+  const c10::ParallelGuard alone(true);  // do not take threads from the computation
   if (!device.is_cpu()) c10::impl::getDeviceGuardImpl(device.type())->setDevice(device);
   std::vector<data::Batch> batches;
   for (std::int64_t k = 0; k < sampler.micro_batches; ++k) {
@@ -147,7 +148,7 @@ std::vector<data::Batch> Trainer::Impl::make_batches(std::uint64_t first) const 
   return batches;
 }
 
-// With the targets of this rank that count.
+// Takes the data of the next step. `tokens` gets the number of this rank's targets that count.
 std::vector<MicroBatch> Trainer::Impl::next_batches(double& tokens) {
   const HostTime began = host_now();
   auto step = data.take(static_cast<std::uint64_t>(samples(steps_done())));
@@ -167,7 +168,7 @@ std::vector<MicroBatch> Trainer::Impl::next_batches(double& tokens) {
   return batches;
 }
 
-// The passes and the update on the CPU, with the times of both.
+// Runs the passes and the update on the CPU, and measures both.
 zero::PendingStep Trainer::Impl::step_on_host(const std::vector<MicroBatch>& batches,
                                               double tokens) {
   engine().begin({.micro_batches = static_cast<int>(batches.size()), .tokens = tokens});
@@ -220,7 +221,7 @@ void Trainer::Impl::launch() {
   const HostTime end = host_now();
   note_state();
   out.comm_exposed_s = waited_s(waited_before, waited);
-  out.step_s = seconds_between(began, end);  // on a GPU that of the launch, until more is known
+  out.step_s = seconds_between(began, end);  // on a GPU only the launch; finish() replaces it
   if (device.is_cpu()) {
     trace.span(str("step ", out.step), began, end);
     trace.begin_step(0);
@@ -241,8 +242,8 @@ void Trainer::Impl::launch() {
   under_way.push_back({out, std::move(step)});
 }
 
-// The most that was held in this step. A CUDA graph has its memory from when it was recorded, and
-// allocates nothing: then the step that was recorded counts.
+// Records the peak memory of this step. A replayed CUDA graph allocates nothing, because it owns
+// its memory since it was recorded: then the peak of the recorded step counts.
 void Trainer::Impl::note_memory(bool replayed) {
   memory::LedgerCounts counts = ledger->counts();
   const bool by_category = counts.total.now > 0;
@@ -260,14 +261,14 @@ void Trainer::Impl::note_memory(bool replayed) {
   }
 }
 
-// Returns the texts of all ranks; only this one's if communication is off.
+// Returns the texts of all ranks; only that of this rank if communication is off.
 std::vector<std::string> Trainer::Impl::texts_of_ranks(const std::string& mine) const {
   if (config.comm != "on" || world.size() == 1 || world.simulated()) return {mine};
   return parallel::gather_texts(world, mine, "what is not finite");
 }
 
-// The forward pass of a step once more, without gradients and dropout: the first layer whose output
-// is not finite, on any rank; "" if all are.
+// Repeats the forward pass of a step, without gradients and dropout. Returns the first layer whose
+// output is not finite on any rank; "" if all outputs are finite.
 std::string Trainer::Impl::non_finite_output(std::int64_t step) {
   const at::NoGradGuard no_gradients;
   std::string first;
@@ -292,9 +293,9 @@ std::string Trainer::Impl::non_finite_output(std::int64_t step) {
   return found;
 }
 
-// A loss that is not finite comes from the forward pass. Otherwise numbers went wrong in backward,
-// which runs from the last layer to the first: the last parameter whose gradient is not finite is
-// the closest to the cause.
+// If the loss is not finite, the cause is in the forward pass. Otherwise it is in backward, which
+// runs from the last layer to the first: the last parameter whose gradient is not finite is the
+// closest to the cause.
 std::string Trainer::Impl::find_non_finite(const zero::StepInfo& info, std::int64_t step) {
   if (!std::isfinite(info.loss)) {
     const std::string layer = non_finite_output(step);
@@ -341,7 +342,7 @@ void Trainer::Impl::finish(std::size_t under_way_at_most) {
       }
       trace.span(str("step ", out.step), times.began, moved_by(times.began, times.work_s));
     }
-    const bool alone = world.simulated() && world.size() > 1;  // others' values are made up
+    const bool alone = world.simulated() && world.size() > 1;  // values of other ranks are invalid
     if (out.broke() && !alone && (config.on_nan != "skip" || !found_non_finite)) {
       out.non_finite = find_non_finite(info, out.step);
       found_non_finite = true;
@@ -350,7 +351,7 @@ void Trainer::Impl::finish(std::size_t under_way_at_most) {
     if (out.broke() && config.on_nan == "stop" && !alone) {
       throw Error(str("step ", out.step, ": ", out.non_finite, " (loss ", info.loss, ", norm ",
                       info.grad_norm, "). If the loss grew before, lower --lr (now ", out.lr,
-                      ") or raise --warmup; --on-nan skip leaves such steps out"));
+                      ") or raise --warmup. --on-nan skip skips such steps."));
     }
   }
 }
@@ -362,7 +363,7 @@ void Trainer::launch() {
 
 void Trainer::finish(std::size_t under_way_at_most) {
   const memory::OwnerScope owner(impl_->ledger);
-  // On the CPU nothing is ever under way, and while a trace is written its spans stay apart.
+  // On the CPU launch() finishes the step. While a trace is recorded, steps must not overlap.
   const bool apart = impl_->device.is_cpu() || impl_->trace.keeps();
   impl_->finish(apart ? 0 : under_way_at_most);
 }

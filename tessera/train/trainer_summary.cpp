@@ -15,7 +15,7 @@ std::string samples_of(const data::Source& source) {
   const auto samples = static_cast<std::int64_t>(source.samples_per_epoch());
   if (samples == 0) return "";
   return str(" (an epoch has ", format_grouped(samples), samples == 1 ? " sample" : " samples",
-             source.separate() ? ", documents apart)" : ")");
+             source.separate() ? ", separate documents)" : ")");
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ std::string Trainer::describe() const {
           ? std::string()
           : str("learning rate ", impl.resolved.lr, ": ", impl.resolved.base_lr, " for a batch of ",
                 impl.config.lr_reference_batch, ", ",
-                impl.config.lr_scaling == "sqrt" ? "by the root of " : "times ",
+                impl.config.lr_scaling == "sqrt" ? "times the square root of " : "times ",
                 impl.resolved.global_batch, " / ", impl.config.lr_reference_batch, "\n");
   return str(shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()),
              " parameters (", plural(shape.layers, "layer"), ", width ", shape.hidden, ", ",
@@ -107,7 +107,7 @@ std::string Trainer::describe() const {
              impl.resolved.global_batch, " × ", plural(impl.resolved.seq, "token"), " = ",
              plural(impl.resolved.axes.dp(), "data-parallel rank"), " × ", impl.resolved.grad_accum,
              " × ", plural(impl.config.micro_batch, "sequence"), "\nZeRO-", impl.config.zero, ", ",
-             impl.config.layout, ", ", impl.world.size() == 1 ? "alone" : impl.world.backend(),
+             impl.config.layout, ", ", impl.world.size() == 1 ? "one rank" : impl.world.backend(),
              ", ", plural(at::get_num_threads(), "thread"), " per rank on ",
              impl.device.is_cpu() ? "the CPU" : "a GPU", "; ", impl.model.describe(), "\n",
              scaling);

@@ -82,7 +82,7 @@ TEST_F(Preflight, FilesThatAreNone) {
   expect_refused({"--data", file("random", std::string(500, 'x') + "\xff\xfe")}, 1,
                  {"--data: ", "is not text", "offset 500", "UTF-8"});
   expect_refused({"--metrics", folder}, 2, {"--metrics: ", "is a folder"});
-  expect_refused({"--metrics", waiting}, 2, {"--metrics: ", "is a pipe that nobody reads"});
+  expect_refused({"--metrics", waiting}, 2, {"--metrics: ", "is a pipe that no process reads"});
   expect_refused({"--hardware", "cpu", "--hardware-file", waiting}, 2,
                  {"--hardware-file: ", "is a pipe"});
   expect_refused({"--hardware", "cpu", "--hardware-file", folder}, 2,
@@ -104,13 +104,13 @@ TEST_F(Preflight, SettingsThatCannotBe) {
 TEST_F(Preflight, ADeviceThatIsNotThere) {
   // The same question that the program asks LibTorch; a driver of no GPU answers it with none.
   if (fs::exists("/dev/nvidia0")) GTEST_SKIP() << "there is a GPU here";
-  expect_refused({"--device", "cuda"}, 2, {"--device: got cuda", "wanted cpu"});
+  expect_refused({"--device", "cuda"}, 2, {"--device: got cuda", "must be cpu"});
 }
 
 TEST_F(Preflight, WhatCannotBeResumed) {
-  const std::string wanted = "wanted the folder of a checkpoint";
+  const std::string wanted = "must be the folder of a checkpoint";
   fs::create_directory(path("empty"));
-  expect_refused({"--resume", path("gone")}, 2, {"--resume: ", "is not there", wanted});
+  expect_refused({"--resume", path("gone")}, 2, {"--resume: ", "is missing", wanted});
   expect_refused({"--resume", ""}, 2, {"--resume: ", wanted});
   expect_refused({"--resume", path("empty")}, 2, {"is a folder without a checkpoint", wanted});
   expect_refused({"--resume", file("text", "x")}, 2, {"is a regular file", wanted});
@@ -124,7 +124,7 @@ TEST_F(Preflight, ARunsFolderIsResumedFromItsNewestCheckpoint) {
   ASSERT_EQ(first.status, 0) << first.err;
   const Outcome more = run(small({"--ranks", "2", "--steps", "6", "--resume", runs}));
   EXPECT_EQ(more.status, 0) << more.err;
-  EXPECT_TRUE(contains(more.err, "goes on after step 4")) << more.err;
+  EXPECT_TRUE(contains(more.err, "resumed after step 4")) << more.err;
 
   // Fewer steps than were done, another model, and a folder that has later checkpoints.
   const auto refused = [&](const Words& words, const Words& parts) {
@@ -147,7 +147,7 @@ TEST_F(Preflight, ARunsFolderIsResumedFromItsNewestCheckpoint) {
   fs::remove(runs + "/step-00000004/manifest.json");
   const Outcome older = run(small({"--ranks", "1", "--steps", "4", "--resume", runs}));
   EXPECT_EQ(older.status, 0) << older.err;
-  EXPECT_TRUE(contains(older.err, "goes on after step 2")) << older.err;
+  EXPECT_TRUE(contains(older.err, "resumed after step 2")) << older.err;
 }
 
 // The ranks of a launcher all find the same wrong: one of them tells, and all have the status.
@@ -183,7 +183,7 @@ TEST_F(Preflight, MetricsGoToAPipeAndToStdout) {
                "cat \"$1\" > \"$2\" & reader=$!; "
                "until \"$0\" train --layers 1 --hidden 16 --heads 2 --vocab 12 --seq 16 "
                "--micro-batch 1 --threads 1 --samples 0 --steps 2 --ranks 2 --metrics \"$1\" "
-               "2> \"$3\"; do grep -q 'nobody reads' \"$3\" || exit 9; done; wait $reader",
+               "2> \"$3\"; do grep -q 'no process reads' \"$3\" || exit 9; done; wait $reader",
                TESSERA_PROGRAM, lines, path("got"), path("err")},
               out, err);
   EXPECT_EQ(status, 0) << err.text();
@@ -220,7 +220,7 @@ TEST_F(Preflight, SettingsThatChangeNothingAreWarnedOfOnce) {
       run(small({"--steps", "1", "--ranks", "2", "--chunks", "2", "--no-prefetch"}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   for (const std::string flag : {"--chunks 2", "--no-prefetch"}) {
-    EXPECT_EQ(times_in(outcome.err, "tessera train: warning: " + flag + " changes nothing: "), 1u)
+    EXPECT_EQ(times_in(outcome.err, "tessera train: warning: " + flag + " has no effect: "), 1u)
         << outcome.err;
   }
 }

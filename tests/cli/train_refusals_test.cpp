@@ -20,7 +20,7 @@ namespace {
 TEST_F(Train, WithoutCommunicationItSaysSo) {
   const Outcome outcome = tessera(small({"--comm", "off", "--zero", "2"}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_TRUE(contains(outcome.err, "NOT SYNCHRONISED"));
+  EXPECT_TRUE(contains(outcome.err, "NOT SYNCHRONIZED"));
 }
 
 TEST_F(Train, TheMemoryLimitIsAnErrorWithTheLedger) {
@@ -136,8 +136,8 @@ TEST_F(Train, MeshesThatCannotBeAreRefusedBeforeRanksAreStarted) {
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"--sequence-parallel"}, "--sequence-parallel needs --tp 2"},
       {{"--pp", "4", "--layers", "2"}, "--layers: got 2, fewer than the 4 stages"},
-      {{"--pp", "2", "--zero", "3", "--schedule", "zb-h1"}, "--schedule zb-h1 puts off"},
-      {{"--pp", "2", "--zero", "3", "--keep-params"}, "--keep-params with --pp"},
+      {{"--pp", "2", "--zero", "3", "--schedule", "zb-h1"}, "--schedule zb-h1 defers"},
+      {{"--pp", "2", "--zero", "3", "--keep-params"}, "--keep-params is not supported with --pp"},
       {{"--tp", "3", "--heads", "4"}, "--tp 3: heads is 4"},
       {{"--tp", "2", "--sequence-parallel", "--seq", "33"}, "--seq: got 33"}};
   for (const auto& [words, expected] : cases) {

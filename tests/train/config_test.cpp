@@ -34,7 +34,7 @@ class ConfigFile {
   std::string path_;
 };
 
-// The message of the UsageError that f throws, or "".
+// Returns the message of the UsageError that f throws, or "".
 template <typename F>
 std::string refusal(F&& f) {
   try {
@@ -45,7 +45,7 @@ std::string refusal(F&& f) {
   return "";
 }
 
-TEST(Config, WhatIsPrintedReadsBackTheSame) {
+TEST(Config, PrintedSettingsParseToEqualSettings) {
   TESSERA_NEEDS_TOML();
   TrainConfig config;
   config.layers = 3;
@@ -65,7 +65,7 @@ TEST(Config, WhatIsPrintedReadsBackTheSame) {
   EXPECT_EQ(to_toml(read), to_toml(config));
 }
 
-TEST(Config, EveryFieldSurvivesOnItsOwn) {
+TEST(Config, EachFieldRoundTripsAlone) {
   for (const Field& each : fields()) {
     TrainConfig config;
     const std::string before = get(config, each);
@@ -75,7 +75,7 @@ TEST(Config, EveryFieldSurvivesOnItsOwn) {
   }
 }
 
-TEST(Config, TheDefaultLearningRateFallsWithTheSizeOfTheModel) {
+TEST(Config, DefaultLearningRateDecreasesWithModelSize) {
   EXPECT_EQ(planner::default_lr(0), 3e-3);
   EXPECT_EQ(planner::default_lr(1'000'000), 3e-3);
   EXPECT_NEAR(planner::default_lr(125'000'000), 6e-4, 1e-9);
@@ -95,7 +95,7 @@ TEST(Config, TheDefaultLearningRateFallsWithTheSizeOfTheModel) {
   EXPECT_EQ(resolve(config, 1).base_lr, large.base_lr);
 }
 
-TEST(Config, AFileChangesOnlyWhatItNames) {
+TEST(Config, FileChangesOnlySettingsThatItNames) {
   TESSERA_NEEDS_TOML();
   const ConfigFile file(
       "zero = 2\n[optimizer]\nlr = 1e-2\nclip = 3\n[run]\nmemory-limit = \"2GiB\"\n");
@@ -113,7 +113,7 @@ TEST(Config, AFileChangesOnlyWhatItNames) {
   EXPECT_EQ(named.size(), 4u);
 }
 
-TEST(Config, BadFilesAreNamedWithTheLine) {
+TEST(Config, ErrorsNameTheFileAndTheLine) {
   TESSERA_NEEDS_TOML();
   TrainConfig config;
   const auto reading = [&](const std::string& text) {
@@ -129,7 +129,7 @@ TEST(Config, BadFilesAreNamedWithTheLine) {
       contains(refusal([&] { read_config(config, "/nowhere.toml", nullptr); }), "--config"));
 }
 
-TEST(Config, WhatIsNoRegularFileIsToldAndNotWaitedFor) {
+TEST(Config, RejectsNonRegularFilesWithoutBlocking) {
   TESSERA_NEEDS_TOML();
   const TemporaryFolder folder;
   const std::string pipe = folder / "pipe";
@@ -147,7 +147,7 @@ TEST(Config, WhatIsNoRegularFileIsToldAndNotWaitedFor) {
   }
 }
 
-TEST(Config, AFileThatIsTooLongIsNotParsed) {
+TEST(Config, RejectsTooLongFilesWithoutParsing) {
   TESSERA_NEEDS_TOML();
   const std::string line = "# a comment that means nothing at all\n";
   std::string text = "steps = 7\n";
@@ -168,7 +168,7 @@ TEST(Config, AFileThatIsTooLongIsNotParsed) {
   EXPECT_EQ(config, TrainConfig{});
 }
 
-TEST(Config, AFileThatFailsChangesNothingAndSaysAKeyOnce) {
+TEST(Config, RejectsDuplicateKeysAndChangesNothing) {
   TESSERA_NEEDS_TOML();
   TrainConfig config;
   EXPECT_NE(refusal([&] { parse_config(config, "steps = 7\nzero = 9\n", "f"); }), "");
@@ -178,7 +178,7 @@ TEST(Config, AFileThatFailsChangesNothingAndSaysAKeyOnce) {
   EXPECT_TRUE(contains(twice, "line 2") && contains(twice, "line 4")) << twice;
 }
 
-TEST(Config, TextsAndCommentsMayHoldAnyCharacter) {
+TEST(Config, StringsAndCommentsMayContainAnyCharacter) {
   TESSERA_NEEDS_TOML();
   TrainConfig config;
   parse_config(config, "# für\n[data]\ndata = \"b\u00fccher \\\" é.txt\" # ü\nsave = 'ö'\n", "f");
@@ -192,8 +192,8 @@ TEST(Config, TextsAndCommentsMayHoldAnyCharacter) {
   EXPECT_TRUE(contains(refusal([&] { parse_config(read, "\nsteps = é\n", "f"); }), "line 2"));
 }
 
-// A hundred thousand tables, one in the other, would end the program when they are freed.
-TEST(Config, KeysOfManyPartsAreRefused) {
+// Freeing 100,000 nested tables would overflow the stack.
+TEST(Config, RejectsKeysOfManyParts) {
   TESSERA_NEEDS_TOML();
   std::string key = "a";
   for (int i = 0; i < 100'000; ++i) key += ".a";
@@ -204,8 +204,8 @@ TEST(Config, KeysOfManyPartsAreRefused) {
   }
 }
 
-// Whatever is done to a good file: it is read or refused, and what is read is within its bounds.
-TEST(Config, MutatedFilesAreReadOrRefused) {
+// A damaged file is parsed or rejected, and parsed values are within their bounds.
+TEST(Config, MutatedFilesAreParsedOrRejected) {
   TESSERA_NEEDS_TOML();
   const std::string seed = to_toml({});
   const std::vector<std::string> words = {
@@ -243,7 +243,7 @@ TEST(Config, MutatedFilesAreReadOrRefused) {
   EXPECT_GT(good, 100);
 }
 
-TEST(Config, ValuesOutOfBoundsAreRefusedByName) {
+TEST(Config, RejectsValuesOutOfBoundsByName) {
   TrainConfig config;
   const auto setting = [&](const char* name, const char* text) {
     return refusal([&] { set(config, field(name), text); });
@@ -269,11 +269,11 @@ TEST(Config, ValuesOutOfBoundsAreRefusedByName) {
   EXPECT_TRUE(contains(setting("checkpoint-activations", "al"), "none, selective, full"));
   EXPECT_TRUE(contains(setting("memory-limit", "2G"), "--memory-limit"));
   EXPECT_TRUE(contains(setting("prefetch", "maybe"), "true or false"));
-  EXPECT_TRUE(contains(refusal([] { field("learning-rate"); }), "no setting"));
+  EXPECT_TRUE(contains(refusal([] { field("learning-rate"); }), "not a setting"));
   EXPECT_EQ(config, TrainConfig{});
 }
 
-TEST(Resolve, GlobalBatch) {
+TEST(Resolve, ComputesGlobalBatchAndAccumulation) {
   TrainConfig config;
   config.micro_batch = 4;
   EXPECT_EQ(resolve(config, 2).global_batch, 8);
@@ -286,16 +286,16 @@ TEST(Resolve, GlobalBatch) {
   config.grad_accum = 3;
   EXPECT_EQ(resolve(config, 2).grad_accum, 3);
   const std::string both = refusal([&] { resolve(config, 3); });
-  EXPECT_TRUE(contains(both, "--grad-accum: got 3") && contains(both, "makes 2")) << both;
+  EXPECT_TRUE(contains(both, "--grad-accum: got 3") && contains(both, "requires 2")) << both;
   config.grad_accum = 0;
   config.global_batch = 27;
   const std::string uneven = refusal([&] { resolve(config, 2); });
   EXPECT_TRUE(contains(uneven, "--global-batch: got 27") && contains(uneven, "24 or 32")) << uneven;
   config.global_batch = 3;
-  EXPECT_TRUE(contains(refusal([&] { resolve(config, 2); }), "wanted 8"));
+  EXPECT_TRUE(contains(refusal([&] { resolve(config, 2); }), "such as 8"));
 }
 
-TEST(Resolve, ModelsByNameAndBySize) {
+TEST(Resolve, FindsModelsByNameAndBySizes) {
   TrainConfig config;
   EXPECT_EQ(resolve(config, 1).model.name, "gpt-tiny");
   config.layers = 6;
@@ -322,14 +322,14 @@ TEST(Resolve, ModelsByNameAndBySize) {
   EXPECT_TRUE(contains(refusal([&] { resolve(config, 1); }), "--positions: got 64"));
 }
 
-TEST(Resolve, WhatDoesNotFitTogether) {
+TEST(Resolve, RejectsContradictingSettings) {
   const auto refused = [](auto change) {
     TrainConfig config;
     change(config);
     return refusal([&] { resolve(config, 2); });
   };
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.seq = 257; }), "--seq: got 257"));
-  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.vocab = 11; }), "12 or more"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.vocab = 11; }), "at least 12"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.hardware_file = "f"; }), "--hardware"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) {
                          c.micro_batch = 1'000'000'000;
@@ -338,15 +338,15 @@ TEST(Resolve, WhatDoesNotFitTogether) {
                        "10^15 tokens"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "1:2"; }), "--max-restarts"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "2:1"; }), "FEWEST:MOST"));
-  // The run has two.
-  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "3:8"; }), "ranks from 3 to 8"));
-  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "1:1"; }), "ranks from 1 to 1"));
+  // The run has two ranks.
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "3:8"; }), "must be from 3 to 8"));
+  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.elastic = "1:1"; }), "must be from 1 to 1"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.resume = "auto"; }), "--save"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) {
                          c.vocab = 100;
                          c.data = "x.txt";
                        }),
-                       "256 or more"));
+                       "at least 256"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.warmup = 241; }), "--warmup is 241"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.zero = 4; }), "--zero"));
   EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.layout = "2,6,12"; }), "--layout"));
@@ -354,7 +354,7 @@ TEST(Resolve, WhatDoesNotFitTogether) {
   EXPECT_EQ(refused([](TrainConfig& c) { c.steps = 1; }), "");
 }
 
-TEST(Resolve, CommOffPlansForOneRankAndKeepsTheBatch) {
+TEST(Resolve, CommOffPlansOneRankAndKeepsTheBatch) {
   TrainConfig config;
   config.comm = "off";
   config.zero = 2;
@@ -364,7 +364,7 @@ TEST(Resolve, CommOffPlansForOneRankAndKeepsTheBatch) {
   EXPECT_EQ(plan(config, resolved).sent_bytes(), 0);
 }
 
-TEST(Resolve, SgdKeepsFewerMoments) {
+TEST(Resolve, SgdHasFewerMoments) {
   TrainConfig config;
   config.optimizer = "sgd";
   EXPECT_EQ(resolve(config, 2).layout.optimizer(), 4);
@@ -377,14 +377,14 @@ TEST(Resolve, SgdKeepsFewerMoments) {
   EXPECT_EQ(resolve(config, 2).layout.matrix_moments, 4);
 }
 
-// With the same batch on fewer ranks: only numbers that make whole replicas and divide it.
-TEST(Config, RanksToGoOnWith) {
+// Fewer ranks keep the batch: their number must make whole replicas and divide it.
+TEST(Config, ElasticRestartsWithRanksThatDivideTheBatch) {
   TrainConfig config;
   config.micro_batch = 2;
   config.global_batch = 24;
   config.save = "runs";
   config.max_restarts = 1;
-  EXPECT_EQ(ranks_that_fit(config, resolve(config, 4), 4, 3), 4);  // not elastic: start it again
+  EXPECT_EQ(ranks_that_fit(config, resolve(config, 4), 4, 3), 4);  // not elastic: the same number
   config.elastic = "2:4";
   const Resolved resolved = resolve(config, 4);
   for (const auto& [left, wanted] : {std::pair{3, 3}, {2, 2}, {1, 0}, {0, 0}}) {

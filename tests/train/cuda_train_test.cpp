@@ -1,4 +1,4 @@
-// Training on a GPU: memory, times and steps that overlap. Skipped where there is none.
+// Training on a GPU: memory, times and overlapping steps. Skipped without a GPU.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ class CudaTrain : public ::testing::Test {
   }
 };
 
-TEST_F(CudaTrain, StepsThatOverlapAreTheSameSteps) {
+TEST_F(CudaTrain, OverlappingStepsEqualSequentialSteps) {
   for (const char* graph : {"off", "auto"}) {
     TrainConfig run = config();
     run.cuda_graph = graph;
@@ -49,7 +49,7 @@ TEST_F(CudaTrain, StepsThatOverlapAreTheSameSteps) {
     for (int i = 0; i < run.steps; ++i) {
       halves.launch();
       halves.finish(1);
-      EXPECT_EQ(halves.history().size(), static_cast<std::size_t>(i));  // one is under way
+      EXPECT_EQ(halves.history().size(), static_cast<std::size_t>(i));  // one is unfinished
       EXPECT_EQ(halves.steps_done(), i + 1);
     }
     halves.finish();
@@ -61,7 +61,7 @@ TEST_F(CudaTrain, StepsThatOverlapAreTheSameSteps) {
   }
 }
 
-TEST_F(CudaTrain, TimesAreThoseOfTheDevice) {
+TEST_F(CudaTrain, MeasuresDeviceTimes) {
   TrainConfig run = config();
   run.cuda_graph = "off";
   Trainer apart(run, comm::Group());
@@ -89,12 +89,12 @@ TEST_F(CudaTrain, TimesAreThoseOfTheDevice) {
   if (graph.graph_note().find("ran as one") != std::string::npos) {
     EXPECT_GT(last.graph_s, 0);
     EXPECT_EQ(last.forward_s, 0);
-    // The memory of the recorded step counts for those that replay it.
+    // Replayed steps report the memory of the recorded step.
     EXPECT_GE(last.mem_peak_bytes, graph.history()[1].mem_peak_bytes * 9 / 10);
   }
 }
 
-TEST_F(CudaTrain, PredictedStateIsMeasured) {
+TEST_F(CudaTrain, MeasuredStateEqualsPrediction) {
   for (const char* layout : {"bf16", "fp32"}) {
     for (const char* graph : {"off", "auto"}) {
       TrainConfig run = config();
@@ -114,7 +114,7 @@ TEST_F(CudaTrain, PredictedStateIsMeasured) {
           EXPECT_LE(std::abs(off), 0.01) << layout << " " << part;
         }
       }
-      // What the ledger counts is what the allocator has handed out since the trainer was made.
+      // The ledger counts all memory that the allocator returned since the trainer was made.
       const auto usage = memory::device_usage(c10::Device(c10::kCUDA, 0));
       ASSERT_TRUE(usage.has_value());
       EXPECT_NEAR(static_cast<double>(trainer.ledger().counts().total.now),
@@ -123,7 +123,7 @@ TEST_F(CudaTrain, PredictedStateIsMeasured) {
   }
 }
 
-TEST_F(CudaTrain, TheLimitIsKeptAndItsErrorHasTheLedger) {
+TEST_F(CudaTrain, ErrorAtMemoryLimitIncludesTheLedger) {
   TrainConfig run = config();
   run.micro_batch = 64;
   run.memory_limit = 700'000'000;
@@ -141,13 +141,13 @@ TEST_F(CudaTrain, TheLimitIsKeptAndItsErrorHasTheLedger) {
   } catch (const UsageError& error) {
     GTEST_SKIP() << "skipped: " << error.what();
   }
-  // The process goes on, and without a limit there is none.
+  // The process continues, and a run without a limit succeeds.
   run.memory_limit = 0;
   Trainer trainer(run, comm::Group());
   EXPECT_GT(trainer.step().mem_peak_bytes, 700'000'000);
 }
 
-TEST_F(CudaTrain, NothingIsLeftBehind) {
+TEST_F(CudaTrain, FreesAllMemory) {
   const c10::Device gpu(c10::kCUDA, 0);
   at::empty({1}, at::device(gpu));
   const auto run_once = [&] {

@@ -1,5 +1,4 @@
-// One process plays rank 0 of many: what it holds is what the formulas say, for any number of
-// ranks.
+// One process simulates rank 0 of many: its memory equals the formulas, for any number of ranks.
 
 #include <gtest/gtest.h>
 
@@ -46,7 +45,7 @@ void expect_as_planned(const TrainConfig& config, int ranks, const std::string& 
   }
 }
 
-TEST(Dry, ARankHoldsAndSendsWhatIsPlanned) {
+TEST(Dry, MemoryAndTrafficEqualThePlan) {
   for (const char* stage : {"0", "1", "2", "3"}) {
     for (const int ranks : {1, 2, 8, 64}) {
       const std::string count = std::to_string(ranks);
@@ -58,8 +57,8 @@ TEST(Dry, ARankHoldsAndSendsWhatIsPlanned) {
   expect_as_planned(dry_config({{"zero", "3"}, {"ranks", "8"}, {"gather", "copy"}}), 8, "copies");
 }
 
-// One process plays any rank of any mesh.
-TEST(Dry, EveryCoordinateHoldsAndSendsWhatIsPlanned) {
+// One process simulates any rank of any mesh.
+TEST(Dry, MemoryAndTrafficEqualThePlanAtEveryCoordinate) {
   for (const char* mesh : {"dp=2,tp=2", "dp=2,pp=2", "dp=1,tp=2,pp=2", "dp=4,dp_replicate=2",
                            "dp=4,dp_replicate=2,tp=2,pp=2"}) {
     const Axes axes = mesh;
@@ -71,7 +70,7 @@ TEST(Dry, EveryCoordinateHoldsAndSendsWhatIsPlanned) {
   }
 }
 
-TEST(Dry, TheRankToPlayIsNamedByItsCoordinate) {
+TEST(Dry, CoordinateSelectsTheSimulatedRank) {
   TrainConfig config = dry_config({{"dry-rank", "tp=1,dp=2,pp=1"}});
   config.axes = "dp=4,dp_replicate=2,tp=2,pp=2";
   EXPECT_EQ(dry_rank(config), 1 + 2 * 0 + 4 * 1 + 8 * 1);
@@ -81,16 +80,16 @@ TEST(Dry, TheRankToPlayIsNamedByItsCoordinate) {
   }
 }
 
-TEST(Dry, NothingIsSavedOrResumed) {
+TEST(Dry, RejectsSaveAndResume) {
   for (const char* flag : {"save", "resume"}) {
     const TrainConfig config = dry_config({{flag, "somewhere"}});
     EXPECT_TRUE(contains(error_of([&] { resolve(config, 8); }), "--" + std::string(flag))) << flag;
   }
 }
 
-// The backend for devices, on memory of the host: others' shards are this rank's own, and what is
-// received is zero.
-TEST(Dry, ADevicesValuesAreMadeUpFromThisRanks) {
+// The device backend, on host memory: shards of other ranks are copies of this rank's shard, and
+// received data is zero.
+TEST(Dry, DeviceBackendCopiesOwnShards) {
   using comm::Collective;
   for (const int ranks : {1, 2, 5}) {
     const auto host = comm::dry::make_backend(0, ranks, "world");
@@ -120,7 +119,7 @@ TEST(Dry, ADevicesValuesAreMadeUpFromThisRanks) {
     backend->submit(receive).wait();
     EXPECT_EQ(part, std::vector<float>(4, 0));
     EXPECT_EQ(backend->traffic().sent_bytes,
-              2 * ring_bytes(gather, ranks, 0));  // what is received is not sent
+              2 * ring_bytes(gather, ranks, 0));  // a receive sends nothing
   }
 }
 

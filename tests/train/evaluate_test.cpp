@@ -1,5 +1,4 @@
-// Evaluation: the same number on every mesh, in training and afterwards, and training none the
-// wiser.
+// Evaluation: equal on every mesh, during training and afterwards, and without effect on training.
 
 #include "tessera/train/evaluate.h"
 
@@ -25,7 +24,7 @@ class Evaluate : public ::testing::Test {
  protected:
   void SetUp() override {
     std::ofstream text(folder / "text.txt");
-    // Not a whole number of windows, let alone of batches.
+    // Neither a whole number of windows nor of batches.
     for (int i = 0; i < 211; ++i) text << "line " << i * i % 97 << " of a text\n";
   }
   TrainConfig config(int dp, int tp, int pp, int zero) const {
@@ -82,7 +81,7 @@ Trained train_on(const TrainConfig& config, bool evaluates, bool saves = false) 
   return out;
 }
 
-TEST_F(Evaluate, LeavesNoTraceInTraining) {
+TEST_F(Evaluate, DoesNotAffectTraining) {
   std::vector<double> first;
   for (const auto& [dp, tp, pp, zero] : std::vector<std::array<int, 4>>{{1, 1, 1, 0},
                                                                         {2, 1, 1, 0},
@@ -99,14 +98,14 @@ TEST_F(Evaluate, LeavesNoTraceInTraining) {
     EXPECT_EQ(with.losses, without.losses);
     ASSERT_EQ(with.evaluations.size(), 3U);
     EXPECT_LT(with.evaluations[2], with.evaluations[0]);
-    // And the same on every mesh. Parameters differ in their last digits after some steps.
+    // Equal on every mesh, but parameters differ in their last digits after some steps.
     if (first.empty()) first = with.evaluations;
     EXPECT_NEAR(with.evaluations[0], first[0], 1e-6 * first[0]);
     EXPECT_NEAR(with.evaluations[2], first[2], 1e-4 * first[2]);
   }
 }
 
-TEST_F(Evaluate, IsTheSameOnEveryMeshFromACheckpointOfAnother) {
+TEST_F(Evaluate, IsEqualOnEveryMeshFromAnyCheckpoint) {
   const TrainConfig run = config(2, 1, 1, 2);
   const Trained trained = train_on(run, true, true);
   data::DataOptions read;
@@ -126,7 +125,7 @@ TEST_F(Evaluate, IsTheSameOnEveryMeshFromACheckpointOfAnother) {
       EXPECT_EQ(got.tokens, wanted.tokens);
     });
   }
-  // Each token but the first is predicted once; in training's batches too.
+  // Each token but the first is predicted once, also in training batches.
   EXPECT_EQ(wanted.tokens, static_cast<std::int64_t>(fs::file_size(run.val_data)) - 1);
   EXPECT_NEAR(wanted.loss(), trained.evaluations.back(), 1e-6 * wanted.loss());
   EXPECT_NEAR(wanted.perplexity(), std::exp(wanted.loss()), 1e-9);
@@ -134,7 +133,7 @@ TEST_F(Evaluate, IsTheSameOnEveryMeshFromACheckpointOfAnother) {
   EXPECT_NEAR(wanted.bits_per_byte(), wanted.loss() / std::log(2.0), 1e-3);
 }
 
-TEST_F(Evaluate, TakesAsManyBatchesAsItIsTold) {
+TEST_F(Evaluate, EvaluatesTheGivenNumberOfBatches) {
   const TrainConfig run = config(1, 1, 1, 0);
   train_on(run, false, true);
   data::DataOptions read;
@@ -152,8 +151,8 @@ TEST_F(Evaluate, TakesAsManyBatchesAsItIsTold) {
   EXPECT_EQ(batches_of(*endless, 4, 7), 7);
 }
 
-// Nothing is rounded unless somebody asks for it.
-TEST_F(Evaluate, ReadsAFolderInATypeThatHoldsIt) {
+// Parameters are not rounded by default.
+TEST_F(Evaluate, ReadsAFolderInATypeWithoutRounding) {
   for (const auto& [dtype, type] :
        {std::pair(DType::f32, at::kFloat), std::pair(DType::bf16, at::kBFloat16),
         std::pair(DType::f16, at::kFloat)}) {
@@ -163,20 +162,20 @@ TEST_F(Evaluate, ReadsAFolderInATypeThatHoldsIt) {
   }
 }
 
-TEST_F(Evaluate, SaysWhatIsNoModel) {
-  EXPECT_TRUE(contains(error_of([&] { open_model(folder / "none"); }), "not there"));
+TEST_F(Evaluate, RejectsPathsWithoutAModel) {
+  EXPECT_TRUE(contains(error_of([&] { open_model(folder / "none"); }), "missing"));
   EXPECT_TRUE(contains(error_of([&] { open_model(folder / "text.txt"); }), "a regular file"));
   EXPECT_TRUE(contains(error_of([&] { open_model(folder); }), "a folder without a model"));
 }
 
-TEST_F(Evaluate, NeedsDataToValidateOn) {
+TEST_F(Evaluate, NeedsValidationData) {
   TrainConfig run = config(1, 1, 1, 0);
   run.val_data.clear();
   run.eval_every = 2;
-  EXPECT_TRUE(contains(error_of([&] { resolve(run, 1); }), "--eval-every needs data"));
+  EXPECT_TRUE(contains(error_of([&] { resolve(run, 1); }), "--eval-every needs validation data"));
 }
 
-TEST(LearningRate, GrowsWithTheBatchAsAsked) {
+TEST(LearningRate, ScalesWithTheBatch) {
   TrainConfig run;
   run.lr = 1e-3;
   run.micro_batch = 32;
@@ -190,7 +189,7 @@ TEST(LearningRate, GrowsWithTheBatchAsAsked) {
   EXPECT_DOUBLE_EQ(resolve(run, 2).lr, 2e-3);
   run.lr_scaling = "none";
   EXPECT_TRUE(contains(error_of([&] { resolve(run, 2); }), "--lr-scaling"));
-  // It is what a step is taken with, and what the run says of itself.
+  // Steps use this rate, and describe() prints it.
   run.lr_scaling = "linear";
   run.layers = 1;
   run.hidden = 16;

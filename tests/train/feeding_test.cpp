@@ -1,4 +1,4 @@
-// What training reads: epochs, mixtures, documents and masks on meshes, and where a run goes on.
+// Data of training: epochs, mixtures, documents and masks on meshes, and resumed runs.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 class Feeding : public ::testing::Test {
  protected:
   std::string operator/(const std::string& name) const { return (folder_ / name).string(); }
-  // Tokens below `vocab`, as nanoGPT writes them.
+  // Writes tokens below `vocab` in the format of nanoGPT.
   std::string bin(const std::string& name, std::size_t count, std::uint16_t vocab = 64) const {
     std::mt19937 random(static_cast<unsigned>(count));
     std::vector<std::uint16_t> tokens(count);
@@ -63,7 +63,7 @@ TrainConfig config_of(const std::string& data, std::int64_t dp = 1, std::int64_t
   return config;
 }
 
-// Trains to the end, or to a step; what the losses of rank 0 were, step by step.
+// Trains to the end or to a step. Returns the losses of rank 0 by step.
 std::vector<double> losses(const TrainConfig& config, std::int64_t to = 1 << 20) {
   std::vector<double> out;
   const auto ranks = static_cast<int>(config.axes.dp() * config.axes.tp() * config.axes.pp());
@@ -86,7 +86,7 @@ void expect_near(const std::vector<double>& got, const std::vector<double>& want
   for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-5 * want[i]) << i;
 }
 
-TEST_F(Feeding, EpochsGiveTheSteps) {
+TEST_F(Feeding, EpochsDetermineTheNumberOfSteps) {
   TrainConfig config = config_of(bin("a.bin", 8 * 11 + 1));  // 11 samples
   config.epochs = 3;                                         // 33 samples, 8.25 steps of 4
   EXPECT_EQ(resolve(config, 1).steps, 8);
@@ -107,9 +107,9 @@ TEST_F(Feeding, EpochsGiveTheSteps) {
   EXPECT_TRUE(contains(error_of([&] { resolve(config, 1); }), "11 samples, fewer than the 12"));
 }
 
-// The padding of a last batch is not learnt: with one real sample in it, on the rank that has it
-// and on one that has none, the loss is that of this sample.
-TEST_F(Feeding, ALastBatchIsPadded) {
+// The padding of a last batch is not learned: if it has one real sample, the loss is that of this
+// sample, on the rank that has it and on one that has none.
+TEST_F(Feeding, PadsTheLastBatch) {
   TrainConfig config = config_of(bin("a.bin", 8 * 9 + 1));  // 9 samples: 4, 4, 1
   config.epochs = 1;
   config.last_batch = "pad";
@@ -138,8 +138,8 @@ TEST_F(Feeding, ALastBatchIsPadded) {
   for (const double loss : piped) EXPECT_TRUE(std::isfinite(loss));
 }
 
-// Interrupted anywhere, in the middle of an epoch too: the same bits as without.
-TEST_F(Feeding, AResumedRunReadsOn) {
+// A run that is interrupted at any step, also within an epoch, is bitwise equal.
+TEST_F(Feeding, ResumedRunContinuesWithTheNextSample) {
   const std::string a = bin("a.bin", 8 * 13 + 1), b = bin("b.bin", 8 * 7 + 1);
   for (const std::string& data : {a, str(a, "=0.7,", b, "=0.3"), a + "," + b}) {
     TrainConfig config = config_of(data, 2, 1);
@@ -155,7 +155,7 @@ TEST_F(Feeding, AResumedRunReadsOn) {
       const std::vector<double> rest = losses(part);
       got.insert(got.end(), rest.begin(), rest.end());
       EXPECT_EQ(got, whole) << data << " stopped at " << stop;
-      // On another mesh and with another micro-batch: the same samples.
+      // Another mesh and another micro-batch get the same samples.
       TrainConfig other = config_of(data, 1, 4);
       other.epochs = 2;
       other.resume = str(part.save, "/step-0000000", stop);
@@ -165,8 +165,8 @@ TEST_F(Feeding, AResumedRunReadsOn) {
   }
 }
 
-// With another batch a run goes on with the next sample, and ends where the last epoch does.
-TEST_F(Feeding, AnotherBatchEndsWithTheEpochsToo) {
+// With another batch a run continues with the next sample, and ends with the last epoch.
+TEST_F(Feeding, ResumedRunWithAnotherBatchEndsWithTheEpochs) {
   TrainConfig config = config_of(bin("a.bin", 8 * 22 + 1));
   config.epochs = 1;  // 22 samples: five steps of 4 and 2 left
   config.lr = 0;
@@ -188,7 +188,7 @@ TEST_F(Feeding, AnotherBatchEndsWithTheEpochsToo) {
   expect_near(rest, {mean(8, 14), mean(14, 20), mean(20, 22)});
 }
 
-TEST_F(Feeding, ReadingAheadChangesNothing) {
+TEST_F(Feeding, PrefetchingDoesNotChangeResults) {
   TrainConfig config = config_of(bin("a.bin", 500), 2, 1);
   config.steps = 6;
   const std::vector<double> want = losses(config);
@@ -198,17 +198,17 @@ TEST_F(Feeding, ReadingAheadChangesNothing) {
   }
 }
 
-TEST_F(Feeding, TokensThatTheModelDoesNotHaveAreNamed) {
+TEST_F(Feeding, ErrorNamesTokensOutsideTheVocabulary) {
   TrainConfig config = config_of(bin("a.bin", 500, 70));
   config.steps = 100;
-  // Before the first step, with the place.
+  // Checked before the first step; the error has the position.
   const std::string before =
       error_of([&] { static_cast<void>(check_run(config, resolve(config, 1), 1)); });
   EXPECT_TRUE(contains(before, "document 0")) << before;
-  // And where nobody has checked.
+  // Also without that check.
   const std::string during = error_of([&] { losses(config); });
   EXPECT_TRUE(contains(during, "--data: token 6")) << during;
-  EXPECT_TRUE(contains(during, "wanted 0 to 63")) << during;
+  EXPECT_TRUE(contains(during, "must be from 0 to 63")) << during;
   TrainConfig validated = config_of(bin("b.bin", 500));
   validated.val_data = *this / "a.bin";
   EXPECT_TRUE(
@@ -216,8 +216,8 @@ TEST_F(Feeding, TokensThatTheModelDoesNotHaveAreNamed) {
                "a.bin"));
 }
 
-// Documents that share a row but do not see each other have the losses of documents alone.
-TEST_F(Feeding, SeparateDocumentsAreAsIfAlone) {
+// Separate documents in one row have the losses of documents in rows of their own.
+TEST_F(Feeding, SeparateDocumentsHaveTheLossesOfSingleDocuments) {
   constexpr int kLength = 16;  // with the token that ends it: two fill a row of 32
   std::mt19937 random(5);
   std::ofstream lines(*this / "lines.jsonl");
@@ -267,8 +267,8 @@ TEST_F(Feeding, SeparateDocumentsAreAsIfAlone) {
   }
 }
 
-// Only responses are learnt, in rows of their own or packed.
-TEST_F(Feeding, OnlyResponsesAreLearnt) {
+// Only responses have targets, in separate rows or packed.
+TEST_F(Feeding, OnlyResponsesHaveTargets) {
   std::ofstream lines(*this / "pairs.jsonl");
   for (int i = 0; i < 20; ++i) {
     lines << "{\"prompt\": \"" << std::string(static_cast<std::size_t>(3 + i % 4), 'q')
@@ -291,7 +291,7 @@ TEST_F(Feeding, OnlyResponsesAreLearnt) {
     const Resolved resolved = resolve(config, 2);
     const auto source = make_source(config, resolved);
     std::int64_t learnt = 0;
-    for (std::int64_t i = 0; i < resolved.samples_in_all; ++i) {
+    for (std::int64_t i = 0; i < resolved.total_samples; ++i) {
       const data::Batch batch = source->batch(static_cast<std::uint64_t>(i), 1);
       learnt += batch.predicted;
       for (std::int64_t t = 0; t < batch.targets.size(1); ++t) {
@@ -308,8 +308,8 @@ TEST_F(Feeding, OnlyResponsesAreLearnt) {
   }
 }
 
-// What was learnt of one tokenizer's ids means nothing with another's.
-TEST_F(Feeding, AnotherTokenizerIsRefused) {
+// Token ids of another tokenizer have different meanings.
+TEST_F(Feeding, RejectsAnotherTokenizer) {
   std::ofstream(*this / "a.txt") << std::string(300, 'a');
   TrainConfig config = config_of(*this / "a.txt");
   config.vocab = 256;
@@ -326,7 +326,7 @@ TEST_F(Feeding, AnotherTokenizerIsRefused) {
   EXPECT_TRUE(contains(problem, "another tokenizer (" + resolved.tokenizer)) << problem;
 }
 
-TEST_F(Feeding, WaitingForDataIsMeasured) {
+TEST_F(Feeding, MeasuresWaitsForData) {
   TrainConfig config = config_of(bin("a.bin", 500));
   config.steps = 3;
   comm::run_threads(1, [&](std::shared_ptr<comm::Backend> backend) {

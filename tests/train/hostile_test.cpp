@@ -1,4 +1,4 @@
-// --resume on every hostile checkpoint: an error that says why, or a sound start.
+// --resume on every hostile checkpoint: an error with the reason, or a correct start.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// So much more memory than now, for as long as it lives: what asks for more fails.
+// Limits the memory of the process to the current use plus a margin, while it exists.
 class MemoryBound {
  public:
   explicit MemoryBound(rlim_t bytes) {
@@ -55,7 +55,7 @@ TrainConfig small_config() {
   return config;
 }
 
-// What it threw, or "" and the steps that had been done.
+// Result of a start: its error or "", and the number of steps done before it.
 struct Start {
   std::string error;
   std::int64_t steps = 0;
@@ -76,7 +76,7 @@ Start start(const TrainConfig& config) {
   return out;
 }
 
-TEST(HostileResume, AnErrorOrASoundStart) {
+TEST(HostileResume, ReportsAnErrorOrStartsCorrectly) {
   const TemporaryFolder made;
   const fs::path folder = made.path;
   TrainConfig config = small_config();
@@ -103,7 +103,7 @@ TEST(HostileResume, AnErrorOrASoundStart) {
                      checkpoint::write_manifest(at, checkpoint::sealed(body));
                    }});
   }
-  // A count that is read, but not with this batch.
+  // A valid count that overflows with this batch.
   all.push_back({"more steps than samples can be counted", true, [](const std::string& at) {
                    std::string body = checkpoint::manifest_body(at);
                    const std::string before = "\"step\": 2,";

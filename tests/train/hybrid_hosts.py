@@ -16,7 +16,7 @@ COMMON = ("train --backend two-level --layers 2 --hidden 64 --heads 4 --vocab 64
 
 
 def parameters(program, *flags):
-    """The hash of the parameters that a run ends with."""
+    """Returns the hash of the final parameters of a run."""
     done = subprocess.run([TWO_HOSTS, "2", "--", program, *COMMON, *flags], capture_output=True,
                           text=True, timeout=200)
     if done.returncode == 77:

@@ -1,4 +1,4 @@
-// No setting is ignored in silence.
+// Warnings for settings without effect.
 
 #include "tessera/train/idle_settings.h"
 
@@ -23,13 +23,13 @@ std::vector<std::string> idle_of(const Given& given) {
 
 struct IdleCase {
   std::string name, value;
-  Given acts_with;  // what it needs
-  Given besides{};  // in both runs
+  Given acts_with;  // settings that it needs
+  Given besides{};  // settings of both runs
 };
 
-TEST(IdleSettings, ARunAsItComesHasNone) { EXPECT_EQ(idle_of({}), std::vector<std::string>()); }
+TEST(IdleSettings, DefaultRunHasNone) { EXPECT_EQ(idle_of({}), std::vector<std::string>()); }
 
-TEST(IdleSettings, AreNamedWhereTheyChangeNothing) {
+TEST(IdleSettings, NamesSettingsWithoutEffect) {
   const std::vector<IdleCase> cases = {
       {"lora-alpha", "8", {{"lora-rank", "4"}}},
       {"lora-targets", "all", {{"lora-rank", "4"}}},
@@ -76,14 +76,14 @@ TEST(IdleSettings, AreNamedWhereTheyChangeNothing) {
                              : each.value == "true"
                                  ? "--" + each.name
                                  : "--" + each.name + " " + get(set_alone, field(each.name));
-    EXPECT_TRUE(contains(lines[0], flag + " changes nothing: it acts ")) << lines[0];
-    if (each.acts_with.empty()) continue;  // with files, which are not here
+    EXPECT_TRUE(contains(lines[0], flag + " has no effect: it applies only ")) << lines[0];
+    if (each.acts_with.empty()) continue;  // needs files, which this test does not have
     given.insert(given.end(), each.acts_with.begin(), each.acts_with.end());
     EXPECT_EQ(idle_of(given), std::vector<std::string>()) << each.name;
   }
 }
 
-TEST(IdleSettings, AGraphIsRefusedWhereThereIsNoGpu) {
+TEST(IdleSettings, RejectsCudaGraphsWithoutGpu) {
   TrainConfig config;
   config.cuda_graph = "on";
   EXPECT_TRUE(

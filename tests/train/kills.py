@@ -26,7 +26,7 @@ HANG = 60  # seconds without a step
 
 
 def processes(folder):
-    """Ids and parents of all processes that were told of this folder."""
+    """Returns ids and parents of all processes that have this folder in their arguments."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -48,7 +48,7 @@ def parent_of(pid):
 
 
 def is_rank(pid):
-    """Not the launcher's own helper."""
+    """Returns False for the launcher's helper process."""
     try:
         return b"\0RANK=" in b"\0" + pathlib.Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -56,7 +56,7 @@ def is_rank(pid):
 
 
 def forgotten_memory(before):
-    """Names of shared memory that have come since, and that no process has mapped."""
+    """Returns names of new shared memory that no process has mapped."""
     names = set(os.listdir("/dev/shm")) - before
     for entry in pathlib.Path("/proc").iterdir():
         if names and entry.name.isdigit():
@@ -89,7 +89,7 @@ class Run:
         return self.metrics.stat().st_size if self.metrics.exists() else 0
 
     def step(self):
-        """The last one of this attempt, 0 while it starts."""
+        """Returns the last step of this attempt; 0 while it starts."""
         if self.size() <= self.seen:
             return 0
         with open(self.metrics, "rb") as file:
@@ -100,7 +100,7 @@ class Run:
         return json.loads(whole[-1]).get("step", STEPS)
 
     def drafts(self):
-        """Checkpoints that are not published, by the number of the folder."""
+        """Returns unpublished checkpoints, by the number of the folder."""
         try:
             return {entry.inode(): entry.name for entry in os.scandir(self.save)
                     if entry.name.startswith(".") and entry.name != ".lock"}
@@ -121,7 +121,7 @@ class Run:
                 if parent == self.process.pid and is_rank(pid)]
 
     def until(self, condition, pause=0.001):
-        """False if the run has ended before."""
+        """Returns False if the run ended before."""
         deadline = time.monotonic() + HANG
         while not condition():
             if self.process.poll() is not None:
@@ -148,7 +148,7 @@ class Run:
             ready = self.until(lambda: time.monotonic() >= at)
         else:
             first = self.until(lambda: self.step() > 0) and self.step()
-            # Not far, for there are more kills to come.
+            # Not far, because more kills follow.
             wanted = rng.uniform(first, first + 0.8 * STEPS / KILLS)
             ready = self.until(lambda: self.step() >= min(wanted, STEPS - 8))
             if aim == "saving":
@@ -180,7 +180,7 @@ class Run:
 
 
 def left_alone(program, mesh):
-    """The hash of the parameters, and the seconds from the ranks' start to the first step."""
+    """Returns the hash of the parameters, and the seconds from ranks' start to the first step."""
     with tempfile.TemporaryDirectory(prefix="tessera-kills-") as folder:
         before = set(os.listdir("/dev/shm"))
         run = Run(program, mesh, folder)

@@ -1,5 +1,4 @@
-// Adapters that are trained with dropout: the same on any mesh, off in evaluation, saved and
-// exported with the rate.
+// Adapters with dropout: equal on any mesh, off in evaluation, saved and exported with the rate.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +29,7 @@ std::vector<double> losses_of(const Outcomes& run) {
   return all;
 }
 
-TEST(LoraDropout, EveryMeshAndStageAsOneProcess) {
+TEST(LoraDropout, MatchesOneProcessOnEveryMeshAndStage) {
   int turn = 0;
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const Cut& cut : {Cut{2, 1, 1}, Cut{1, 2, 1}, Cut{1, 1, 2}, Cut{2, 2, 1}, Cut{2, 1, 2}}) {
@@ -44,19 +43,19 @@ TEST(LoraDropout, EveryMeshAndStageAsOneProcess) {
   }
 }
 
-// Other rates are other runs; none is to the bit the run without the flag.
-TEST(LoraDropout, ChangesTheRunUnlessItIsNone) {
+// Different rates give different runs; rate 0 is bitwise equal to the run without the flag.
+TEST(LoraDropout, ChangesTheRunUnlessTheRateIs0) {
   const Outcomes without = run_all(tuned("llama-tiny")), none = run_all(dropping("llama-tiny", 0));
   EXPECT_EQ(losses_of(without), losses_of(none));
   EXPECT_EQ(without.summaries[0].params_hash, none.summaries[0].params_hash);
   const Outcomes some = run_all(dropping("llama-tiny")), same = run_all(dropping("llama-tiny"));
   EXPECT_EQ(losses_of(some), losses_of(same));
   EXPECT_NE(losses_of(some), losses_of(without));
-  // B starts with zeros: the first step's loss has nothing of the adapters.
+  // B starts with zeros, so the adapters do not affect the loss of the first step.
   EXPECT_EQ(losses_of(some)[0], losses_of(without)[0]);
 }
 
-TEST(LoraDropout, MemoryIsAsPlanned) {
+TEST(LoraDropout, MemoryMatchesThePlan) {
   for (const char* recompute : {"none", "full"}) {
     TrainConfig config = on_cut(dropping("llama-tiny"), {2, 1, 1}, 2);
     config.recompute = recompute;
@@ -70,7 +69,7 @@ TEST(LoraDropout, MemoryIsAsPlanned) {
   }
 }
 
-// What is evaluated is the whole model: from the same adapters the same, whatever training drops.
+// Evaluation uses the whole model: equal for the same adapters, for any rate in training.
 TEST(LoraDropout, IsOffInEvaluation) {
   const Folder folder;
   const std::string text = folder.path + "/text.txt";
@@ -93,7 +92,7 @@ TEST(LoraDropout, IsOffInEvaluation) {
   });
   at = checkpoint::find_latest(config.save).folder;
   ASSERT_FALSE(at.empty());
-  TrainConfig plain = config;  // and the rate is no part of the model that is resumed
+  TrainConfig plain = config;  // the rate is not part of the saved model
   plain.lora_dropout = 0;
   plain.resume = at;
   plain.save.clear();
@@ -103,7 +102,7 @@ TEST(LoraDropout, IsOffInEvaluation) {
     EXPECT_EQ(trainer.evaluate().loss(), before);
   });
 
-  // The rate goes out, and comes in again unless another is given.
+  // The rate is exported, and imported unless another one is given.
   checkpoint::Checkpoint from(at);
   EXPECT_EQ(huggingface::parse_shape(from.about().model, at).lora.dropout, 0.5);
   const std::string out = folder.path + "/adapters";
@@ -114,15 +113,15 @@ TEST(LoraDropout, IsOffInEvaluation) {
   third.lora_dropout = -1;
   ModelShape shape = huggingface::parse_shape(from.about().model, at);
   shape.lora = {};
-  EXPECT_EQ(adapters_asked(third, shape).dropout, 0.5);
+  EXPECT_EQ(requested_adapters(third, shape).dropout, 0.5);
   third.lora_dropout = 0.1;
-  EXPECT_EQ(adapters_asked(third, shape).dropout, 0.1);
+  EXPECT_EQ(requested_adapters(third, shape).dropout, 0.1);
   third.lora_dropout = 0;
-  EXPECT_EQ(adapters_asked(third, shape).dropout, 0);
+  EXPECT_EQ(requested_adapters(third, shape).dropout, 0);
 }
 
-// Interrupted and resumed: to the bit as if it had not been.
-TEST(LoraDropout, GoesOnWhereItWas) {
+// A resumed run is bitwise equal to an uninterrupted one.
+TEST(LoraDropout, ResumedRunIsBitwiseEqual) {
   const Folder folder;
   TrainConfig config = on_cut(dropping("llama-tiny"), {2, 1, 1}, 1);
   config.save = folder.path;

@@ -1,5 +1,5 @@
-// Fine-tuning by adapters: on any mesh, at any stage, with any schedule as in one process; with the
-// memory and the bytes of the plan; saved without the model, and resumed with it.
+// Fine-tuning with adapters: on any mesh, at any stage and with any schedule equal to one process,
+// with the memory and the traffic of the plan; saved without the base model, and resumed with it.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 using namespace tuning;
 
-TEST(LoraTraining, EveryMeshAndStageAsOneProcess) {
+TEST(LoraTraining, MatchesOneProcessOnEveryMeshAndStage) {
   int turn = 0;
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const Cut& cut : {Cut{2, 1, 1}, Cut{1, 2, 1}, Cut{1, 1, 2}, Cut{2, 2, 1}, Cut{2, 1, 2},
@@ -44,8 +44,8 @@ TEST(LoraTraining, EveryMeshAndStageAsOneProcess) {
   }
 }
 
-// Memory of a run in all its rows, and that it is little.
-TEST(LoraTraining, MemoryIsAsPlanned) {
+// All categories of memory match the plan, and are small.
+TEST(LoraTraining, MemoryMatchesThePlan) {
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const char* targets : {"auto", "all"}) {
       for (const char* recompute : {"none", "full"}) {
@@ -66,7 +66,7 @@ TEST(LoraTraining, MemoryIsAsPlanned) {
   }
 }
 
-TEST(LoraTraining, SavesTheAdaptersAloneAndGoesOn) {
+TEST(LoraTraining, SavesOnlyAdaptersAndResumes) {
   const Folder folder;
   TrainConfig config = on_cut(tuned("llama-tiny"), {2, 1, 1}, 1);
   config.save = folder.path;
@@ -93,7 +93,7 @@ TEST(LoraTraining, SavesTheAdaptersAloneAndGoesOn) {
   }
   EXPECT_TRUE(contains(from.about().model, "\"rank\":4"));
 
-  // On the same mesh to the bit; on another within rounding.
+  // Bitwise equal on the same mesh, and within rounding on another.
   for (const Cut& cut : {Cut{2, 1, 1}, Cut{1, 2, 1}, Cut{1, 1, 2}}) {
     TrainConfig again = on_cut(config, cut, cut.pp > 1 ? 4 : 1);
     again.resume = at;
@@ -111,7 +111,7 @@ TEST(LoraTraining, SavesTheAdaptersAloneAndGoesOn) {
     });
   }
 
-  // Another base, another rank, or no adapters: refused, in words.
+  // Rejects another base, another rank, or no adapters.
   const auto refused = [&](const std::function<void(TrainConfig&)>& change) {
     TrainConfig other = on_cut(config, {1, 1, 1}, 1);
     other.resume = at;
@@ -131,8 +131,8 @@ TEST(LoraTraining, SavesTheAdaptersAloneAndGoesOn) {
   EXPECT_EQ(refused([](TrainConfig& c) { c.layout = "bf16"; }), "");
 }
 
-// A run that was started from another: resumed only beside that, and read as one model.
-TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
+// A run that was started from another: resumed only with that model, and read as one model.
+TEST(LoraTraining, CheckpointsAreReadAsTheMergedModel) {
   const Folder base, run;
   const auto train_and_save = [](const TrainConfig& config, int steps) {
     on_ranks(config, [&](Trainer& trainer, int) {
@@ -197,18 +197,18 @@ TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
   same("fc", 2 * shape.ffn, h);
   same("proj2", h, shape.ffn);
 
-  // The model may have moved, and --base says where to; another is refused.
+  // If the base model was moved, --base names it; another model is rejected.
   EXPECT_TRUE(std::filesystem::path(adapters.about().extra.at("init_from")).is_absolute());
   const std::string moved = base.path + "-moved";
   std::filesystem::rename(base.path, moved);
   const std::string gone = error_of([&] { open_model(run.path); });
-  EXPECT_TRUE(contains(gone, "not there") && contains(gone, "--base")) << gone;
+  EXPECT_TRUE(contains(gone, "missing") && contains(gone, "--base")) << gone;
   EXPECT_TRUE(at::equal(weight(*open_model(run.path, moved), "qkv", qkv, h),
                         weight(*merged, "qkv", qkv, h)));
   std::filesystem::rename(moved, base.path);
   EXPECT_TRUE(contains(error_of([&] { open_model(base.path, base.path); }), "--base: "));
 
-  // A folder for peft tells which model its adapters are for, and they go beside no other.
+  // A folder for peft identifies the base model of its adapters, and another model is rejected.
   const Folder out, others;
   const std::string folder = out.path + "/adapters";
   huggingface::export_adapter(adapters, folder);
@@ -225,7 +225,7 @@ TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
     EXPECT_TRUE(
         at::equal(weight(*files, "proj2", h, shape.ffn), weight(*merged, "proj2", h, shape.ffn)));
   }
-  // Adapters are not a base, of others or of themselves.
+  // Adapters cannot be the base model of adapters.
   for (const std::string& adapters_alone : {folder, named}) {
     const std::string refused = error_of([&] { open_model(folder, adapters_alone); });
     EXPECT_TRUE(contains(refused, "--base: ") && contains(refused, "a folder without a model"))
@@ -245,14 +245,14 @@ TEST(LoraTraining, IsReadAsTheModelWithAdaptersAdded) {
                        "is not the model that the adapters were trained on"));
   EXPECT_TRUE(contains(error_of([&] { open_model(folder, others.path); }), "--base: "));
   third.init_from.clear();  // nothing to compare with
-  EXPECT_TRUE(contains(adapters_note(third, shape), "nothing tells"));
-  // Nor does a run take another model that has come into the place of its own.
+  EXPECT_TRUE(contains(adapters_note(third, shape), "the models may differ"));
+  // Another model at the path of the base model is rejected too.
   std::filesystem::remove_all(base.path);
   std::filesystem::rename(others.path, base.path);
   EXPECT_TRUE(contains(error_of([&] { open_model(run.path); }), "--from: "));
 }
 
-TEST(LoraTraining, RefusesWhatItCannotDo) {
+TEST(LoraTraining, RejectsUnsupportedSettings) {
   const auto problem = [](const std::function<void(TrainConfig&)>& change) {
     TrainConfig config = tuned("llama-tiny");
     change(config);

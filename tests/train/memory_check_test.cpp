@@ -29,22 +29,22 @@ std::string refusal(const MemoryCase& c, std::int64_t free) {
   }
   return "";
 }
-TEST(MemoryCheck, TrainingIsStateAndActivationsOfAllRanks) {
+TEST(MemoryCheck, TrainingNeedsStateAndActivationsOfAllRanks) {
   for (const char* stage : {"0", "1", "2", "3"}) {
     const MemoryCase c = on(2, {{"zero", stage}});
     const planner::RunPlan one = plan(c.config, resolve(c.config, 2));
     EXPECT_EQ(need(c), 2 * (one.state() + one.activations)) << stage;
   }
-  // Shards that ranks share are counted once: the parameters of all are one model (nothing is
-  // padded here).
+  // Shared shards are counted once: the parameters of all ranks are one model (without padding
+  // here).
   const MemoryCase sharded = on(2, {{"zero", "3"}});
   const planner::RunPlan one = plan(sharded.config, resolve(sharded.config, 2));
   EXPECT_EQ(2 * one.params, 4 * find_model_shape("gpt-tiny").params());
-  // Ranks with GPUs need those.
+  // Ranks with GPUs need device memory instead.
   EXPECT_EQ(need(on(2, {{"device", "cuda"}})), 0);
 }
 
-TEST(MemoryCheck, RefusesWhatCannotBeAndNothingElse) {
+TEST(MemoryCheck, RejectsOnlyRunsThatCannotFit) {
   const MemoryCase c = on(2, {});
   const std::int64_t least = need(c);
   EXPECT_EQ(refusal(c, least), "");
@@ -64,22 +64,21 @@ TEST(MemoryCheck, InferenceNeedsParametersAndTheActivationsOfABatch) {
   EXPECT_EQ(need_of_inference(shape, {.tokens = 1000}), params + 1000 * token);
   EXPECT_EQ(need_of_inference(shape, {.tp = 2, .pp = 2, .element_bytes = 2, .cache = 77}),
             params / 8 + 77);
-  // Beyond what can be counted.
+  // Saturates instead of overflowing.
   EXPECT_GT(need_of_inference(shape, {.tokens = std::int64_t{1} << 60}), std::int64_t{1} << 62);
   EXPECT_NO_THROW(check_inference_memory(100, 2, 200, "a host", "less"));
   const std::string said =
       error_of([] { check_inference_memory(101, 2, 200, "a host", "a smaller --batch"); });
   EXPECT_TRUE(contains(said, "each of 2 ranks needs at least 101 B")) << said;
   EXPECT_TRUE(contains(said, "for parameters, activations and the cache")) << said;
-  EXPECT_TRUE(contains(said, "200 B of a host are free; wanted a smaller --batch; --force"))
-      << said;
+  EXPECT_TRUE(contains(said, "200 B of a host are free. Use a smaller --batch. --force")) << said;
 }
 
-TEST(MemoryCheck, LargeModelsOnASmallHost) {
+TEST(MemoryCheck, SuggestsTheLargestModelThatFits) {
   const std::string said = refusal(on(2, {{"model", "llama3-70b"}}), 20'000'000'000);
   EXPECT_TRUE(contains(said, "20 GB of a host are free")) << said;
   EXPECT_TRUE(contains(said, "a smaller --model")) << said;
-  // The model that it names is not refused, and the next larger one is.
+  // The suggested model is accepted, and the next larger one is rejected.
   const std::size_t at = said.find("such as ");
   ASSERT_NE(at, std::string::npos) << said;
   const std::string name = said.substr(at + 8, said.find(',', at) - at - 8);
@@ -89,8 +88,8 @@ TEST(MemoryCheck, LargeModelsOnASmallHost) {
   EXPECT_TRUE(contains(said, " TB for state and activations")) << said;
 }
 
-// What it says would fit is not refused.
-TEST(MemoryCheck, WhatWouldFitIsTakenFromThePlan) {
+// The suggested flags are accepted.
+TEST(MemoryCheck, SuggestedFlagsFit) {
   const std::vector<std::pair<std::string, std::string>> large = {{"micro-batch", "256"}};
   MemoryCase c = on(2, large);
   const std::int64_t free = need(c) / 2;
@@ -104,7 +103,7 @@ TEST(MemoryCheck, WhatWouldFitIsTakenFromThePlan) {
   EXPECT_TRUE(contains(said, "--recompute")) << said;
 }
 
-TEST(MemoryCheck, DevicesHaveTheirOwn) {
+TEST(MemoryCheck, DevicesHaveTheirOwnCheck) {
   const MemoryCase c = on(2, {{"device", "cuda"}, {"pp", "2"}});
   const Resolved resolved = resolve(c.config, 2);
   const std::int64_t least = need_on_device(c.config, resolved);

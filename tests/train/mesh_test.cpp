@@ -1,5 +1,5 @@
-// The oracle of all parallelism together: the same seeded model on any mesh, at any stage, with any
-// schedule, trains as it does in one process.
+// The oracle for all parallelism together: the same seeded model on any mesh, at any stage, with
+// any schedule, trains as in one process.
 
 #include <gtest/gtest.h>
 
@@ -13,11 +13,11 @@
 namespace tessera::train {
 namespace {
 
-constexpr int kSteps = 4;  // the optimizer's state and its bias correction count from the second on
+constexpr int kSteps = 4;  // optimizer state and bias correction matter from the second step on
 
 TrainConfig small(const std::string& model) {
   TrainConfig config = small_run(model, kSteps, 1e-2);
-  if (model.starts_with("qwen")) {  // with biases of its own, padded, and values dropped
+  if (model.starts_with("qwen")) {  // has its own biases, padding and dropout
     config.hidden = 48;
     config.vocab = 61;
     config.dropout = config.attention_dropout = 0.1;
@@ -33,7 +33,7 @@ void expect_same(const TrainConfig& config) {
 
 const std::vector<Cut> kMeshes = {{1, 2, 1}, {1, 1, 2}, {1, 2, 2}, {2, 2, 1}, {2, 1, 2}, {2, 2, 2}};
 
-TEST(Mesh, EveryMeshAndStageTrainsAsOneProcess) {
+TEST(Mesh, EveryMeshAndStageMatchesOneProcess) {
   int turn = 0;
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const Cut& mesh : kMeshes) {
@@ -48,7 +48,7 @@ TEST(Mesh, EveryMeshAndStageTrainsAsOneProcess) {
   }
 }
 
-TEST(Mesh, WhatIsDroppedIsTheSameOnEveryMesh) {
+TEST(Mesh, DropoutIsEqualOnEveryMesh) {
   int stage = 0;
   for (const Cut& mesh : {Cut{2, 1, 1}, Cut{1, 2, 1}, Cut{1, 1, 2}, Cut{2, 2, 1}}) {
     TrainConfig config = on_cut(small("qwen2.5-1.5b"), mesh, mesh.pp == 1 ? 2 : 4);
@@ -59,7 +59,7 @@ TEST(Mesh, WhatIsDroppedIsTheSameOnEveryMesh) {
   }
 }
 
-TEST(Mesh, LayersCanBeCutInAnyWay) {
+TEST(Mesh, AnySplitOfLayersMatchesOneProcess) {
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const char* split : {"work", "3,1", "1,3"}) {
       TrainConfig config = on_cut(small(model), {2, 1, 2}, 4);
@@ -70,12 +70,12 @@ TEST(Mesh, LayersCanBeCutInAnyWay) {
   }
 }
 
-TEST(Mesh, EveryScheduleTrainsAsOneProcess) {
+TEST(Mesh, EveryScheduleMatchesOneProcess) {
   for (const Cut& mesh : {Cut{1, 1, 2}, Cut{2, 1, 2}, Cut{1, 2, 2}}) {
     for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
       for (int stage = 0; stage < 4; ++stage) {
         const std::string name = schedule;
-        if (name.starts_with("zb") && stage == 3) continue;  // refused, below
+        if (name.starts_with("zb") && stage == 3) continue;  // rejected, see below
         TrainConfig config = on_cut(small(name == "zb-v" ? "llama-tiny" : "gpt-tiny"), mesh, 4);
         config.zero = stage;
         config.schedule = schedule;
@@ -86,7 +86,7 @@ TEST(Mesh, EveryScheduleTrainsAsOneProcess) {
   }
 }
 
-TEST(Mesh, OverlapTrainsAsOneProcess) {
+TEST(Mesh, OverlapMatchesOneProcess) {
   int turn = 0;
   for (const Cut& mesh : {Cut{1, 2, 1}, Cut{2, 2, 2}}) {
     for (const char* recompute : {"none", "selective", "full"}) {
@@ -100,14 +100,14 @@ TEST(Mesh, OverlapTrainsAsOneProcess) {
       }
     }
   }
-  // Weight gradients that wait.
+  // Deferred weight gradients.
   TrainConfig config = on_cut(small("gpt-tiny"), {1, 2, 2}, 4);
   config.schedule = "zb-h1";
   config.overlap_tp = config.sequence_parallel = true;
   expect_same(config);
 }
 
-TEST(Mesh, ReducePoliciesAndRecomputationUnderPipelining) {
+TEST(Mesh, ReducePoliciesAndRecomputationWorkInPipelines) {
   for (const char* policy : {"each", "last"}) {
     for (const char* recompute : {"none", "selective", "full"}) {
       for (int stage = 0; stage < 4; ++stage) {
@@ -121,7 +121,7 @@ TEST(Mesh, ReducePoliciesAndRecomputationUnderPipelining) {
   }
 }
 
-TEST(Mesh, WhatCannotBeIsRefused) {
+TEST(Mesh, RejectsUnsupportedMeshes) {
   const auto refused = [](const std::function<void(TrainConfig&)>& change, int ranks) {
     TrainConfig config = on_cut(small("gpt-tiny"), {}, 4);
     config.axes.set_dp(0);

@@ -23,7 +23,7 @@ MESHES = [
     "--dp 4 --dp-replicate 2 --zero 1 --backend tcp",
     "--dp 4 --dp-replicate 2 --zero 2 --tp 2 --backend tcp",
 ]
-# On a GPU also alone, where a step is a graph, and with all that a graph may hold.
+# On a GPU also with one rank, where a step is a graph, and with all features of graphs.
 ON_A_GPU = [
     "--dp 1 --cuda-graph on",
     "--dp 1 --cuda-graph off",

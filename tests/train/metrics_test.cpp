@@ -25,7 +25,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-TEST(Metrics, AStepHasExactlyTheseKeys) {
+TEST(Metrics, StepHasExactlyTheseKeys) {
   StepMetrics step;
   step.tokens = 100;
   step.step_s = 0.5;
@@ -41,7 +41,7 @@ TEST(Metrics, AStepHasExactlyTheseKeys) {
   EXPECT_EQ(json["tokens_per_s"], 200.0);
 }
 
-TEST(Metrics, RanksAreColumnsOfThePhasesThatAnyHas) {
+TEST(Metrics, RanksAreColumnsOfNonzeroPhases) {
   RankPhases one{}, two{};
   one[0] = two[0] = 0.5;  // step_s
   two[1] = 0.12345678;    // forward_s
@@ -60,7 +60,7 @@ TEST(Metrics, RanksAreColumnsOfThePhasesThatAnyHas) {
   }
 }
 
-TEST(Metrics, SavesAreWhereTheyWere) {
+TEST(Metrics, SavesAreInTheLinesOfTheirSteps) {
   StepMetrics step;
   step.save_exposed_s = 0.25;
   EXPECT_EQ(Json::parse(to_json(step))["save_exposed_s"], 0.25);
@@ -75,7 +75,7 @@ TEST(Metrics, SavesAreWhereTheyWere) {
   EXPECT_DOUBLE_EQ(json["save_exposed_percent"], 20);
 }
 
-TEST(Metrics, AScaleThatWasTooLargeBreaksNothing) {
+TEST(Metrics, TooLargeLossScaleIsNotABrokenStep) {
   StepMetrics step;
   step.skipped = true;
   EXPECT_TRUE(step.broke());
@@ -87,7 +87,7 @@ TEST(Metrics, AScaleThatWasTooLargeBreaksNothing) {
   EXPECT_FALSE(StepMetrics().broke());
 }
 
-TEST(Metrics, AGpusStepSaysMore) {
+TEST(Metrics, GpuStepHasAdditionalKeys) {
   StepMetrics step;
   step.graph_s = 0.25;
   step.gpu = process::GpuReading{97, 1000, 1980, 650.5, 60};
@@ -100,7 +100,7 @@ TEST(Metrics, AGpusStepSaysMore) {
   EXPECT_EQ(json["gpu"]["temperature_c"], 60);
 }
 
-TEST(Metrics, WhatIsNotFiniteIsNull) {
+TEST(Metrics, NonFiniteNumbersAreNull) {
   StepMetrics step;
   step.loss = std::nan("");
   step.grad_norm = INFINITY;
@@ -111,7 +111,7 @@ TEST(Metrics, WhatIsNotFiniteIsNull) {
   EXPECT_EQ(json["skipped"], true);
 }
 
-TEST(Metrics, TheSummaryHasBothSides) {
+TEST(Metrics, SummaryHasPredictionsAndMeasurements) {
   Summary summary;
   SentBytes sent;
   sent[Axis::dp_shard] = 10, sent[Axis::tp] = 15, sent[Axis::pp] = 5;
@@ -138,7 +138,7 @@ class Folder : public ::testing::Test {
   const std::filesystem::path path = temporary_.path;
 };
 
-TEST_F(Folder, LinesReplaceWhatWasThere) {
+TEST_F(Folder, LinesReplaceAnExistingFile) {
   const std::filesystem::path file = path / "m.jsonl";
   std::ofstream(file) << "old\n";
   {
@@ -156,7 +156,7 @@ TEST_F(Folder, LinesReplaceWhatWasThere) {
   }
 }
 
-TEST_F(Folder, LinesGoToAPipeThatSomebodyReads) {
+TEST_F(Folder, LinesAreWrittenToAPipeWithAReader) {
   const std::string pipe = (path / "pipe").string();
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const auto refused = [](auto&& open) -> std::string {
@@ -167,12 +167,12 @@ TEST_F(Folder, LinesGoToAPipeThatSomebodyReads) {
     }
     return "";
   };
-  // An ordinary open() would wait here for ever.
+  // A blocking open() would never return here.
   for (const std::string& what : {refused([&] { LineFile lines(pipe, "--metrics"); }), refused([&] {
                                     const Fd held = check_lines(pipe, "--metrics");
                                   })}) {
     EXPECT_NE(what.find("--metrics: "), std::string::npos);
-    EXPECT_NE(what.find("is a pipe that nobody reads"), std::string::npos) << what;
+    EXPECT_NE(what.find("is a pipe that no process reads"), std::string::npos) << what;
   }
   const Fd reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK));
   ASSERT_TRUE(reader.open());
@@ -184,13 +184,13 @@ TEST_F(Folder, LinesGoToAPipeThatSomebodyReads) {
   char got[8] = {};
   EXPECT_EQ(::read(reader.get(), got, sizeof got), 2);
   EXPECT_STREQ(got, "a\n");
-  // It has not ended for the reader as long as it is held.
+  // The reader sees no end of file while the descriptor is open.
   EXPECT_EQ(::read(reader.get(), got, sizeof got), -1);
   EXPECT_EQ(errno, EAGAIN);
   EXPECT_TRUE(std::filesystem::is_fifo(pipe));
 }
 
-TEST_F(Folder, LinesGoToDevicesAndOwnStreams) {
+TEST_F(Folder, LinesAreWrittenToDevicesAndOwnStreams) {
   LineFile("/dev/null", "--metrics").write("a");
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
   testing::internal::CaptureStdout();
@@ -201,7 +201,7 @@ TEST_F(Folder, LinesGoToDevicesAndOwnStreams) {
   }
 }
 
-TEST_F(Folder, WhereLinesCannotGoIsFoundWithoutAChange) {
+TEST_F(Folder, CheckLinesRejectsBadPathsWithoutAChange) {
   const std::string file = (path / "m.jsonl").string();
   EXPECT_FALSE(check_lines(file, "--metrics").open());
   EXPECT_FALSE(std::filesystem::exists(file));
@@ -214,12 +214,12 @@ TEST_F(Folder, WhereLinesCannotGoIsFoundWithoutAChange) {
   }
 }
 
-TEST_F(Folder, ATraceIsJsonOfAllRanks) {
+TEST_F(Folder, TraceIsJsonOfAllRanks) {
   std::vector<std::string> ranks;
   const Trace::Time now{std::chrono::seconds(10)};
   for (int r = 0; r < 3; ++r) {
     Trace trace(r, 4);
-    for (int step = 1; step <= 6; ++step) {  // two more than it keeps
+    for (int step = 1; step <= 6; ++step) {  // two more than it records
       trace.begin_step(step);
       trace.span("forward", now, now + std::chrono::microseconds(1500), 7);
       trace.begin_step(0);
@@ -281,10 +281,10 @@ TEST(Trace, CallsAreOnTheTracksOfTheirAxes) {
   EXPECT_EQ(spans["pp to 0"], std::vector<std::string>{"send x"});
 }
 
-TEST_F(Folder, OfALineThatDidNotFitNothingStays) {
+TEST_F(Folder, FailedWriteLeavesNoPartOfALine) {
   const std::filesystem::path file = path / "m.jsonl";
   const pid_t child = ::fork();
-  if (child == 0) {  // the limit is the process's
+  if (child == 0) {  // the limit applies to the whole process
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{20, 20};
     ::setrlimit(RLIMIT_FSIZE, &limit);
@@ -303,7 +303,7 @@ TEST_F(Folder, OfALineThatDidNotFitNothingStays) {
   EXPECT_EQ(text(file), "0123456789\n");
 }
 
-TEST_F(Folder, AFolderThatIsNotThereIsFoundBeforeTheRun) {
+TEST_F(Folder, CheckRejectsAMissingFolder) {
   EXPECT_NO_THROW(check_lines((path / "x.jsonl").string(), "--metrics"));
   EXPECT_THROW(check_lines((path / "y" / "x.jsonl").string(), "--metrics"), UsageError);
 }

@@ -1,4 +1,4 @@
-// Every optimizer that has a name, from the trainer's settings to its losses.
+// Every optimizer of --optimizer: losses of training.
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ std::vector<double> losses_with(const TrainConfig& config) {
   return losses;
 }
 
-TEST(OptimizerByName, TrainsAtEveryStageAsInOneProcess) {
+TEST(OptimizerByName, MatchesOneProcessAtEveryStage) {
   for (const std::string& name : rules::names()) {
     const std::vector<double> alone = losses_with(optimizer_config(name, 1, 1, 0));
     EXPECT_LT(alone.back(), alone.front()) << name;
@@ -44,7 +44,7 @@ TEST(OptimizerByName, TrainsAtEveryStageAsInOneProcess) {
       const std::vector<double> got = losses_with(optimizer_config(name, 2, 1, stage));
       ASSERT_EQ(got.size(), alone.size());
       for (std::size_t i = 0; i < alone.size(); ++i) {
-        // Lion moves by signs, which rounding can turn.
+        // Lion updates by signs, which rounding can flip.
         EXPECT_NEAR(got[i], alone[i], (name == "lion" ? 1e-2 : 1e-3) * alone[i])
             << name << ", stage " << stage << ", step " << i;
       }
@@ -52,7 +52,7 @@ TEST(OptimizerByName, TrainsAtEveryStageAsInOneProcess) {
   }
 }
 
-TEST(OptimizerByName, MuonRefusesMatricesThatTensorParallelismCuts) {
+TEST(OptimizerByName, MuonRejectsTensorParallelMatrices) {
   try {
     losses_with(optimizer_config("muon", 1, 2, 1));
     FAIL();

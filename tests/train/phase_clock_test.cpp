@@ -16,7 +16,7 @@ class PhaseClocks : public ::testing::TestWithParam<c10::DeviceType> {
   void SetUp() override {
     if (GetParam() == c10::kCUDA && !at::hasCUDA()) GTEST_SKIP() << "skipped: no CUDA device here";
   }
-  // Something that takes a while, there.
+  // Runs work on the device that takes a while.
   void work() const {
     const at::Tensor x = at::ones({256, 256}, at::device(device));
     for (int i = 0; i < 20; ++i) (void)at::mm(x, x);
@@ -25,7 +25,7 @@ class PhaseClocks : public ::testing::TestWithParam<c10::DeviceType> {
                            static_cast<c10::DeviceIndex>(GetParam() == c10::kCPU ? -1 : 0)};
 };
 
-TEST_P(PhaseClocks, PhasesAreTheStepCutInPieces) {
+TEST_P(PhaseClocks, PhasesAddUpToTheStep) {
   PhaseClock clock(device);
   const std::vector<std::string> names = {"forward", "backward", "forward", "backward",
                                           "optimizer"};
@@ -47,18 +47,18 @@ TEST_P(PhaseClocks, PhasesAreTheStepCutInPieces) {
       EXPECT_EQ(phase.name, names[i]);
       EXPECT_EQ(phase.micro, static_cast<int>(i) / 2);
       EXPECT_GT(phase.seconds, 0);
-      EXPECT_NEAR(phase.from_s, sum, 1e-4);  // each begins where the one before ends
+      EXPECT_NEAR(phase.from_s, sum, 1e-4);  // each begins at the end of the previous one
       sum += phase.seconds;
     }
     EXPECT_LE(sum, times.work_s + 1e-4);
-    // From the end of the step before, there was one: what lies between counts too.
+    // Measured from the end of the previous step, if there was one.
     EXPECT_GE(times.step_s, step == 0 ? times.work_s : times.work_s - 1e-4);
   }
   EXPECT_EQ(clock.waiting(), 0u);
   EXPECT_THROW(clock.take(), UsageError);
 }
 
-TEST_P(PhaseClocks, WhatComesInAPauseBelongsToNoStep) {
+TEST_P(PhaseClocks, PausesBelongToNoStep) {
   PhaseClock clock(device);
   const auto step = [&] {
     clock.begin_step();
@@ -68,7 +68,7 @@ TEST_P(PhaseClocks, WhatComesInAPauseBelongsToNoStep) {
   };
   step();
   work();
-  const PhaseClock::Step with = step();  // what came between is of this step
+  const PhaseClock::Step with = step();  // work between the steps counts for this step
   clock.pause();
   work();
   const PhaseClock::Step without = step();
@@ -77,13 +77,13 @@ TEST_P(PhaseClocks, WhatComesInAPauseBelongsToNoStep) {
   EXPECT_TRUE(without.phases.empty());
 }
 
-TEST_P(PhaseClocks, AStepThatFailedIsForgotten) {
+TEST_P(PhaseClocks, DropsAFailedStep) {
   PhaseClock clock(device);
   clock.mark("outside any step");
   clock.end_step();
   EXPECT_EQ(clock.waiting(), 0u);
   clock.begin_step();
-  clock.mark("forward");  // and then it threw
+  clock.mark("forward");  // then the step throws
   clock.begin_step();
   clock.mark("optimizer");
   clock.end_step();

@@ -1,4 +1,4 @@
-// What the planner believes of a model, beside the model.
+// Predictions of the planner compared with the model.
 
 #include <gtest/gtest.h>
 
@@ -21,8 +21,8 @@ struct Case {
   std::int64_t batch, seq;
 };
 
-// The ledger after a forward, for shapes in which every term of the formula matters.
-TEST(Plan, ActivationsAreWhatTheLedgerCounts) {
+// Compares the ledger after a forward, for shapes in which every term of the formula matters.
+TEST(Plan, ActivationsEqualTheLedger) {
   memory::install();
   for (const Case& c :
        {Case{gpt_shape(2, 64, 4, 50, 64), 3, 64}, Case{gpt_shape(1, 32, 8, 500, 40), 2, 33},
@@ -50,7 +50,7 @@ TEST(Plan, ActivationsAreWhatTheLedgerCounts) {
   }
 }
 
-// The buckets that a described step has, beside those that the engine plans.
+// Compares the buckets of a described step with those that the engine plans.
 void expect_same_buckets(torch::nn::Module& model, const ModelShape& shape) {
   for (const char* layout : {"fp32", "bf16", "bf16-fp32grad"}) {
     for (const int ranks : {2, 3, 8}) {
@@ -82,7 +82,7 @@ void expect_same_buckets(torch::nn::Module& model, const ModelShape& shape) {
   }
 }
 
-TEST(Plan, BucketsAreTheEngines) {
+TEST(Plan, BucketsEqualThoseOfTheEngine) {
   for (const ModelShape& shape : {gpt_shape(3, 64, 4, 50, 64), gpt_shape(2, 96, 2, 500, 40)}) {
     models::Gpt model(shape, 0);
     expect_same_buckets(*model, shape);

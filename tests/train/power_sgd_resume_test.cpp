@@ -1,5 +1,5 @@
-// A run whose gradients travel in low rank, interrupted and resumed: on any mesh, tied heads over a
-// pipeline too, to the bit as if it had not been.
+// Runs with PowerSGD, interrupted and resumed: bitwise equal on any mesh, also with heads that are
+// tied over a pipeline.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using namespace tuning;
 
-TEST(PowerSgdRuns, GoOnWhereTheyWere) {
+TEST(PowerSgdRuns, ResumeBitwiseEqual) {
   constexpr int kSteps = 6, kSaved = 3;
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const Cut& cut : {Cut{2, 1, 1}, Cut{4, 1, 1}, Cut{2, 2, 1}, Cut{2, 1, 2}}) {
@@ -52,8 +52,9 @@ TEST(PowerSgdRuns, GoOnWhereTheyWere) {
   }
 }
 
-// Two kv heads on four tensor-parallel ranks: two have the same rows, in matrices that differ.
-TEST(PowerSgdRuns, AreRefusedWhereRanksShareRowsOfAMatrix) {
+// With two KV heads on four tensor-parallel ranks, two ranks have the same rows in different
+// matrices.
+TEST(PowerSgdRuns, AreRejectedIfRanksShareRowsOfAMatrix) {
   TrainConfig config = on_cut(tuned("llama-tiny"), {2, 4, 1}, 1);
   config.lora_rank = 0;
   config.grad_compression = "powersgd";

@@ -19,7 +19,7 @@ std::vector<std::string> described(const std::vector<SlowRank>& slow_ranks) {
   return out;
 }
 
-// Ranks of equal stages, the stages each of another speed.
+// Returns ranks of equal speed within a stage; each stage has another speed.
 std::vector<RankPhases> usual(const Axes& axes) {
   std::vector<RankPhases> ranks;
   for (std::int64_t r = 0; r < axes.world(); ++r) {
@@ -27,14 +27,14 @@ std::vector<RankPhases> usual(const Axes& axes) {
     const int stage = axes.coordinate_of(r).pp();
     step.forward_s = 1 + stage;
     step.backward_s = 2 + 3 * stage;
-    step.optimizer_s = 0.01;  // too little to say anything
+    step.optimizer_s = 0.01;  // too short to be compared
     step.step_s = 20;
     ranks.push_back(phases_of(step));
   }
   return ranks;
 }
 
-TEST(RankPhases, ASlowRankIsFoundOnAnyMeshAndStagesMayDiffer) {
+TEST(RankPhases, FindsASlowRankOnAnyMeshWithUnequalStages) {
   for (const char* text : {"dp=4", "tp=4", "dp=3,tp=2", "dp=3,pp=2", "dp=2,tp=2,pp=4"}) {
     const Axes axes(text);
     EXPECT_TRUE(find_slow_ranks(usual(axes), axes).empty()) << text;
@@ -50,35 +50,35 @@ TEST(RankPhases, ASlowRankIsFoundOnAnyMeshAndStagesMayDiffer) {
           << text;
     }
   }
-  // Alone in its stage a rank has nobody to be compared with.
+  // A rank that is alone in its stage is compared with no other.
   std::vector<RankPhases> ranks = usual("pp=4");
   ranks[2][phase_index("forward_s")] *= 9;
   EXPECT_TRUE(find_slow_ranks(ranks, "pp=4").empty());
 }
 
-TEST(RankPhases, MeansForgetTheFirstStepAndLongAgo) {
+TEST(RankPhases, MeansDropTheFirstStepAndDecay) {
   RecentPhases recent;
-  const auto told = [&](double forward) {
+  const auto added = [&](double forward) {
     StepMetrics step;
     step.forward_s = forward;
     recent.add({phases_of(step), phases_of(StepMetrics())});
     return recent.means()[0][phase_index("forward_s")];
   };
   EXPECT_EQ(recent.steps(), 0);
-  EXPECT_EQ(told(100), 100);  // warming up: better than nothing
-  EXPECT_EQ(told(2), 2);
-  EXPECT_EQ(told(4), 3);
+  EXPECT_EQ(added(100), 100);  // the only step so far
+  EXPECT_EQ(added(2), 2);
+  EXPECT_EQ(added(4), 3);
   EXPECT_EQ(recent.steps(), 2);
-  for (int i = 0; i < 1000; ++i) told(7);
+  for (int i = 0; i < 1000; ++i) added(7);
   EXPECT_LE(recent.steps(), 50);
-  EXPECT_NEAR(told(7), 7, 1e-3);
-  for (int i = 0; i < 100; ++i) told(3);
-  EXPECT_LT(told(3), 4.5);
+  EXPECT_NEAR(added(7), 7, 1e-3);
+  for (int i = 0; i < 100; ++i) added(3);
+  EXPECT_LT(added(3), 4.5);
   EXPECT_EQ(recent.means()[1], RankPhases{});
 }
 
-// Every rank's own times come to rank 0 with the call that asks whether to stop.
-TEST(RankPhases, RankZeroHearsAllRanksOfAnyMesh) {
+// agree() sends the times of every rank to rank 0.
+TEST(RankPhases, Rank0GetsTimesOfAllRanksOnAnyMesh) {
   for (const char* text : {"dp=2", "tp=2", "pp=2", "dp=2,tp=2", "dp=2,pp=2"}) {
     TrainConfig config;
     config.layers = 2;
@@ -97,7 +97,7 @@ TEST(RankPhases, RankZeroHearsAllRanksOfAnyMesh) {
     over(static_cast<int>(ranks), [&](const comm::Group& world) {
       Trainer trainer(config, world);
       const bool last = world.rank() + 1 == world.size();
-      EXPECT_EQ(trainer.agree(last ? 2 : 0), 2) << text;  // nothing to tell yet
+      EXPECT_EQ(trainer.agree(last ? 2 : 0), 2) << text;  // no step was finished yet
       StepMetrics step = trainer.step();
       {
         const std::lock_guard lock(mutex);

@@ -21,7 +21,7 @@ TEST(Report, MemoryShowsTheDifference) {
   EXPECT_LT(text.find("params"), text.find("grads"));
 }
 
-TEST(Report, TrafficWithoutAPrediction) {
+TEST(Report, ShowsTrafficWithoutAPrediction) {
   Summary summary;
   SentBytes& measured = summary.measured.sent.emplace();
   measured[Axis::dp_shard] = 2'000'000;

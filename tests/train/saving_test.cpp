@@ -51,7 +51,7 @@ TrainConfig config_for(const Place& place, const std::string& model = "gpt-tiny"
   return config;
 }
 
-// Resumes if the configuration says so, trains up to a step, saves there. The hash of rank 0.
+// Resumes by the configuration, trains up to a step, and saves. Returns the hash of rank 0.
 std::string train_to(const TrainConfig& config, const Place& place, std::int64_t step) {
   std::string hash;
   comm::run_threads(place.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
@@ -68,7 +68,7 @@ std::string train_to(const TrainConfig& config, const Place& place, std::int64_t
   return hash;
 }
 
-// Every element of every state of a checkpoint.
+// Returns every element of every state of a checkpoint.
 std::map<std::string, std::vector<float>> contents(const std::string& folder) {
   checkpoint::Checkpoint from(folder);
   std::map<std::string, std::vector<float>> all;
@@ -90,7 +90,7 @@ std::map<std::string, std::vector<float>> contents(const std::string& folder) {
 
 std::string newest(const std::string& folder) { return checkpoint::find_latest(folder).folder; }
 
-TEST(Saving, EveryMeshLoadsWhatEveryOtherSaved) {
+TEST(Saving, EveryMeshLoadsCheckpointsOfEveryOther) {
   for (const Place& from : kPlaces) {
     const TemporaryFolder folder;
     TrainConfig config = config_for(from);
@@ -108,7 +108,7 @@ TEST(Saving, EveryMeshLoadsWhatEveryOtherSaved) {
   }
 }
 
-TEST(Saving, AResumedRunHasTheBitsOfOneThatNeverStopped) {
+TEST(Saving, ResumedRunIsBitwiseEqualToAnUninterruptedOne) {
   for (const Place& place : kPlaces) {
     for (const char* layout : {"fp32", "bf16", "bf16-nomaster"}) {
       const TemporaryFolder folder;
@@ -123,7 +123,7 @@ TEST(Saving, AResumedRunHasTheBitsOfOneThatNeverStopped) {
   }
 }
 
-TEST(Saving, LayoutsAreTradedWhereThatIsExact) {
+TEST(Saving, LoadsOtherLayoutsIfConversionIsExact) {
   const Place place = kPlaces[2];
   const TemporaryFolder folder;
   const auto trade = [&](const std::string& from, const std::string& to) {
@@ -145,7 +145,7 @@ TEST(Saving, LayoutsAreTradedWhereThatIsExact) {
   EXPECT_THROW(trade("fp32", "bf16-nomaster"), Error);
 }
 
-TEST(Saving, AFreshRunDoesNotMixWithOlderCheckpoints) {
+TEST(Saving, FreshRunRejectsAFolderWithLaterCheckpoints) {
   const TemporaryFolder folder;
   const Place place = kPlaces[1];
   TrainConfig config = config_for(place);
@@ -156,7 +156,7 @@ TEST(Saving, AFreshRunDoesNotMixWithOlderCheckpoints) {
   EXPECT_NO_THROW(train_to(config, place, 3));
 }
 
-TEST(Saving, ABadNewestOneIsPassedOver) {
+TEST(Saving, SkipsADamagedNewestCheckpoint) {
   const TemporaryFolder folder;
   const Place place = kPlaces[1];
   TrainConfig config = config_for(place);
@@ -173,8 +173,8 @@ TEST(Saving, ABadNewestOneIsPassedOver) {
   EXPECT_EQ(train_to(config, place, 5), whole);
 }
 
-// A step whose gradients are not finite: back to the checkpoint, and past the data since then.
-TEST(Saving, RollbackPassesOverData) {
+// A step with non-finite gradients rolls back to the checkpoint, and skips the data since then.
+TEST(Saving, RollbackSkipsData) {
   const TemporaryFolder folder;
   const Place place = kPlaces[1];
   TrainConfig config = config_for(place);
@@ -201,7 +201,7 @@ TEST(Saving, RollbackPassesOverData) {
   EXPECT_EQ(after.about().samples, 4 * config.global_batch);
 }
 
-// Goes on up to a step, and saves there if asked to.
+// Resumes, trains up to a step, and saves there if requested.
 struct Course {
   std::vector<double> losses;
   std::vector<std::string> notes;
@@ -224,8 +224,8 @@ Course follow(const TrainConfig& config, const Place& place, std::int64_t step) 
   return course;
 }
 
-// With a learning rate of 0 the loss of a step says which samples it had.
-TEST(Saving, AnotherBatchGoesOnWithTheNextSample) {
+// With a learning rate of 0 the loss of a step identifies its samples.
+TEST(Saving, AnotherBatchContinuesWithTheNextSample) {
   const TemporaryFolder folder;
   TrainConfig config = config_for(kPlaces[0]);
   config.lr = 0;
@@ -254,7 +254,7 @@ TEST(Saving, AnotherBatchGoesOnWithTheNextSample) {
   EXPECT_NE(narrower.notes[1].find("within rounding"), std::string::npos) << narrower.notes[1];
 }
 
-TEST(Saving, ItsCostIsNotedWithTheStep) {
+TEST(Saving, MetricsOfTheStepHaveItsDuration) {
   const TemporaryFolder folder;
   TrainConfig config = config_for(kPlaces[1]);
   EXPECT_EQ(follow(config, kPlaces[1], 2).summary.saves, 0);
@@ -267,9 +267,9 @@ TEST(Saving, ItsCostIsNotedWithTheStep) {
   }
 }
 
-// What saving and loading hold besides the state, by each rank's ledger: at most two units (all
-// that a block has), and the copy of a rank's own state where the save goes on in the background.
-TEST(Saving, TakesLessThanTwoUnits) {
+// Saving and loading need, by the ledger of each rank, at most two units (a unit is a block)
+// besides the state, and a copy of the rank's own state for a save in the background.
+TEST(Saving, NeedsAtMostTwoUnitsOfMemory) {
   constexpr std::int64_t kHidden = 64, kUnit = 12 * kHidden * kHidden * 12;
   const auto rank_file = [](const std::string& folder, int rank) {
     return fs::path(newest(folder)) / checkpoint::shard_file_name(rank);
@@ -299,7 +299,7 @@ TEST(Saving, TakesLessThanTwoUnits) {
       });
     }
     for (const Place& to : kPlaces) {
-      if ((&from - kPlaces.data() + (&to - kPlaces.data())) % 2 == 1) continue;  // half will do
+      if ((&from - kPlaces.data() + (&to - kPlaces.data())) % 2 == 1) continue;  // half suffices
       TrainConfig next = config_for(to);
       next.hidden = kHidden;
       next.layers = 8;
@@ -318,7 +318,7 @@ TEST(Saving, TakesLessThanTwoUnits) {
   }
 }
 
-TEST(Saving, WhatDoesNotFitIsRefused) {
+TEST(Saving, RejectsCheckpointsThatDoNotFit) {
   const TemporaryFolder folder;
   const Place place = kPlaces[0];
   TrainConfig config = config_for(place);

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Sends signals to training runs and to their ranks, and sets limits to them, and looks at what
-comes of it: what is saved, how they end, what they say, and that they go on to the numbers of a run
-that was left alone.
+"""Sends signals to training runs and their ranks, and limits their resources. Checks saved files,
+exit status and output, and that resumed runs match an undisturbed run.
 
     signals.py build/bin/tessera [names of cases]
 """
@@ -25,7 +24,7 @@ HANG = 120  # seconds; only tells a hang from slowness
 
 
 class Run:
-    """`tessera train`, with its metrics and all that it writes under a folder."""
+    """A run of `tessera train`, with its metrics and other files in a folder."""
 
     def __init__(self, folder, *words, steps=STEPS, limits=()):
         self.metrics = pathlib.Path(folder) / "metrics.jsonl"
@@ -51,7 +50,7 @@ class Run:
         sys.exit(f"{problem}; it said:\n{self.text()[-6000:]}")
 
     def expect(self, *patterns):
-        """What it says has these, each to be found after the one before."""
+        """Fails unless the output matches these patterns, in this order."""
         text, at = self.text(), 0
         for pattern in patterns:
             found = re.search(pattern, text[at:], re.MULTILINE)
@@ -74,7 +73,7 @@ class Run:
         return self.wait_for(lambda: self.last_step() >= step, f"at step {step}")
 
     def last_step(self):
-        """That of the last whole line of the metrics."""
+        """Returns the step of the last complete line of the metrics."""
         try:
             lines = self.metrics.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
@@ -95,7 +94,7 @@ class Run:
         return self
 
     def rank(self, number):
-        """The process id of one of its ranks."""
+        """Returns the process id of one of its ranks."""
         for entry in pathlib.Path("/proc").iterdir():
             try:
                 parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
@@ -114,7 +113,7 @@ class Run:
             return []
 
     def losses(self):
-        """By step; where a step was taken again after a failure, the last counts."""
+        """Returns the losses by step; the last one if a step was repeated after a failure."""
         return {line["step"]: line["loss"] for line in self.lines() if "step" in line}
 
     def hash(self):
@@ -131,16 +130,16 @@ def same_bits(run, alone):
 
 
 def terminate(folder, alone):
-    """SIGTERM saves and ends with 0, and the run goes on from there to the same bits."""
+    """SIGTERM saves and exits with 0, and the resumed run is bitwise equal."""
     run = Run(folder).wait_for_step(10).signal(signal.SIGTERM).end(0)
-    run.expect(r"^saved: .*step-", r"^stopped after step \d+; --resume auto goes on from there")
+    run.expect(r"^saved: .*step-", r"^stopped after step \d+; --resume auto continues from there")
     step = max(run.losses())
     if run.saved() != [step] or not 10 <= step < STEPS:
         run.fail(f"saved {run.saved()} after step {step}")
     if not run.lines()[-1]["summary"]["interrupted"]:
         run.fail("the summary does not say that it was interrupted")
     again = Run(folder, "--resume", "auto").end(0)
-    again.expect(rf"^goes on after step {step}: ")
+    again.expect(rf"^resumed after step {step}: ")
     same_bits(again, alone)
     if again.losses() != alone.losses():
         again.fail("the losses differ from those of a run left alone")
@@ -161,7 +160,7 @@ def hang_up(folder, alone):
 
 
 def save_by_time(folder, alone):
-    """Without --save-every, checkpoints come by the clock of rank 0, on all ranks."""
+    """Without --save-every, all ranks save at times that rank 0 decides."""
     run = Run(folder, "--save-minutes", "0.0005", "--keep-last", "0").end(0)
     if len(run.saved()) < 2 or run.saved()[-1] != STEPS:
         run.fail(f"saved {run.saved()}, wanted some on the way and {STEPS}")
@@ -183,14 +182,14 @@ def removed_folder(folder, alone):
 
 
 def resume_while_pruning(folder, alone):
-    """The run behind --resume trains on and removes its checkpoints: one that is there is found."""
+    """--resume finds a checkpoint while the run in that folder removes old ones."""
     run = Run(folder, "--save-every", "1", "--keep-last", "1", steps=ENDLESS)
     run.wait_for(run.saved, "saved")
     for _ in range(10):  # refused for another reason, after the checkpoint was read
         other = subprocess.run([PROGRAM, "train", *COMMON, "--steps", str(ENDLESS), "--resume",
                                 str(run.save), "--optimizer", "sgd"],
                                capture_output=True, text=True, timeout=HANG)
-        if "was saved by --optimizer adamw" not in other.stderr:
+        if "was saved with --optimizer adamw" not in other.stderr:
             run.fail(f"the other run said: {other.stderr}")
     run.signal(signal.SIGTERM).end(0)
 
@@ -212,14 +211,14 @@ def save_now(folder, alone):
 
 
 def damaged(folder, alone):
-    """What goes on passes over a newest checkpoint that is damaged, and says so."""
+    """A resumed run skips a damaged newest checkpoint, and reports it."""
     run = Run(folder, "--save-every", "10", steps=30).end(0)
     shard = run.save / "step-00000030" / "rank-00001.safetensors"
     content = bytearray(shard.read_bytes())
     content[-100] ^= 1
     shard.write_bytes(content)
     again = Run(folder, "--resume", "auto", steps=30).end(0)
-    again.expect(r"^passed over: .*step-00000030: .*rank-00001", r"^goes on after step 20: ")
+    again.expect(r"^passed over: .*step-00000030: .*rank-00001", r"^resumed after step 20: ")
     if again.hash() != run.hash():
         again.fail(f"parameters {again.hash()}, but {run.hash()} before the damage")
 
@@ -231,14 +230,14 @@ REPORT = [r"^tessera train: rank 1 \(pid \d+\) was killed by SIGKILL after ",
 
 
 def elastic(folder, alone):
-    """A killed rank: one report, and on with those that are left, on the same samples."""
+    """After a rank is killed, there is one report, and the others continue on the same samples."""
     run = Run(folder, "--save-every", "10", "--elastic", "1:2", "--max-restarts", "3")
     run.wait_for_step(30)
     run.wait_for(lambda: run.saved(), "saved")
     os.kill(run.rank(1), signal.SIGKILL)
     run.end(0)
     run.expect(*REPORT, r"^tessera train: restart 1 of 3 on 1 rank, from .*step-\d+$",
-               r"^goes on after step \d+: ")
+               r"^resumed after step \d+: ")
     told = re.findall(r"rank 0: rank 1 died", run.text())
     if len(told) != 1:
         run.fail("the failure is told of more than once")
@@ -258,7 +257,7 @@ def too_few(folder, alone):
 
 
 def hang(folder, alone):
-    """A rank that stops: the other says in which call it waits, and where, and goes on afterwards."""
+    """If a rank is stopped, the other reports its call and its stack, and continues later."""
     run = Run(folder, steps=ENDLESS).wait_for_step(20)
     stopped = run.rank(1)
     os.kill(stopped, signal.SIGSTOP)
@@ -274,7 +273,7 @@ def hang(folder, alone):
 
 
 def pause(folder, alone):
-    """A rank that is stopped for some seconds and goes on changes nothing."""
+    """A rank that is stopped for some seconds does not change the results."""
     run = Run(folder, "--no-save").wait_for_step(30)
     stopped = run.rank(1)
     os.kill(stopped, signal.SIGSTOP)
@@ -294,25 +293,25 @@ def is_gone(pid):
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return state == "Z"  # to be collected by whoever inherited it
+    return state == "Z"  # its new parent will collect it
 
 
 def launcher_killed(folder, alone):
-    """Nothing of the job outlives its launcher."""
+    """No rank outlives its launcher."""
     run = Run(folder, "--no-save", steps=ENDLESS).wait_for_step(5)
     ranks = [run.rank(0), run.rank(1)]
     if any(is_gone(rank) for rank in ranks):
-        run.fail("the ranks are not there")
+        run.fail("the ranks are missing")
     run.signal(signal.SIGKILL).end(-signal.SIGKILL)
     deadline = time.monotonic() + HANG
     while not all(is_gone(rank) for rank in ranks):
         if time.monotonic() > deadline:
-            run.fail("a rank is still there")
+            run.fail("a rank still runs")
         time.sleep(0.01)
 
 
 def few_files(folder, alone):
-    """64 open files are enough for a small run, and too few are told of before the start."""
+    """64 open files suffice for a small run, and a lower limit is reported before the start."""
     run = Run(folder, "--no-save", limits=[(resource.RLIMIT_NOFILE, (64, 64))]).end(0)
     same_bits(run, alone)
     for ranks, files in (2, 8), (64, 64):
@@ -322,22 +321,22 @@ def few_files(folder, alone):
 
 
 def small_files(folder, alone):
-    """A limit of file sizes is an error with words, not a signal: shared memory counts as a file."""
+    """A limit of file sizes causes an error, not a signal: shared memory counts as a file."""
     run = Run(folder, "--no-save", limits=[(resource.RLIMIT_FSIZE, (20_000, 20_000))]).end(1)
     run.expect(r"ulimit -f")
 
 
 def small_metrics(folder, alone):
-    """Metrics that cannot be written, here for a limit of file sizes, do not end the run."""
+    """Metrics that cannot be written, here because of a limit of file sizes, do not end the run."""
     run = Run(folder, "--ranks", "1", "--no-save", limits=[(resource.RLIMIT_FSIZE, (20_000, 20_000))]).end(0)
-    run.expect(r"warning: --metrics: .*ulimit -f.*; training goes on",
+    run.expect(r"warning: --metrics: .*ulimit -f.*\. Training continues",
                r"^--metrics: \d+ records could not be written$")
     if len(re.findall("warning: --metrics", run.text())) != 1:
         run.fail("the warning is repeated")
 
 
 def crowd(folder, alone):
-    """16 ranks, however few the cores are."""
+    """16 ranks run on any number of cores."""
     words = "--no-save", "--global-batch", "16", "--micro-batch", "1"
     many = Run(folder, "--ranks", "16", *words, steps=5).end(0).losses()
     few = Run(folder, "--ranks", "2", *words, steps=5).end(0)

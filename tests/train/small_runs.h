@@ -1,4 +1,4 @@
-// Runs of small models, each rank a thread, beside the same run in one process.
+// Runs of small models, each rank a thread, compared with the same run in one process.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ inline std::string words(const TrainConfig& config) {
              config.lora_rank > 0 ? ", adapters of " + config.lora_targets : "");
 }
 
-// A trainer on each rank of the run.
+// Runs a trainer on each rank.
 inline void on_ranks(const TrainConfig& config, const std::function<void(Trainer&, int)>& body) {
   over(static_cast<int>(config.axes.world()), [&](const comm::Group& world) {
     Trainer trainer(config, world);
@@ -79,7 +79,8 @@ inline Outcomes run_all(const TrainConfig& config, std::int64_t questions = 0) {
   return out;
 }
 
-// Losses and gradients as in `want`; bytes and, within a share of it, memory of state as planned.
+// Expects losses and gradient norms as in `want`, and traffic and, within a tolerance, memory of
+// state as planned.
 inline void expect_same(const TrainConfig& config, const Outcomes& got, const Outcomes& want,
                         double memory_share = 0) {
   ASSERT_EQ(got.steps.size(), want.steps.size()) << words(config);

@@ -55,8 +55,8 @@ TEST_F(TensorBoard, RecordsAreFramedWithTheirChecksums) {
   EXPECT_EQ(records, 3U);  // the version, the start, the scalar
 }
 
-// What a run took again after a restart counts once, as it went then.
-TEST_F(TensorBoard, IsReadByTheProgramItself) {
+// Steps that a run repeats after a restart count once, with the later values.
+TEST_F(TensorBoard, IsReadByTensorBoard) {
   TESSERA_NEEDS_INTEROP();
   {
     EventFile first(folder.string(), "--tensorboard", 1);
@@ -96,7 +96,7 @@ TEST_F(TensorBoard, IsReadByTheProgramItself) {
   EXPECT_EQ(read.at("memory/peak_bytes").size(), 6U);
 }
 
-TEST_F(TensorBoard, SaysWhatCannotBeAFolder) {
+TEST_F(TensorBoard, RejectsPathsThatCannotBeAFolder) {
   std::ofstream(folder / "file") << "x";
   const std::string path = folder / "file";
   EXPECT_TRUE(contains(error_of([&] { check_event_folder(path, "--tensorboard"); }),

@@ -25,9 +25,9 @@ TrainConfig small() {
   return config;
 }
 
-// Trainers come and go on other threads than those that use them, and nobody's memory is charged to
-// somebody else by that.
-TEST(Trainer, LeavesThreadsAsItFoundThem) {
+// Trainers may be made and destroyed on other threads than those that use them. They charge no
+// memory to the ledgers of those threads.
+TEST(Trainer, DoesNotChangeMemoryOwnersOfThreads) {
   const auto own = std::make_shared<memory::Ledger>("own");
   const memory::OwnerScope scope(own);
   auto first = std::make_unique<Trainer>(small(), comm::Group());
@@ -42,7 +42,7 @@ TEST(Trainer, LeavesThreadsAsItFoundThem) {
     EXPECT_EQ(theirs->counts().total.now, 0);
   }).join();
   EXPECT_EQ(memory::current_ledger(), own);
-  // In another order than a stack of scopes has.
+  // Not destroyed in reverse order.
   auto third = std::make_unique<Trainer>(small(), comm::Group());
   second.reset();
   third->step();
@@ -51,7 +51,7 @@ TEST(Trainer, LeavesThreadsAsItFoundThem) {
   EXPECT_EQ(own->counts().total.now, 0);
 }
 
-TEST(Trainer, AStepInTwoHalvesIsTheSameStep) {
+TEST(Trainer, LaunchAndFinishEqualStep) {
   TrainConfig config = small();
   config.steps = 6;
   Trainer whole(config, comm::Group()), halves(config, comm::Group());
@@ -59,7 +59,7 @@ TEST(Trainer, AStepInTwoHalvesIsTheSameStep) {
     const StepMetrics one = whole.step();
     halves.launch();
     EXPECT_EQ(halves.steps_done(), step);
-    halves.finish(1);  // on the CPU nothing is under way any more
+    halves.finish(1);  // on the CPU no step is unfinished
     ASSERT_EQ(halves.history().size(), static_cast<std::size_t>(step));
     const StepMetrics& other = halves.history().back();
     EXPECT_EQ(one.step, other.step);
@@ -73,7 +73,7 @@ TEST(Trainer, AStepInTwoHalvesIsTheSameStep) {
   EXPECT_EQ(whole.summary().params_hash, halves.summary().params_hash);
 }
 
-TEST(Trainer, CheckingARunChangesNoThreads) {
+TEST(Trainer, CheckRunDoesNotChangeThreads) {
   const int before = at::get_num_threads();
   TrainConfig config = small();
   config.threads = before + 1;

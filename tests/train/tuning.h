@@ -1,4 +1,4 @@
-// Runs that tune adapters of small models.
+// Runs that fine-tune small models with adapters.
 #pragma once
 
 #include <map>

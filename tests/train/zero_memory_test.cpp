@@ -1,5 +1,5 @@
-// What ZeRO is for: each stage needs less memory than the one before, in the run that `tessera
-// train --ranks 2 --zero S` makes.
+// Memory of ZeRO: each stage needs less than the previous one, in the run of `tessera train
+// --ranks 2 --zero S`.
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 namespace tessera::train {
 namespace {
 
-TEST(ZeroMemory, FallsFromStageToStage) {
+TEST(ZeroMemory, DecreasesFromStageToStage) {
   std::array<std::array<std::int64_t, 2>, 4> peaks{};  // [stage][rank]
   std::array<std::string, 4> hashes;
   for (std::size_t stage = 0; stage < peaks.size(); ++stage) {
@@ -40,9 +40,9 @@ TEST(ZeroMemory, FallsFromStageToStage) {
   }
 }
 
-// Rows and peak of a run are the plan's within 3%, in fp32 (in 16 bits they depend on what the
-// processor multiplies).
-TEST(ZeroMemory, RowsAndPeakAreAsPlanned) {
+// Categories and peak of a run match the plan within 3%, in fp32 (in 16 bits they depend on the
+// types that the processor multiplies).
+TEST(ZeroMemory, CategoriesAndPeakMatchThePlan) {
   using Given = std::vector<std::pair<std::string, std::string>>;
   std::vector<Given> cases = {{{"hidden", "256"}, {"micro-batch", "2"}, {"zero", "2"}},
                               {{"vocab", "4000"}, {"zero", "2"}},
@@ -83,8 +83,8 @@ TEST(ZeroMemory, RowsAndPeakAreAsPlanned) {
   }
 }
 
-// Muon brings whole matrices together for its update, which here is the widest moment of a step.
-TEST(ZeroMemory, MatricesOfMuonAreAsPlanned) {
+// Muon gathers whole matrices for its update, which is the peak of a step here.
+TEST(ZeroMemory, MatricesOfMuonMatchThePlan) {
   for (const int ranks : {1, 2, 3}) {
     for (const char* stage : {"0", "1", "2", "3"}) {
       TrainConfig config;
@@ -114,8 +114,8 @@ TEST(ZeroMemory, MatricesOfMuonAreAsPlanned) {
   }
 }
 
-// A model whose parameters alone are more than a rank may have starts shard by shard, and trains.
-TEST(ZeroMemory, AModelThatFitsOnlyShardedStartsWithinTwoUnits) {
+// A model whose parameters alone exceed the limit of a rank is built shard by shard, and trains.
+TEST(ZeroMemory, ModelThatFitsOnlyShardedStartsWithinTwoUnits) {
   constexpr std::int64_t kLimit = 12'700'000;
   for (const char* gather : {"copy", "alias"}) {
     TrainConfig config;
