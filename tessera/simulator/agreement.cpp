@@ -25,9 +25,9 @@ Agreement agreement_of(const Scenario& s, const Result& result) {
   agreement.planned = planner::step_time(s).step();
   agreement.simulated = result.step;
   agreement.effects[0] = {"messages and collectives share links", result.step - alone};
-  agreement.effects[1] = {"a long step was judged by its first micro-batches", all - few};
-  // What is left: hops, which for some replicas stay on a node.
-  agreement.effects[2] = {"replicas lie on the nodes in different ways",
+  agreement.effects[1] = {"a long step was extrapolated from its first micro-batches", all - few};
+  // The rest: hops that stay on a node for some replicas only.
+  agreement.effects[2] = {"replicas are placed on the nodes in different ways",
                           alone - agreement.planned - (all - few)};
   return agreement;
 }
@@ -35,7 +35,7 @@ Agreement agreement_of(const Scenario& s, const Result& result) {
 std::string reason(const Agreement& agreement) {
   const Agreement::Effect& effect = agreement.largest();
   return str(format_time(std::abs(effect.seconds)), effect.seconds > 0 ? " more" : " less",
-             " by events: ", effect.name);
+             " in the simulation: ", effect.name);
 }
 
 }  // namespace tessera::simulator

@@ -6,12 +6,13 @@
 
 namespace tessera::simulator {
 
-// Small, since a large run has tens of thousands of them waiting and millions in all.
+// Event of a simulation. Small, because a large run has tens of thousands in the queue and millions
+// in total.
 struct Event {
   enum Type : std::uint32_t {
     computed,     // a worker has computed a piece
     transferred,  // the last byte of a message has left the ports
-    arrived,      // a message is there
+    arrived,      // a message has arrived
     ready,        // all members of a group are ready for its next collective
     reduced,      // the last byte of a collective has left the ports
     finished,     // a collective is done
@@ -22,7 +23,7 @@ struct Event {
   std::uint32_t kind : 3 = computed;
 
   Type type() const { return static_cast<Type>(kind); }
-  // Events of the same time have an order too, so that runs repeat.
+  // Events of the same time are ordered too, so that runs are reproducible.
   bool later_than(const Event& other) const {
     if (time != other.time) return time > other.time;
     if (kind != other.kind) return kind > other.kind;
@@ -31,13 +32,14 @@ struct Event {
 };
 static_assert(sizeof(Event) == 16);
 
+// Queue of events, in the order of time.
 class EventQueue {
  public:
   void push(double time, Event::Type type, std::uint32_t id, std::uint32_t version = 0) {
     ++count_;
     heap_.push({time, id, version & 0x1fffffff, type});
   }
-  // One that was taken out before.
+  // Adds an event that was popped before. It is not counted again.
   void put_back(const Event& event) { heap_.push(event); }
   bool empty() const { return heap_.empty(); }
   double next() const { return heap_.top().time; }

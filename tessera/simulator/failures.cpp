@@ -13,7 +13,7 @@ namespace {
 void check_seconds(const char* what, double seconds, bool zero_too) {
   if (std::isfinite(seconds) && (seconds > 0 || (zero_too && seconds == 0))) return;
   throw UsageError(
-      str(what, ": got ", seconds, " s, wanted ", zero_too ? "0 s or more" : "more than 0 s"));
+      str(what, ": got ", seconds, " s, must be ", zero_too ? "0 s or more" : "more than 0 s"));
 }
 
 }  // namespace
@@ -22,16 +22,17 @@ void check(const Reliability& r) {
   check_seconds("mean time between failures", r.mtbf, false);
   check_seconds("cost of a checkpoint", r.checkpoint, true);
   check_seconds("cost of a restart", r.restart, true);
-  if (r.devices < 1) throw UsageError(str("devices: got ", r.devices, ", wanted at least 1"));
-  // A restart gets through once in e^(restart / M) times: beyond this, what is simulated would not
-  // end, and less than 1% of the time would be work.
+  if (r.devices < 1) throw UsageError(str("devices: got ", r.devices, ", must be at least 1"));
+  // A restart needs e^(restart / M) attempts on average. Beyond this limit the simulation would not
+  // end, and less than 1% of the time would be useful.
   constexpr double kMostRestarts = 5;
   if (r.restart > kMostRestarts * r.system_mtbf()) {
     throw UsageError(str("mean time between failures: got ", format_time(r.mtbf),
                          " a device, a failure every ", format_time(r.system_mtbf()), " in ",
                          plural(r.devices, "device"), ", but a restart takes ",
                          format_time(r.restart),
-                         ": such a run never gets on; wanted rarer failures or a quicker restart"));
+                         ", so the run makes no progress. Failures must be rarer or restarts "
+                         "faster."));
   }
 }
 
@@ -40,7 +41,8 @@ double expected_goodput(const Reliability& r, double interval) {
   return interval / (m * std::exp(r.restart / m) * std::expm1((interval + r.checkpoint) / m));
 }
 
-// Where the derivative is 0: (1 - t/M)·e^((t + checkpoint)/M) = 1. The left side falls with t.
+// Finds the zero of the derivative: (1 - t/M)·e^((t + checkpoint)/M) = 1. The left side decreases
+// with t.
 double best_interval(const Reliability& r) {
   const double m = r.system_mtbf();
   double low = 0, high = m;
@@ -68,12 +70,12 @@ Goodput simulated_goodput(const Reliability& r, double interval, std::uint64_t s
   const auto until_failure = [&] {
     return -r.system_mtbf() * std::log((random.bits(drawn++) + 0.5) * 0x1p-32);
   };
-  const double stretch = interval + r.checkpoint;
+  const double period = interval + r.checkpoint;
   double time = 0, work = 0, time2 = 0, work2 = 0, both = 0;
   for (int i = 0; i < failures; ++i) {
-    // What was saved before the failure lasts; then restarts until one of them is through.
+    // Work saved before the failure is kept. Then restarts are attempted until one succeeds.
     const double up = until_failure();
-    const double saved = std::floor(up / stretch) * interval;
+    const double saved = std::floor(up / period) * interval;
     double cycle = up;
     for (double next = until_failure();; next = until_failure()) {
       if (next >= r.restart) break;

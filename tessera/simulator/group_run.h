@@ -4,8 +4,8 @@
 
 namespace tessera::simulator {
 
-// A step without a pipeline, all replicas piece by piece: [Note: lockstep]. What Run says by
-// events, in a small part of the time.
+// Simulates a step without a pipeline, all replicas piece by piece: [Note: lockstep]. Gives the
+// result of Run without events, in a fraction of the time.
 Result run_group(const Scenario& scenario, int replicas);
 
 }  // namespace tessera::simulator

@@ -106,7 +106,7 @@ void Network::list(Group& group, std::uint32_t id, bool out, bool on) {
   messages.pop_back();
 }
 
-// Puts a message onto its ports, or takes it away, and changes the pace of all it meets there.
+// Adds a message to its ports, or removes it, and updates the rates of all flows on these ports.
 void Network::occupy(double now, std::uint32_t id, bool on) {
   const Flow flow = flows_[id];
   for (const bool out : {true, false}) {

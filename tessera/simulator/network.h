@@ -10,10 +10,11 @@
 
 namespace tessera::simulator {
 
+// Links inside a node, and links between nodes.
 enum Level : std::uint8_t { kInside, kBetween };
 
-// What a message or a collective asks of the network: seconds that it would cross the ports of its
-// ranks, by level, if it were alone there, and the latency of its steps besides.
+// Load of a message or a collective on the network: seconds that it occupies the ports of its
+// ranks, by level, if no other flow uses them, and the latency of its steps in addition.
 struct Load {
   std::array<double, 2> seconds{};
   double latency = 0;
@@ -21,27 +22,27 @@ struct Load {
 };
 Load load_of(const planner::CollectiveCost& cost, const planner::Topology& topology);
 
-// Flows over ports. A device has four: out and in, to its node and to others. A port is split
-// equally among the flows that cross it, and a flow goes at the pace of the slowest port on its
-// way; what it leaves unused elsewhere is not given to others. What flows of the same kind take
-// from each other (groups that leave a node together) is in their loads. Devices are dp groups of
-// equal size, one after another; a group has at most one collective of its own at a time, which
-// crosses the ports of all its members, and takes part in at most one over replicas, which never
-// crosses the same ports: [Note: two queues]. Ends of flows are put into the queue as
-// Event::transferred and Event::reduced, with a version: only the newest of a flow counts.
+// Network of flows over ports. A device has four ports: out and in, to its node and to other nodes.
+// The flows that cross a port share it equally, and a flow has the rate of the slowest port on its
+// path; bandwidth that it leaves unused on other ports is not given to other flows. Contention
+// among flows of the same kind (groups that leave a node together) is part of their loads. Devices
+// are numbered by dp groups of equal size. A group runs at most one collective of its own at a
+// time, which crosses the ports of all its members, and takes part in at most one collective over
+// replicas, which never crosses the same ports: [Note: two queues]. The ends of flows are queued as
+// Event::transferred and Event::reduced, with a version: only the newest version of a flow counts.
 class Network {
  public:
-  // `shared` false: nothing is in the way of anything, to see what that costs.
+  // `shared` false: flows do not slow each other down. Used to measure the cost of contention.
   Network(int groups, int members, EventQueue& queue, bool shared = true);
 
-  // Returns the flow's number, which is free again after release().
+  // Starts a message. Returns the flow's number, which is reused after release().
   std::uint32_t send(double now, int from, int to, Level level, double seconds);
-  // True if this event is the end of the flow; its ports are free then.
+  // Returns true if this event is the end of the flow, and then frees its ports.
   bool transferred(double now, const Event& event);
   void release(std::uint32_t flow) { free_.push_back(flow); }
 
-  // Number of the collective that a group runs, in events: its own, or its part of one over
-  // replicas.
+  // Returns the id, in events, of a collective of a group: its own, or its part of a collective
+  // over replicas.
   static std::uint32_t slot(int group, bool across) {
     return static_cast<std::uint32_t>(group) * 2 + (across ? 1 : 0);
   }
@@ -50,14 +51,14 @@ class Network {
 
  private:
   struct Flow {
-    double left = 1;   // of it
-    double alone = 0;  // seconds of all of it
-    double rate = 0;
-    double since = 0;
+    double left = 1;   // remaining fraction at `since`
+    double alone = 0;  // seconds of the whole flow without contention
+    double rate = 0;   // fraction per second
+    double since = 0;  // time of the last change of the rate
     std::uint32_t version = 0;
     int from = -1, to = -1;
     Level level = kInside;
-    std::array<std::uint32_t, 2> place{};  // in the lists of the groups of `to` and `from`
+    std::array<std::uint32_t, 2> place{};  // index in Group::messages of `to` and `from`
   };
   struct Group {
     struct Slot {
@@ -67,7 +68,7 @@ class Network {
     };
     std::array<Slot, 2> slots;
     std::vector<std::uint32_t> messages;  // to and from its members: flow · 2 + (1 if from)
-    // [level][n]: how many ports of the members are crossed by n messages.
+    // [level][n]: number of ports of the members that n messages cross.
     std::array<std::vector<int>, 2> ports;
   };
 

@@ -7,18 +7,18 @@
 
 namespace tessera::simulator {
 
-// How many times as long as planned a computation takes on the tp neighbours of one worker.
+// Time of a computation relative to the plan, over the tp neighbors of one worker.
 struct Pace {
   double slowest = 1, mean = 1;
 };
-// [rank]: what stragglers are slower by; empty if there are none.
+// Returns the factors of stragglers, by rank; empty if there are none.
 std::vector<double> slowness(const Scenario& scenario);
-// Of the `computed`-th operation of the worker whose first rank is `first`; its tp neighbours are
-// `stride` apart.
+// Returns the pace of the `computed`-th operation of the worker whose first rank is `first`. The
+// numbers of its tp neighbors are `stride` apart.
 Pace pace_of(const Scenario& scenario, const std::vector<double>& slow, int first, int stride,
              std::int64_t computed);
 
-// Adds the bytes that a member sends for one collective of its replica and, of a reduce-scatter,
+// Adds the bytes that a member sends for one collective of its replica and, for a reduce-scatter,
 // for the all-reduce of its shard over the replicas.
 void add_sent(PerAxis<double>& sent, const Scenario& scenario, planner::Collective kind,
               double bytes);

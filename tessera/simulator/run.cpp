@@ -56,7 +56,7 @@ Run::Run(const Scenario& scenario, int replicas, const Options& options)
 
 Result Run::result() {
   start();
-  // A trace has the events of all replicas in the order of time.
+  // A trace needs the events of all replicas in the order of time.
   bool together = replicas_ == 1 || traced_ > 0;
   while (!queue_.empty()) {
     if (!together && between_collectives()) {
@@ -68,7 +68,7 @@ Result Run::result() {
   for (const Worker& worker : workers_) {
     if (worker.state == State::done) continue;
     throw Error(str("schedule ", s_.schedule, ": pipeline rank ", worker.p,
-                    " waits for ever at action ", worker.op));
+                    " waits forever at action ", worker.op));
   }
   sum_tied();
   double end = 0;
@@ -96,8 +96,8 @@ Result Run::result() {
   return result;
 }
 
-// The first and the last pipeline rank add up the gradients of the parameter they both hold. Its
-// transfer is short and at the end: it is not laid over others.
+// The first and the last pipeline rank sum the gradients of the tied parameter. The transfer is
+// short and at the end, so contention with other flows is not simulated.
 void Run::sum_tied() {
   const int last = s_.pp() - 1;
   if (s_.tied_bytes <= 0 || last == 0) return;
@@ -211,7 +211,7 @@ void Run::handle(const Event& event) {
   }
 }
 
-// Goes on from the present operation until the worker is busy, must wait, or is through.
+// Continues with the current operation until the worker computes, must wait, or is done.
 void Run::advance(std::uint32_t w, double now) {
   Worker& worker = workers_[w];
   const Program& mine = program(worker);
@@ -229,16 +229,16 @@ void Run::advance(std::uint32_t w, double now) {
     }
     ++worker.op;
   }
-  const double through = now + worker.debt.total();
+  const double end = now + worker.debt.total();
   for (const Op& op : mine.ops) {
-    for (int i = 0; i < op.late_reduces; ++i) announce(w, through, op.chunk, false, i, now);
+    for (int i = 0; i < op.late_reduces; ++i) announce(w, end, op.chunk, false, i, now);
   }
   charge(worker, worker.debt);
   worker.wait_for = worker.announced;
   if (s_.replicas() > 1) worker.wait_for_sums = worker.reductions;
   worker.state = State::finishing;
-  begin_wait(w, through);
-  if (there(worker, group(w))) finish(w, through);
+  begin_wait(w, end);
+  if (collectives_done(worker, group(w))) finish(w, end);
 }
 
 bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
@@ -249,7 +249,7 @@ bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
     worker.wait_for =
         std::max(worker.wait_for, mine.gathers[static_cast<std::size_t>(worker.gathers_used)] + 1);
   }
-  if (!there(worker, mine)) {
+  if (!collectives_done(worker, mine)) {
     worker.state = State::gathering;
     begin_wait(w, now);
     return false;
@@ -267,7 +267,7 @@ bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
   return true;
 }
 
-// How long this operation takes on this worker. The tp neighbours wait for their slowest.
+// Computes the duration of this operation on this worker. The tp neighbors wait for the slowest.
 void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
   const Pace pace = pace_of(s_, slow_, strides_.rank(worker.p, static_cast<int>(w) % replicas_),
                             strides_.of[Axis::tp], worker.computed++);
@@ -277,7 +277,7 @@ void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
   worker.piece_seconds = seconds / op.pieces;
 }
 
-// Those that are ready in the present piece.
+// Announces the reductions that become ready in the current piece.
 void Run::announce_reduces(std::uint32_t w, const Op& op, double now) {
   Worker& worker = workers_[w];
   const double piece_seconds = worker.piece_seconds + worker.debt.total();
@@ -293,9 +293,9 @@ void Run::announce_reduces(std::uint32_t w, const Op& op, double now) {
 }
 
 bool Run::receive(std::uint32_t w, const Op& op, double now) {
-  int& there = waiting_[channel(w, op.chunk, op.kind == Kind::receive_gradient)];
-  if (there > 0) {
-    --there;
+  int& count = waiting_[channel(w, op.chunk, op.kind == Kind::receive_gradient)];
+  if (count > 0) {
+    --count;
     return true;
   }
   workers_[w].state = State::receiving;
@@ -335,7 +335,7 @@ void Run::arrived(std::uint32_t flow, double now) {
   if (worker.state != State::receiving) return;
   const Op& op = program(worker).ops[worker.op];
   if (channel(message.to, op.chunk, op.kind == Kind::receive_gradient) != message.channel) return;
-  // Until it was sent the worker waited for the other stage, and from then on for the network.
+  // Before the message was sent the worker waited for the other stage, and then for the network.
   const double sent = std::max(worker.since, message.sent);
   worker.time.bubble += sent - worker.since;
   worker.time.comm[Axis::pp] += now - sent;
@@ -371,8 +371,8 @@ void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, int wh
   if (number == mine.done) plan_collective(static_cast<int>(w) / members_, now);
 }
 
-// Puts the beginning of a group's next collective into the queue, if all of its members have asked
-// for it and links that it shares with all-reduces over replicas are free.
+// Queues the beginning of a group's next collective, if all members have requested it and the links
+// that it shares with all-reduces over replicas are free.
 void Run::plan_collective(int g, double now) {
   Group& mine = groups_[static_cast<std::size_t>(g)];
   const auto next = static_cast<std::size_t>(mine.done);
@@ -406,7 +406,7 @@ void Run::begin_collective(int g, double now) {
   }
 }
 
-// A group has reduced a bucket: when all groups have, its sums are all-reduced over the replicas.
+// Called when a group has reduced a bucket. When all have, its sums are all-reduced over replicas.
 void Run::ask_sums(int p, const Collective& reduction, double now) {
   Group& all = sums(p);
   const auto number = static_cast<std::size_t>(reduction.sums);
@@ -456,13 +456,13 @@ double Run::Group::ran_between(double from, double until) const {
   return seconds;
 }
 
-// Goes on with a worker whose wait may be over.
+// Continues with a worker if its wait is over.
 void Run::wake(std::uint32_t w, double now) {
   Worker& worker = workers_[w];
   if (worker.state != State::gathering && worker.state != State::finishing) return;
   const Group& mine = group(w);
   if (mine.done >= worker.wait_for && worker.shards_done < 0) worker.shards_done = now;
-  if (!there(worker, mine)) return;
+  if (!collectives_done(worker, mine)) return;
   const double end = std::max(now, worker.since);
   charge(worker, planner::split_wait(shares_links_, worker.since, end, worker.shards_done,
                                      sums(worker.p).ran_between(worker.since, end)));

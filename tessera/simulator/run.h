@@ -14,24 +14,26 @@ namespace tessera::simulator {
 using planner::Op;
 using planner::Program;
 
-// [Note: the run]
-// A worker is one replica's pipeline rank; its tp neighbours move in step with it, at the pace of
-// the slowest of them. It takes its operations in order: it computes piece by piece, sends without
-// waiting, and waits where a message or a gather is not there yet. The dp group of a pipeline rank
-// runs its collectives one after another, in the order in which all members ask for them; one
-// begins when the last member is ready. When a piece begins, its end is known, so gradients are
-// announced then with the time at which they will be ready: that saves an event for each. What ran
-// beside a piece makes the next one longer: `interference`.
+// Simulation of a step by events.
 //
-// With replicas (hybrid sharding) the members of a pipeline rank are several groups of workers that
-// share state, and each group has a queue of its own. When all groups have reduced a bucket its
+// [Note: the run]
+// A worker is one replica's pipeline rank. Its tp neighbors run in lockstep with it, at the pace of
+// the slowest of them. A worker executes its operations in order: it computes piece by piece, sends
+// without waiting, and waits for messages and gathers that have not arrived. The dp group of a
+// pipeline rank runs its collectives one after another, in the order in which all members request
+// them; each begins when the last member is ready. The end of a piece is known when it begins, so
+// gradients are announced at that time, with the time at which they will be ready. This saves an
+// event for each. Collectives that run during a piece make the next piece longer: `interference`.
+//
+// With replicas (hybrid sharding) the members of a pipeline rank form several groups of workers
+// that share state, and each group has its own queue. When all groups have reduced a bucket, its
 // sums are all-reduced over the replicas, in a queue for each pipeline rank: [Note: two queues].
 //
-// [Note: replica by replica] Replicas meet in collectives alone, and one of them begins no sooner
-// than any member is ready. So while no collective is under way, each replica can be played for
-// itself until the first moment at which one of its workers is ready for the next: `horizon_`. Its
-// few events and workers stay in the processor's caches, where those of all replicas in the order
-// of time do not. What is left then goes on in the order of time.
+// [Note: replica by replica] Replicas interact only in collectives, and a collective does not begin
+// before all members are ready. So while no collective is requested, each replica can be simulated
+// separately until the first time at which one of its workers is ready for a collective:
+// `horizon_`. Its few events and workers stay in the processor's caches; those of all replicas, in
+// the order of time, would not. The remaining events are then handled in the order of time.
 class Run {
  public:
   Run(const Scenario& scenario, int replicas, const Options& options);
@@ -40,46 +42,47 @@ class Run {
  private:
   enum class State : std::uint8_t { moving, receiving, gathering, finishing, done };
   struct Worker {
-    int p = 0;
-    std::uint32_t op = 0;
-    int piece = 0;
-    int reduced = 0;        // reductions that the present operation has announced
-    int computed = 0;       // operations, to count the random numbers
-    int announced = 0;      // collectives
-    int gathers_asked = 0;  // of those, gathers
+    int p = 0;              // pipeline rank
+    std::uint32_t op = 0;   // index of the current operation
+    int piece = 0;          // index of the current piece in the operation
+    int reduced = 0;        // reductions that the current operation has announced
+    int computed = 0;       // operations done; index of the next random number
+    int announced = 0;      // collectives requested
+    int gathers_asked = 0;  // gathers requested
     int gathers_used = 0;
-    int reductions = 0;     // of those announced
-    int wait_for = 0;       // collectives that must be done before it may compute
-    int wait_for_sums = 0;  // all-reduces over replicas, likewise
+    int reductions = 0;     // reductions requested
+    int wait_for = 0;       // number of collectives that must be done before it may compute
+    int wait_for_sums = 0;  // same for all-reduces over replicas
     double piece_seconds = 0;
-    double beside = 0;        // how long its group's collectives had run when the piece began
-    double sums_beside = 0;   // and all-reduces over replicas
-    planner::DpSeconds debt;  // seconds that those beside the last piece have cost
-    double since = 0;         // when it began to wait, or was through
-    double shards_done = 0;   // when its group's collectives that it waits for were done
+    double beside = 0;        // total run time of its group's collectives when the piece began
+    double sums_beside = 0;   // same for all-reduces over replicas
+    planner::DpSeconds debt;  // slowdown by collectives during the last piece, in seconds
+    double since = 0;         // time at which it began to wait, or finished
+    double shards_done = 0;   // time at which the collectives of its group that it waits for ended
     State state = State::moving;
     RankTime time;
   };
   struct Collective {
-    int missing = 0;   // members that have not asked for it yet
-    double ready = 0;  // when the last of the others is
+    int missing = 0;   // members that have not requested it yet
+    double ready = 0;  // time at which the last of the others is ready
     int chunk = 0;
     bool gather = false;
-    int which = 0;  // of the chunk's reductions
-    int sums = 0;   // all-reduces over replicas that are asked for before it
+    int which = 0;  // index in the chunk's reductions
+    int sums = 0;   // number of all-reduces over replicas requested before it
     double began = 0, ended = 0;
   };
   struct Group {
     std::vector<Collective> collectives;
-    std::vector<int> gathers;  // which of them are
+    std::vector<int> gathers;  // indices of the gathers
     int done = 0;
-    bool busy = false;  // one is under way or about to begin
+    bool busy = false;  // a collective is running or scheduled to begin
     bool running = false;
     double began = 0;
-    double ran = 0;    // seconds, of those that are done
-    int underway = 0;  // of an all-reduce over replicas: groups whose links are still crossed
+    double ran = 0;    // total seconds of finished collectives
+    int underway = 0;  // groups whose links the running collective still crosses
+    // Total run time of collectives until `now`.
     double running_until(double now) const { return ran + (running ? now - began : 0); }
-    // Seconds that those that are done ran in this time.
+    // Run time of finished collectives in this interval.
     double ran_between(double from, double until) const;
   };
   struct Message {
@@ -128,15 +131,15 @@ class Run {
   const Program& program(const Worker& worker) const {
     return programs_[static_cast<std::size_t>(worker.p)];
   }
-  // Groups that share state come first, those of one pipeline rank one after another; then the
-  // all-reduces over replicas of each pipeline rank.
+  // groups_ has the groups that share state first, by pipeline rank, and then for each pipeline
+  // rank the group of its all-reduces over replicas.
   int shard_groups() const { return s_.pp() * parts_; }
   bool sums_up(int g) const { return g >= shard_groups(); }
   int stage_of_group(int g) const { return sums_up(g) ? g - shard_groups() : g / parts_; }
   Group& group(std::uint32_t w) { return groups_[w / static_cast<std::uint32_t>(members_)]; }
   Group& sums(int p) { return groups_[static_cast<std::size_t>(shard_groups() + p)]; }
-  // The collectives that a worker waits for are done.
-  bool there(const Worker& worker, const Group& own) {
+  // Returns true if the collectives that a worker waits for are done.
+  bool collectives_done(const Worker& worker, const Group& own) {
     return own.done >= worker.wait_for && sums(worker.p).done >= worker.wait_for_sums;
   }
   bool traced(std::uint32_t w) const {
@@ -151,16 +154,16 @@ class Run {
   schedule::Schedule schedule_;
   planner::Places places_;
   planner::RankStrides strides_;
-  int replicas_;  // data-parallel ranks that are simulated
-  int parts_;     // groups of them that share state
-  int members_;   // of such a group
+  int replicas_;  // number of simulated data-parallel ranks
+  int parts_;     // number of groups of them that share state
+  int members_;   // size of such a group
   bool shares_links_;
   int traced_;
   std::vector<Program> programs_;  // [pipeline rank]
   struct Loads {
     Load gather;
     std::vector<Load> reduce;  // [size]
-    std::vector<Load> across;  // likewise
+    std::vector<Load> across;  // [size]
   };
   std::vector<std::vector<Loads>> loads_;  // [pipeline rank][chunk]
   std::array<Load, 2> hop_;                // [level]
@@ -168,10 +171,10 @@ class Run {
   Network network_;
   std::vector<Worker> workers_;  // [p · replicas + d]
   std::vector<Group> groups_;
-  std::vector<int> waiting_;       // [channel]: messages that are there and not taken yet
+  std::vector<int> waiting_;       // [channel]: messages that arrived and were not received yet
   std::vector<Message> messages_;  // [flow]
-  std::vector<double> slow_;       // [rank]; empty if all are alike
-  double horizon_ = 0;             // earliest moment that something announced was ready at
+  std::vector<double> slow_;       // [rank]; empty if there are no stragglers
+  double horizon_ = 0;             // earliest time at which an announced collective is ready
   std::vector<Span> spans_;
 };
 

@@ -8,16 +8,16 @@
 namespace tessera::simulator {
 namespace {
 
-void require_number(bool good, std::string_view what, double got, const char* wanted) {
-  if (!good) throw UsageError(str(what, ": got ", got, ", wanted ", wanted));
+void require_number(bool good, std::string_view what, double got, const char* allowed) {
+  if (!good) throw UsageError(str(what, ": got ", got, ", must be ", allowed));
 }
 
 }  // namespace
 
 bool Scenario::symmetric() const {
   if (irregular()) return false;
-  // Hops cross nodes for all replicas or for none; between the last and the first rank messages go
-  // where chunks are interleaved.
+  // Hops must cross nodes for all replicas or for none. With interleaved chunks the last rank also
+  // sends to the first.
   const planner::RankStrides at = strides();
   for (int p = 0; p < pp(); ++p) {
     const int other = (p + 1) % pp();
@@ -31,7 +31,7 @@ bool Scenario::symmetric() const {
 
 void check(const Scenario& s) {
   planner::check(s);
-  require_number(s.jitter >= 0 && s.jitter <= 2, "jitter", s.jitter, "0 to 2");
+  require_number(s.jitter >= 0 && s.jitter <= 2, "jitter", s.jitter, "from 0 to 2");
   for (const Straggler& each : s.stragglers) {
     require_number(each.rank >= 0 && each.rank < s.world(), "straggler", each.rank,
                    "a rank below dp · tp · pp");

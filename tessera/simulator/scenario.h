@@ -8,15 +8,15 @@
 
 namespace tessera::simulator {
 
-// A rank that computes `factor` times as long as the others.
+// Rank whose computations take `factor` times as long as those of the others.
 struct Straggler {
   int rank = 0;
   double factor = 1;
 };
 
-// One optimizer step to be simulated: the planner's, and what is random or amiss in it.
+// Optimizer step to simulate: the planner's step, with jitter and stragglers.
 struct Scenario : planner::Step {
-  double jitter = 0;  // standard deviation of the logarithm of what a computation takes
+  double jitter = 0;  // standard deviation of the logarithm of computation times
   std::vector<Straggler> stragglers;
   std::uint64_t seed = 0;
 
@@ -24,11 +24,11 @@ struct Scenario : planner::Step {
     return schedule::make(schedule, pp(), static_cast<int>(micros), chunks_per_rank());
   }
   bool irregular() const { return jitter > 0 || !stragglers.empty(); }
-  // All replicas do the same at the same time: one of them says it all.
+  // Returns true if all replicas do the same at the same time, so that simulating one suffices.
   bool symmetric() const;
 };
 
-// Throws UsageError for what cannot be.
+// Throws UsageError if the scenario is invalid.
 void check(const Scenario& scenario);
 
 }  // namespace tessera::simulator

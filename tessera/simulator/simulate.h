@@ -7,7 +7,7 @@
 
 namespace tessera::simulator {
 
-// Where the seconds of a step went on one rank. They add up to the step.
+// Time of a step on one rank, in seconds. The parts add up to the step.
 struct RankTime {
   double compute = 0;
   // tp: tensor-parallel communication and waiting for slower tp neighbors. pp: waiting for a
@@ -16,10 +16,10 @@ struct RankTime {
   PerAxis<double> comm;
   double bubble = 0;  // waiting for other stages to compute
   double optimizer = 0;
-  PerAxis<double> sent;  // bytes; along tp they are not counted
+  PerAxis<double> sent;  // bytes; not counted along tp
 
   double step() const { return compute + sum(comm) + bubble + optimizer; }
-  // Adds so much of another, to average over ranks.
+  // Adds `share` times another, to average over ranks.
   void add(const RankTime& other, double share) {
     compute += share * other.compute;
     for (const Axis axis : kAllAxes) {
@@ -31,9 +31,9 @@ struct RankTime {
   }
 };
 
-// What a rank, or its dp group, or a message did; for traces.
+// Interval of a computation, a collective or a message, for traces.
 struct Span {
-  // Which row of a trace it belongs to.
+  // Row of a trace.
   enum Lane : std::uint8_t { computing, data_parallel, pipeline, over_replicas };
   // Names of the rows, by Lane.
   static constexpr const char* kLaneNames[] = {"compute", "data parallel", "pipeline",
@@ -45,33 +45,33 @@ struct Span {
   double begin = 0, end = 0;
 };
 
-// What a simulated step was like.
+// Result of a simulated step.
 struct Result {
-  double step = 0;
-  int replicas = 1;             // that were simulated: 1 stands for all where they are alike
-  std::vector<RankTime> ranks;  // [p · replicas + d], each for all its tp neighbours
+  double step = 0;              // seconds
+  int replicas = 1;             // number of simulated replicas; 1 represents all if they are equal
+  std::vector<RankTime> ranks;  // [p · replicas + d], each for all its tp neighbors
   RankTime mean;
-  double utilisation = 0;    // computing, of the step and all ranks
-  double bubble = 0;         // idle for other stages, likewise
-  std::uint64_t events = 0;  // 0: without events
+  double utilisation = 0;    // fraction of the step spent computing, mean of all ranks
+  double bubble = 0;         // fraction of the step spent waiting for other stages
+  std::uint64_t events = 0;  // number of events; 0: simulated without events
   std::vector<Span> spans;
 
-  // Of pipeline rank p in replica d.
+  // Returns the times of pipeline rank p in replica d.
   const RankTime& at(int p, int d = 0) const {
     return ranks[static_cast<std::size_t>(p) * static_cast<std::size_t>(replicas) +
                  static_cast<std::size_t>(replicas == 1 ? 0 : d)];
   }
 };
 
-// How exactly it is simulated.
+// Options of simulate().
 struct Options {
-  bool shared_links = true;  // false: as if messages and collectives had links of their own
-  bool full = false;         // simulate every replica, though one would do
-  int traced = 0;            // record spans for so many ranks, replica by replica
-  bool by_events = false;    // though without a pipeline [Note: lockstep] says the same at once
+  bool shared_links = true;  // false: messages and collectives do not slow each other down
+  bool full = false;         // simulate every replica, even if one suffices
+  int traced = 0;            // number of ranks to record spans for, replica by replica
+  bool by_events = false;    // use events even without a pipeline, instead of [Note: lockstep]
 };
 
-// Throws UsageError for a scenario that cannot be.
+// Simulates a step. Throws UsageError if the scenario is invalid.
 Result simulate(const Scenario& scenario, const Options& options = {});
 
 }  // namespace tessera::simulator

@@ -10,45 +10,48 @@
 #include "tessera/simulator/failures.h"
 #include "tessera/simulator/sweep.h"
 
-// Answers of the simulator with all that belongs to them, and their JSON.
+// Reports of the simulator with everything that they show, and their JSON.
 namespace tessera::simulator {
 
-// Whether a step could run at all, and what would fit if it could not.
+// Memory of a step, and a suggestion if it does not fit.
 struct Fit {
-  double needed = 0, usable = 0;  // bytes of the most loaded device
-  std::string remedy;             // empty: it fits
+  double needed = 0, usable = 0;  // bytes, on the device that needs most
+  std::string remedy;             // "" if it fits
   bool fits() const { return remedy.empty(); }
 };
 Fit fit_of(const planner::Question& settled);
 
+// One simulated step with its context.
 struct Simulation {
   planner::Question question;  // settled
   Scenario scenario;
   Result result;
-  bool given_times = false;  // by the user, not of a model
-  std::optional<Fit> fit;    // of a model
-  // With the planner's closed forms; not where times are given or random.
+  bool given_times = false;  // times are given by the user, not computed from a model
+  std::optional<Fit> fit;    // only with a model
+  // Comparison with the planner's closed forms; nullopt if times are given or random.
   std::optional<Agreement> agreement;
-  double quicker = 0;  // with trees where they are quicker than rings; 0: not asked
+  double quicker = 0;  // with trees where they are faster than rings; 0: not requested
   std::optional<Reliability> reliability;
   double tokens_per_s() const;
 };
 std::string simulation_json(const Simulation& simulation);
 
+// Simulated steps over the sizes of an axis.
 struct Sweep {
-  planner::Question question;  // of the first size that can be
+  planner::Question question;  // of the first valid size
   SweepRange range;
   std::vector<SweepRow> rows;
-  std::vector<Fit> fits;  // beside them, where times are a model's
+  std::vector<Fit> fits;  // by row; empty if times are not computed from a model
   double law_cost = 0;
-  double quicker = 0;  // tokens/s of the last row with trees where they are quicker; 0: not asked
-  std::optional<Reliability> reliability;  // devices: as many as each row has
+  // tokens/s of the last row with trees where they are faster; 0: not requested
+  double quicker = 0;
+  std::optional<Reliability> reliability;  // `devices` is replaced by the GPUs of each row
 };
 std::string sweep_json(const Sweep& sweep);
 
-// How often to save, and what is left of the time then.
+// Checkpoint interval, and the goodput that it gives.
 struct FailurePlan {
-  double interval = 0;  // whole steps
+  double interval = 0;  // seconds of whole steps
   double steps = 0;
   double goodput = 0;
   Goodput simulated;

@@ -12,13 +12,13 @@
 namespace tessera::simulator {
 namespace {
 
-constexpr double kParted = 0.05;
+constexpr double kParted = 0.05;  // difference of efficiencies that is reported
 
 [[noreturn]] void bad_sweep(std::string_view text) {
-  throw UsageError(
-      str("got ", quote(text),
-          ", wanted an axis and its sizes, each twice the one before, such as "
-          "dp=1..4096, with dp, dp-replicate, tp or pp and sizes from 1 to 1,048,576"));
+  throw UsageError(str(
+      "got ", quote(text),
+      ", must be an axis (dp, dp-replicate, tp or pp) and a range of sizes from 1 to 1,048,576, "
+      "such as dp=1..4096. Sizes double from the first to the last."));
 }
 
 int read_size(std::string_view part, std::string_view whole) {
@@ -32,7 +32,7 @@ int read_size(std::string_view part, std::string_view whole) {
 
 std::string percent(double part) { return fixed(100 * part, 1) + "%"; }
 
-// What of the step has grown most since the first size, in words.
+// Describes the part of the step that has grown most since the first size.
 std::string largest_growth(const SweepRow& row, const SweepRow& first) {
   struct Part {
     double growth;
@@ -44,7 +44,7 @@ std::string largest_growth(const SweepRow& row, const SweepRow& first) {
   };
   const auto comm_words = [](Axis axis) {
     switch (axis) {
-      case Axis::dp_shard: return "data-parallel communication that nothing hides";
+      case Axis::dp_shard: return "exposed data-parallel communication";
       case Axis::dp_replicate: return "communication between replicas";
       case Axis::tp: return "tensor-parallel communication";
       case Axis::pp: return "messages between stages";
@@ -75,7 +75,7 @@ SweepRange parse_sweep(std::string_view text) {
   const std::size_t equals = text.find('=');
   if (equals == std::string_view::npos) bad_sweep(text);
   range.axis = text.substr(0, equals);
-  std::replace(range.axis.begin(), range.axis.end(), '-', '_');  // as flags spell it
+  std::replace(range.axis.begin(), range.axis.end(), '-', '_');  // flags use hyphens
   if (find_axis(range.axis) == nullptr) bad_sweep(text);
   const std::string_view sizes = text.substr(equals + 1);
   const std::size_t dots = sizes.find("..");
@@ -136,12 +136,12 @@ std::string compare_with_law(const SweepRange& range, const std::vector<SweepRow
     return str("Simulation and the law ", law, " stay within ", percent(kParted),
                " of each other.");
   }
-  std::string text = str("The law is ", law, ", which knows neither overlap nor bandwidth.");
+  std::string text = str("The law is ", law, ", which ignores overlap and bandwidth.");
   if (better) {
     text += str(" From ", range.axis, " ", better->size, " on the simulation does better ",
-                against(*better), ": communication that nothing hides takes ",
-                percent(exposed_share(*better)), " of the step, and ",
-                percent(exposed_share(*first)), " at ", range.axis, " ", first->size, ".");
+                against(*better), ": exposed communication takes ", percent(exposed_share(*better)),
+                " of the step, and ", percent(exposed_share(*first)), " at ", range.axis, " ",
+                first->size, ".");
   }
   if (worse) {
     text += str(" From ", range.axis, " ", worse->size, " on it does worse ", against(*worse), ": ",

@@ -9,42 +9,44 @@
 
 namespace tessera::simulator {
 
-// "dp=1..48": an axis and its sizes, each twice the one before, and the last as it is written: 1,
-// 2, 4 … 32, 48. "dp=6" is one size.
+// Axis and its sizes. "dp=1..48" has sizes that double, and the last as written: 1, 2, 4 … 32, 48.
+// "dp=6" is one size.
 struct SweepRange {
   std::string axis;  // dp, tp or pp
   std::vector<int> sizes;
 };
 SweepRange parse_sweep(std::string_view text);  // throws UsageError
 
-// What a sweep asks for a size: the scenario, and the tokens of its step.
+// Scenario of one size, and the tokens of its step.
 struct SweepCase {
   Scenario scenario;
   double tokens = 0;
 };
 
+// Result of one size.
 struct SweepRow {
   int size = 0;
   int gpus = 0;
-  std::string refused;  // why this size cannot be; the rest is empty then
-  double step = 0;
+  std::string refused;  // reason that this size is invalid; the other members are then empty
+  double step = 0;      // seconds
   double tokens_per_s = 0;
-  double efficiency = 0;  // throughput per GPU, of that of the first row
-  double law = 0;         // 1 / (1 + c · log2 size), likewise
+  double efficiency = 0;  // throughput per GPU, relative to the first row
+  double law = 0;         // 1 / (1 + c · log2 size), relative to the first row
   double bubble = 0, utilisation = 0;
   RankTime mean;
 };
 
-// `make` throws UsageError for a size that cannot be. Throws it on if no size can.
+// Simulates all sizes. `make` throws UsageError for an invalid size. If all sizes are invalid,
+// throws the error of the first.
 std::vector<SweepRow> sweep(const SweepRange& range, double law_cost,
                             const std::function<SweepCase(int size)>& make);
 
-// Where simulation and law part, in words: the first sizes at which it is better and worse by more
-// than 5 points, and why.
+// Describes the differences between simulation and law: the first sizes at which the simulation is
+// better and worse by more than 5 percentage points, and the reasons.
 std::string compare_with_law(const SweepRange& range, const std::vector<SweepRow>& rows,
                              double law_cost);
 
-// A picture of throughput and efficiency.
+// Returns a plot of throughput and efficiency.
 std::string sweep_svg(const SweepRange& range, const std::vector<SweepRow>& rows, double law_cost,
                       const std::string& title);
 

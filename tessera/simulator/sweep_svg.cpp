@@ -1,4 +1,4 @@
-// The picture of a sweep: throughput on the left, efficiency per GPU on the right.
+// Plot of a sweep: throughput on the left, efficiency per GPU on the right.
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +29,7 @@ std::string rule(double x1, double y1, double x2, double y2) {
              number(y2), "\" stroke=\"#ddd\"/>\n");
 }
 
-// One of the two plots; x is log2 of the GPUs, y whatever `height` says, in 0 … 1.
+// One of the two plots. x is log2 of the GPUs, y is the result of `height`, from 0 to 1.
 struct Plot {
   double left = 0;
   const std::vector<SweepRow>* rows = nullptr;
@@ -119,7 +119,7 @@ std::string sweep_svg(const SweepRange& range, const std::vector<SweepRow>& all,
   const auto throughput = [&](const SweepRow& row) { return share(row.tokens_per_s); };
   svg += plot.line(kSimulated, "", throughput) + plot.dots(throughput);
 
-  // Efficiency, from 0 to 100%, or to the largest where adding GPUs helps more than its share.
+  // Efficiency, from 0 to 100%, or to the maximum if scaling is superlinear.
   double best = 1;
   for (const SweepRow& row : rows) best = std::max(best, std::ceil(row.efficiency * 5) / 5);
   plot.left = kSecond;
@@ -138,7 +138,7 @@ std::string sweep_svg(const SweepRange& range, const std::vector<SweepRow>& all,
 
   svg += legend(kLeft, kSimulated, "", "simulated");
   svg += legend(kLeft + 130, kLaw, "6 4", str("1/(1 + ", law_cost, " · log2 ", range.axis, ")"));
-  svg += legend(kLeft + 360, kIdeal, "2 3", "every GPU as the first");
+  svg += legend(kLeft + 360, kIdeal, "2 3", "linear scaling");
   return svg + "</svg>\n";
 }
 

@@ -6,8 +6,8 @@
 
 namespace tessera::simulator {
 
-// The spans of a result as JSON for chrome://tracing and Perfetto: a process per rank, with a lane
-// each for computation, data-parallel collectives and messages.
+// Returns the spans of a result as JSON for chrome://tracing and Perfetto: a process per rank, with
+// lanes for computation, data-parallel collectives and messages.
 std::string trace_json(const Scenario& scenario, const Result& result);
 
 }  // namespace tessera::simulator

@@ -1,4 +1,4 @@
-// The closed forms and the events are two ways to the same number, over many configurations.
+// The closed forms and the simulation give the same numbers for many configurations.
 
 #include "tessera/simulator/agreement.h"
 
@@ -24,7 +24,7 @@ struct Case {
   planner::Question question;
 };
 
-// Settings at random; those that cannot be are left out.
+// Returns random settings without invalid ones.
 class Cases {
  public:
   Case next() {
@@ -54,14 +54,14 @@ class Cases {
       if (one_in(6)) set("bucket-size", pick({"1MB", "400MB"}));
       if (one_in(6)) set("order", pick({"dp,tp,pp", "tp,pp,dp", "pp,tp,dp"}));
       if (one_in(8)) set("split", "work");
-      // Without a pipeline, where the two are equal, whatever goes in buckets and what in units.
+      // Without a pipeline the two are equal, with any buckets and units.
       constexpr const char* kSoftware[] = {"megatron", "tessera", "pytorch"};
       if (pp == "1") set("software", kSoftware[software_() % 3]);
       try {
         one.question = planner::settle(settings.question(catalogue_));
         return one;
       } catch (const UsageError&) {
-        // tp that does not divide the heads, fewer layers than stages.
+        // Such as tp that does not divide the heads, or fewer layers than stages.
       }
     }
   }
@@ -76,7 +76,7 @@ class Cases {
   planner::Catalogue catalogue_;
 };
 
-// The same with replicas; nothing where there can be none.
+// Returns the same settings with replicas; nullopt if replicas are impossible.
 std::optional<Case> with_replicas(Case one, unsigned pick) {
   std::vector<int> counts;
   for (int n = 2; n <= one.question.dp(); ++n) {
@@ -95,7 +95,7 @@ Scenario scenario_of(const Case& one) {
   return scenario;
 }
 
-TEST(Agreement, PlannerAndSimulatorAreWithinFivePercentOrSayWhy) {
+TEST(Agreement, PlannerAndSimulatorDifferByAtMost5PercentOrExplainWhy) {
   Cases cases;
   int apart = 0;
   double sum = 0;
@@ -108,7 +108,7 @@ TEST(Agreement, PlannerAndSimulatorAreWithinFivePercentOrSayWhy) {
     const double error = std::abs(planned / result.step - 1);
     sum += error;
     if (one.question.pp() == 1) {
-      EXPECT_LT(error, 1e-3) << one.text;  // the same clock; long steps go on as they began
+      EXPECT_LT(error, 1e-3) << one.text;  // the same clock; long steps are extrapolated
     }
     if (error <= kNear) continue;
     ++apart;
@@ -124,8 +124,8 @@ TEST(Agreement, PlannerAndSimulatorAreWithinFivePercentOrSayWhy) {
   EXPECT_LE(apart, kConfigurations / 50);
 }
 
-// Ranks that share a processor's cores: one description for both.
-TEST(Agreement, OfRanksThatShareCores) {
+// Ranks that share the cores of a processor.
+TEST(Agreement, HoldsForRanksThatShareCores) {
   for (const char* pp : {"1", "2", "4"}) {
     for (const int cores : {1, 2, 4}) {
       for (const char* schedule : {"1f1b", "gpipe"}) {
@@ -153,7 +153,7 @@ TEST(Agreement, OfRanksThatShareCores) {
   }
 }
 
-TEST(Agreement, OfReplicas) {
+TEST(Agreement, HoldsForReplicas) {
   Cases cases;
   int compared = 0, exposed = 0, shared = 0;
   for (unsigned i = 0; i < 400; ++i) {
@@ -184,7 +184,7 @@ TEST(Agreement, OfReplicas) {
   EXPECT_LT(shared, compared - 20);
 }
 
-TEST(Agreement, LockstepOfReplicasIsTheEvents) {
+TEST(Agreement, LockstepOfReplicasEqualsEvents) {
   Cases cases;
   int compared = 0;
   for (unsigned i = 0; compared < 150; ++i) {
@@ -212,8 +212,8 @@ TEST(Agreement, LockstepOfReplicasIsTheEvents) {
   }
 }
 
-// Without a pipeline the members of a group are taken piece by piece instead of by events.
-TEST(Agreement, LockstepIsTheEvents) {
+// Without a pipeline the members of a group are simulated piece by piece instead of by events.
+TEST(Agreement, LockstepEqualsEvents) {
   Cases cases;
   int compared = 0;
   while (compared < 150) {

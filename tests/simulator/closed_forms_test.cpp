@@ -1,4 +1,4 @@
-// What can be written down must come out of the events.
+// Closed forms must equal the simulation.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ constexpr int kMostRanks = 16, kMostMicros = 64;
 
 using Chunk = planner::StepChunk;
 
-// Nodes of one device: every link is alike, and none is shared.
+// Nodes of one device: all links are equal, and none is shared.
 planner::Topology plain_topology(double bandwidth = 1e9, double latency = 0, int per_node = 8) {
   planner::Topology t;
   t.inside = t.nic = {bandwidth, latency};
@@ -41,14 +41,14 @@ Chunk times(double forward, double backward) {
   return chunk;
 }
 
-// Every second of every rank is accounted for.
+// The parts of every rank's time add up to the step.
 void expect_sums(const Result& result) {
   for (const RankTime& rank : result.ranks) {
     EXPECT_NEAR(rank.step(), result.step, 1e-9 * std::max(1.0, result.step));
   }
 }
 
-TEST(ClosedForms, GpipeAnd1F1B) {
+TEST(ClosedForms, MatchGpipeAnd1F1B) {
   for (int p = 1; p <= kMostRanks; ++p) {
     for (int k = 1; k <= kMostMicros; ++k) {
       for (const char* name : {"gpipe", "1f1b"}) {
@@ -62,7 +62,7 @@ TEST(ClosedForms, GpipeAnd1F1B) {
   }
 }
 
-TEST(ClosedForms, Interleaved) {
+TEST(ClosedForms, MatchInterleavedSchedules) {
   for (int p = 1; p <= kMostRanks; ++p) {
     for (int k = p; k <= kMostMicros; k += p) {
       for (int v = 2; v <= 4; ++v) {
@@ -74,8 +74,8 @@ TEST(ClosedForms, Interleaved) {
   }
 }
 
-// The schedule's own clock agrees, for every schedule and for sizes without a closed form.
-TEST(ClosedForms, TheSchedulesClock) {
+// The simulation equals schedule::time(), for every schedule and for sizes without a closed form.
+TEST(ClosedForms, MatchScheduleTime) {
   for (const std::string& name : schedule::names()) {
     for (int p = 1; p <= kMostRanks; p += 3) {
       for (int k = p; k <= kMostMicros; k += 9) {
@@ -94,23 +94,23 @@ TEST(ClosedForms, TheSchedulesClock) {
 }
 
 // Forward 120 ms, backward 220 ms, two stages, eight micro-batches, hops of 5 ms.
-TEST(ClosedForms, TheWorkedExample) {
+TEST(ClosedForms, MatchTheWorkedExample) {
   Scenario s = pipeline(schedule::one_f_one_b(2, 8), times(0.120, 0.220));
   EXPECT_NEAR(simulate(s).step, 3.060, 1e-12);
   s.hop_latency = 0.005;
   const Result r = simulate(s);
-  // Two micro-batches are under way at a time: each pair pays for a hop there and one back.
+  // Two micro-batches are in flight at a time: each pair waits for a hop forth and one back.
   EXPECT_NEAR(r.step, 3.060 + 8 * 0.005, 1e-12);
   EXPECT_GT(r.mean.comm[Axis::pp], 0);
   expect_sums(r);
-  // Bytes instead of latency: the same.
+  // Bytes instead of latency give the same.
   s.hop_latency = 0;
   s.hop_bytes = 5e6;
   EXPECT_NEAR(simulate(s).step, 3.100, 1e-12);
 }
 
-// GPipe with hops: a hop for each boundary there, and one back.
-TEST(ClosedForms, GpipeHops) {
+// GPipe with hops: each boundary costs a hop forth and one back.
+TEST(ClosedForms, MatchGpipeWithHops) {
   for (int p = 1; p <= 8; ++p) {
     for (int k = 1; k <= 16; ++k) {
       Scenario s = pipeline(schedule::gpipe(p, k), times(1, 2));
@@ -120,8 +120,8 @@ TEST(ClosedForms, GpipeHops) {
   }
 }
 
-// After all computation, not overlapped: a ring all-reduce stands at the end as it is.
-TEST(ClosedForms, RingAtTheEnd) {
+// Without overlap a ring all-reduce runs after all computation, with its full time.
+TEST(ClosedForms, MatchRingWithoutOverlap) {
   for (int dp : {2, 3, 4, 8, 16, 64, 100}) {
     Scenario s = pipeline(schedule::one_f_one_b(1, 3), times(1, 2));
     s.topology = plain_topology(1e11, 2e-6, 1);
@@ -139,9 +139,9 @@ TEST(ClosedForms, RingAtTheEnd) {
   }
 }
 
-// Overlapped: n buckets, ready evenly during the last backward; what is exposed is the last bucket,
-// or all of them in a row after the first if the network is the slower.
-TEST(ClosedForms, OverlappedBuckets) {
+// With overlap n buckets become ready evenly during the last backward. Exposed is the last bucket,
+// or all of them in a row after the first if the network is slower.
+TEST(ClosedForms, MatchOverlappedBuckets) {
   for (const double bucket_seconds : {0.01, 0.1, 0.25, 0.4, 1.0}) {
     for (int n : {1, 2, 5, 10}) {
       Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(1, 2));
@@ -157,8 +157,8 @@ TEST(ClosedForms, OverlappedBuckets) {
   }
 }
 
-// Bytes sent are the planner's formula for every stage and policy.
-TEST(ClosedForms, Traffic) {
+// Bytes sent equal the planner's formula for every stage and policy.
+TEST(ClosedForms, MatchTrafficFormulas) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const ReducePolicy policy : {ReducePolicy::each, ReducePolicy::last}) {
       for (const bool keep : {false, true}) {
@@ -193,7 +193,7 @@ TEST(ClosedForms, Traffic) {
   }
 }
 
-// Stage 3 alone on a quick network costs nothing but the first gather and the last reduction.
+// On a fast network, stage 3 costs only the first gather and the last reduction.
 TEST(ClosedForms, Stage3HidesBehindComputation) {
   Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(1, 2));
   s.zero = 3;
@@ -202,15 +202,15 @@ TEST(ClosedForms, Stage3HidesBehindComputation) {
   s.chunks[0][0].units = 10;
   s.chunks[0][0].param_bytes = s.chunks[0][0].grad_bytes = 10 * 2 * 0.02e9;  // 0.02 s a unit
   EXPECT_NEAR(simulate(s).step, 12 + 0.02 + 0.02, 1e-9);
-  // Asked for when needed, each of 2 · 4 · 10 gathers is paid for, and behind it in the queue the
-  // 4 · 10 reductions.
+  // Without prefetch, each of the 2 · 4 · 10 gathers is exposed, and so are the 4 · 10 reductions,
+  // which precede gathers in the queue.
   s.overlap_param_gather = false;
   EXPECT_NEAR(simulate(s).step, 12 + 120 * 0.02, 1e-9);
 }
 
-// Where gradients go by buckets, several of a unit, all but the last of each hide behind the unit;
-// the last one is ready as the unit ends, and the next gather stands in the queue behind it.
-TEST(ClosedForms, Stage3BucketsHideWhereUnitsCannot) {
+// If a unit has several buckets of gradients, all but the last are hidden behind its computation.
+// The last one is ready when the unit ends, and the next gather follows it in the queue.
+TEST(ClosedForms, Stage3BucketsHideBehindUnits) {
   for (const int units : {1, 3, 8}) {
     for (const int buckets : {1, 2, 5}) {
       for (const int micros : {1, 4}) {
@@ -237,7 +237,7 @@ TEST(ClosedForms, Stage3BucketsHideWhereUnitsCannot) {
   }
 }
 
-TEST(ClosedForms, StageThreeBoundByTheNetwork) {
+TEST(ClosedForms, Stage3IsBoundByASlowNetwork) {
   Scenario s = pipeline(schedule::one_f_one_b(1, 4), times(0, 0));
   s.zero = 3;
   s.policy = ReducePolicy::each;
@@ -247,7 +247,7 @@ TEST(ClosedForms, StageThreeBoundByTheNetwork) {
   EXPECT_NEAR(simulate(s).step, 4 * 3 * 0.75, 1e-9);
 }
 
-TEST(ClosedForms, BadScenariosAreRefused) {
+TEST(ClosedForms, RejectInvalidScenarios) {
   const auto refused = [](const auto& change) {
     Scenario s = pipeline(schedule::one_f_one_b(2, 4), times(1, 2));
     change(s);

@@ -13,7 +13,7 @@ Reliability cluster(double mtbf_hours, int devices, double checkpoint, double re
   return {mtbf_hours * 3600, devices, checkpoint, restart};
 }
 
-TEST(Failures, EventsAgreeWithTheClosedForm) {
+TEST(Failures, SimulationMatchesTheClosedForm) {
   int outside = 0, all = 0;
   for (const int devices : {1, 8, 1024, 16384, 100000}) {
     for (const double checkpoint : {0.0, 10.0, 120.0, 600.0}) {
@@ -30,10 +30,10 @@ TEST(Failures, EventsAgreeWithTheClosedForm) {
       }
     }
   }
-  EXPECT_LT(outside, all / 8);  // one in twenty is to be expected
+  EXPECT_LT(outside, all / 8);  // one in twenty is expected
 }
 
-// No interval does better than the best one, and the approximations are near it.
+// No interval is better than the best one, and the approximations are close to it.
 TEST(Failures, BestIntervalIsBest) {
   for (const int devices : {8, 1024, 16384, 100000}) {
     for (const double checkpoint : {1.0, 30.0, 300.0}) {
@@ -45,7 +45,7 @@ TEST(Failures, BestIntervalIsBest) {
       const double ratio = checkpoint / r.system_mtbf();
       EXPECT_NEAR(young_interval(r) / best, 1, std::sqrt(ratio) + 1e-6);
       EXPECT_NEAR(daly_interval(r) / best, 1, ratio + 1e-6);
-      // Among intervals around it the events find the same place.
+      // The simulation has its maximum at the same interval.
       const double events = simulated_goodput(r, best, 3).fraction;
       EXPECT_GT(events, simulated_goodput(r, best * 6, 3).fraction);
       EXPECT_GT(events, simulated_goodput(r, best / 6, 3).fraction);
@@ -53,12 +53,12 @@ TEST(Failures, BestIntervalIsBest) {
   }
 }
 
-TEST(Failures, Limits) {
+TEST(Failures, HandlesLimitsAndRejectsInvalidValues) {
   const Reliability safe = cluster(1e12, 1, 10, 100);
   EXPECT_NEAR(expected_goodput(safe, 990), 0.99, 1e-6);
   EXPECT_NEAR(best_interval(cluster(50000, 1, 0, 100)), 0, 1e-3);
   EXPECT_THROW(check(Reliability{}), UsageError);
-  // No restart would ever get through.
+  // No restart would succeed.
   EXPECT_THROW(check(cluster(1.0 / 60, 8, 10, 600)), UsageError);
   EXPECT_THROW(check(cluster(1, 0, 1, 1)), UsageError);
   EXPECT_THROW(check(cluster(1, 1, -1, 1)), UsageError);

@@ -7,7 +7,7 @@
 namespace tessera::simulator {
 namespace {
 
-// Runs the flows to their ends: when each ended, by number; collectives as -1 - group.
+// Runs all flows. Returns the end of each, by number; collectives have the number -1 - group.
 std::map<int, double> run(EventQueue& queue, Network& network) {
   std::map<int, double> ends;
   while (!queue.empty()) {
@@ -31,7 +31,7 @@ TEST(Network, TwoFlowsOnOnePortTakeTwiceAsLong) {
   }
 }
 
-TEST(Network, OtherPortsAreFree) {
+TEST(Network, FlowsOnOtherPortsAreIndependent) {
   EventQueue queue;
   Network network(4, 1, queue);
   network.send(0, 0, 1, kBetween, 1);
@@ -45,8 +45,8 @@ TEST(Network, OtherPortsAreFree) {
   EXPECT_NEAR(ends.at(3), 0.25, 1e-9);
 }
 
-// The second comes when half of the first is through; then both go at half the pace.
-TEST(Network, PacesChangeWhenFlowsComeAndGo) {
+// The second flow starts when half of the first is done; then both have half the rate.
+TEST(Network, RatesChangeWhenFlowsStartAndEnd) {
   EventQueue queue;
   Network network(3, 1, queue);
   network.send(0, 0, 1, kBetween, 1);
@@ -63,8 +63,8 @@ TEST(Network, PacesChangeWhenFlowsComeAndGo) {
   EXPECT_NEAR(ends.at(1), 2.0, 1e-9);
 }
 
-// A collective meets a message on one member's port: all members go at half the pace.
-TEST(Network, CollectivesShareToo) {
+// A collective shares one member's port with a message: all members have half the rate.
+TEST(Network, CollectivesSharePortsWithMessages) {
   EventQueue queue;
   Network network(2, 4, queue);
   Load load;
@@ -76,8 +76,8 @@ TEST(Network, CollectivesShareToo) {
   EXPECT_NEAR(ends.at(-1), 2.5, 1e-9);
 }
 
-// A load takes what its cost says, whichever level is the slower.
-TEST(Network, LoadsAreTheCosts) {
+// A load takes the time of its cost, whichever level is slower.
+TEST(Network, LoadsEqualCosts) {
   planner::Topology topology;
   topology.inside = {4e9, 1e-6};
   topology.nic = {1e9, 5e-6};

@@ -1,4 +1,4 @@
-// Scenarios made from the planner's questions, and the two predictions beside each other.
+// Scenarios made from the planner's questions: both predictions compared.
 
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ const std::vector<Given> kQuestions = {
     {{"model", "gpt2-774m"}, {"pp", "4"}, {"schedule", "zb-h1"}, {"grad-accum", "16"}},
 };
 
-TEST(Questions, BytesAreThePlans) {
+TEST(Questions, BytesEqualThePlan) {
   for (std::size_t i = 0; i < kQuestions.size(); ++i) {
     const planner::Question q = ask(kQuestions[i]);
     const Result result = simulate(scenario_of(q));

@@ -8,7 +8,7 @@
 namespace tessera::simulator {
 namespace {
 
-// A step of one second and an all-reduce, on a network of the given speed.
+// Returns a step of one second with an all-reduce, on a network of the given speed.
 SweepCase data_parallel(int dp, double bandwidth, double latency) {
   SweepCase one;
   Scenario& s = one.scenario;
@@ -24,7 +24,7 @@ SweepCase data_parallel(int dp, double bandwidth, double latency) {
   return one;
 }
 
-TEST(Sweep, Ranges) {
+TEST(Sweep, ParsesRanges) {
   EXPECT_EQ(parse_sweep("dp=1..8").sizes, (std::vector<int>{1, 2, 4, 8}));
   EXPECT_EQ(parse_sweep("tp=3..20").sizes, (std::vector<int>{3, 6, 12, 20}));
   EXPECT_EQ(parse_sweep("dp=1..3").sizes, (std::vector<int>{1, 2, 3}));
@@ -52,14 +52,14 @@ TEST(Sweep, EfficiencyIsThroughputPerGpu) {
   }
 }
 
-// A quick network hides everything: better than the law. A slow one does worse at once.
-TEST(Sweep, SaysWhereTheLawFails) {
+// A fast network hides all communication, which is better than the law. A slow one is worse.
+TEST(Sweep, ReportsWhereTheLawFails) {
   const SweepRange range = parse_sweep("dp=1..64");
   const auto quick = sweep(range, 0.05, [](int dp) { return data_parallel(dp, 1e12, 0); });
   EXPECT_GT(quick.back().efficiency, 0.99);
   const std::string better = compare_with_law(range, quick, 0.05);
   EXPECT_NE(better.find("From dp 4 on the simulation does better"), std::string::npos) << better;
-  EXPECT_NE(better.find("nothing hides takes 0."), std::string::npos) << better;
+  EXPECT_NE(better.find("exposed communication takes 0."), std::string::npos) << better;
   const auto slow = sweep(range, 0.05, [](int dp) { return data_parallel(dp, 1e9, 0); });
   const std::string worse = compare_with_law(range, slow, 0.05);
   EXPECT_NE(worse.find("From dp 2 on it does worse"), std::string::npos) << worse;
@@ -69,7 +69,7 @@ TEST(Sweep, SaysWhereTheLawFails) {
   EXPECT_NE(compare_with_law(range, lawful, 0.05).find("within"), std::string::npos);
 }
 
-TEST(Sweep, SizesThatCannotBe) {
+TEST(Sweep, KeepsInvalidSizesWithTheReason) {
   const SweepRange range = parse_sweep("dp=1..8");
   const auto make = [](int dp) {
     if (dp == 4) throw UsageError("not four");
@@ -81,7 +81,7 @@ TEST(Sweep, SizesThatCannotBe) {
   EXPECT_THROW(sweep(range, 0.05, [](int) -> SweepCase { throw UsageError("none"); }), UsageError);
 }
 
-TEST(Sweep, Picture) {
+TEST(Sweep, DrawsSvg) {
   for (const char* text : {"dp=1", "dp=1..2", "dp=1..4096"}) {
     const SweepRange range = parse_sweep(text);
     const auto rows = sweep(range, 0.05, [](int dp) { return data_parallel(dp, 1e9, 1e-5); });

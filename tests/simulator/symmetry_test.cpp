@@ -1,4 +1,4 @@
-// One replica stands for all where they are alike; where they are not, what must hold anyway.
+// One replica represents all if they are equal; invariants if they are not.
 
 #include <gtest/gtest.h>
 
@@ -61,7 +61,7 @@ void expect_one_is_the_full_run(const Scenario& s, const std::string& what) {
   }
 }
 
-TEST(Symmetry, OneReplicaIsTheFullRun) {
+TEST(Symmetry, OneReplicaEqualsTheFullRun) {
   int compared = 0;
   for (const std::string& name : schedule::names()) {
     for (const int p : {1, 2, 3, 4, 6}) {
@@ -85,7 +85,7 @@ TEST(Symmetry, OneReplicaIsTheFullRun) {
   EXPECT_GT(compared, 3000);
 }
 
-TEST(Symmetry, OneReplicaIsTheFullRunOfHybridSharding) {
+TEST(Symmetry, OneReplicaEqualsTheFullRunWithHybridSharding) {
   int compared = 0;
   for (const std::string& name : schedule::names()) {
     for (const int p : {1, 2, 4}) {
@@ -108,8 +108,8 @@ TEST(Symmetry, OneReplicaIsTheFullRunOfHybridSharding) {
   EXPECT_GT(compared, 500);
 }
 
-// Three replicas of two ranks do not fit nodes of eight: some hops cross, some do not.
-TEST(Symmetry, UnevenPlacesRunInFull) {
+// Replicas that nodes of eight cannot hold evenly: some hops cross nodes, some do not.
+TEST(Symmetry, UnevenPlacementSimulatesAllReplicas) {
   const Scenario s = scenario("1f1b", 4, 8, 3, 1);
   EXPECT_FALSE(s.symmetric());
   EXPECT_EQ(simulate(s).replicas, 3);
@@ -130,8 +130,8 @@ TEST(Irregular, TheSameSeedGivesTheSameRun) {
   EXPECT_NE(simulate(s).step, a.step);
 }
 
-// [Note: replica by replica] against all events in the order of time, as a trace wants them.
-TEST(Irregular, ReplicaByReplicaIsTheOrderOfTime) {
+// [Note: replica by replica] compared with all events in the order of time, as traces need them.
+TEST(Irregular, ReplicaByReplicaEqualsTheOrderOfTime) {
   for (const std::string& name : schedule::names()) {
     for (int variant = 0; variant < 24; ++variant) {
       Scenario s = scenario(name, 4, 9, 5, variant % 3 == 0 ? 2 : 1);
@@ -152,7 +152,7 @@ TEST(Irregular, ReplicaByReplicaIsTheOrderOfTime) {
   }
 }
 
-TEST(Irregular, ReplicaByReplicaIsTheOrderOfTimeOfHybridSharding) {
+TEST(Irregular, ReplicaByReplicaEqualsTheOrderOfTimeWithHybridSharding) {
   for (const std::string& name : schedule::names()) {
     for (int variant = 0; variant < 24; ++variant) {
       Scenario s = scenario(name, 4, 9, 6, variant % 3 == 0 ? 2 : 1);
@@ -176,12 +176,12 @@ TEST(Irregular, ReplicaByReplicaIsTheOrderOfTimeOfHybridSharding) {
   }
 }
 
-// A slow rank holds up the gathers of its own replica, and the others only where gradients meet.
-TEST(Irregular, AStragglerStopsTheGathersOfItsReplicaAlone) {
+// A slow rank delays the gathers of its own replica, and other replicas only in reductions.
+TEST(Irregular, StragglerDelaysOnlyGathersOfItsReplica) {
   Scenario s = scenario("1f1b", 1, 4, 8, 1);
   s.zero = 3;
   s.interference = 0;
-  s.topology.per_node = 4;  // a replica each
+  s.topology.per_node = 4;  // one replica per node
   s.stragglers = {{0, 2}};
   s.axes.set_given(Axis::dp_replicate, 2);
   const Result r = simulate(s);
@@ -190,7 +190,7 @@ TEST(Irregular, AStragglerStopsTheGathersOfItsReplicaAlone) {
   EXPECT_EQ(r.at(0, 4).comm[Axis::dp_shard], r.at(0, 7).comm[Axis::dp_shard]);
 }
 
-// Jitter keeps the mean of the work, and waiting for the slowest makes steps longer.
+// Jitter preserves the mean of the work, but waiting for the slowest makes steps longer.
 TEST(Irregular, JitterCostsTime) {
   Scenario s = scenario("1f1b", 4, 16, 8, 1);
   const double calm = simulate(s).step;
@@ -201,8 +201,8 @@ TEST(Irregular, JitterCostsTime) {
               r.mean.compute * 0.02);
 }
 
-// A rank without tp neighbours waits for none, not even for what a difference is rounded by.
-TEST(Irregular, AloneAlongTpNobodyWaits) {
+// A rank without tp neighbors has no tp wait, not even a rounding residue.
+TEST(Irregular, RankWithoutTpNeighborsHasNoTpWait) {
   for (const int stages : {1, 4}) {
     Scenario s = scenario("1f1b", stages, 7, 16, 1);
     s.jitter = 0.1;
@@ -210,8 +210,8 @@ TEST(Irregular, AloneAlongTpNobodyWaits) {
   }
 }
 
-// A rank that is f times slower makes the step longer, and at most f times as long.
-TEST(Irregular, AStragglerCostsAtMostItsFactor) {
+// A rank that is f times slower makes the step longer, but at most f times as long.
+TEST(Irregular, StragglerCostsAtMostItsFactor) {
   for (const std::string& name : schedule::names()) {
     for (const double factor : {1.0, 1.1, 1.5, 3.0}) {
       for (const int rank : {0, 3, 7}) {
@@ -226,8 +226,8 @@ TEST(Irregular, AStragglerCostsAtMostItsFactor) {
   }
 }
 
-// The tp neighbours of a straggler wait for it: its slowness is theirs, as tensor-parallel time.
-TEST(Irregular, TpNeighboursWaitForTheSlowest) {
+// The tp neighbors of a straggler wait for it, which counts as tensor-parallel time.
+TEST(Irregular, TpNeighborsWaitForTheSlowest) {
   Scenario s = scenario("1f1b", 1, 4, 1, 4);
   const Result calm = simulate(s);
   s.stragglers = {{2, 2.0}};
@@ -241,7 +241,7 @@ TEST(Irregular, TpNeighboursWaitForTheSlowest) {
 TEST(Spans, CoverTheComputation) {
   Scenario s = scenario("1f1b", 2, 4, 3, 1);
   s.zero = 3;
-  s.interference = 0;  // which is shown as computation and counted as waiting
+  s.interference = 0;  // spans show it as computation, but it counts as waiting
   const Result r = simulate(s, {.full = true, .traced = 4});
   std::vector<double> computed(r.ranks.size(), 0);
   for (const Span& span : r.spans) {
