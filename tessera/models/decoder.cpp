@@ -23,17 +23,17 @@ namespace {
 DecoderOptions settled(const ModelShape& shape, DecoderOptions options) {
   if (options.type != at::kFloat && options.type != at::kBFloat16) {
     throw UsageError(
-        str("a decoder got type ", c10::toString(options.type), "; wanted float or bfloat16"));
+        str("a decoder got type ", c10::toString(options.type), "; must be float or bfloat16"));
   }
-  if (options.slots < 1) throw UsageError(str("slots is ", options.slots, "; wanted 1 or more"));
+  if (options.slots < 1) throw UsageError(str("slots is ", options.slots, "; must be at least 1"));
   const std::int64_t longest = shape.longest();
   if (options.capacity == 0) options.capacity = longest > 0 ? longest : 2048;
   if (options.capacity < 1) {
-    throw UsageError(str("capacity is ", options.capacity, "; wanted 1 or more"));
+    throw UsageError(str("capacity is ", options.capacity, "; must be at least 1"));
   }
   if (longest > 0 && options.capacity > longest) {
-    throw UsageError(str("texts of ", options.capacity, " tokens were asked for, and ",
-                         longest_reason(shape), "; wanted at most ", longest));
+    throw UsageError(str("capacity is ", options.capacity, " tokens, but ", longest_reason(shape),
+                         "; must be at most ", longest));
   }
   return options;
 }
@@ -55,8 +55,8 @@ comm::Call order_call() {
   return call;
 }
 
-// All of a matrix is read for every token: with large pages the processor looks up fewer addresses.
-// Before the memory is touched; where the system does not do it, nothing happens.
+// Requests huge pages: every token reads all of a matrix, and larger pages need fewer TLB entries.
+// Must be called before the memory is touched. Has no effect if the system does not support it.
 void use_large_pages(const at::Tensor& tensor) {
   constexpr std::uintptr_t kPage = 2 << 20;
   const auto begin = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
@@ -84,20 +84,20 @@ at::Tensor Decoder::gathered(const at::Tensor& own) const {
   comm::Call call;
   call.label = "logits";
   options_.tp.all_gather(all, own.contiguous(), call).wait();
-  // Padding lies behind the last token.
+  // Padding follows the last token.
   return all.transpose(0, 1)
       .reshape({rows, ranks * columns})
       .narrow(1, 0, shape_.vocab)
       .contiguous();
 }
 
-// Both sides know how long the second message is from the first.
+// Sends two messages. The first has a fixed length, and contains the length of the second.
 void Decoder::tell(Order order, std::span<const std::size_t> ends) const {
   if (alone()) return;
   if (options_.tp.rank() != 0) {
     throw UsageError(str("rank ", options_.tp.rank(),
-                         " of a decoder was asked for logits; wanted follow() on it, and the "
-                         "question on the first rank"));
+                         " of a decoder cannot be asked for logits. Call follow() on it, and ask "
+                         "the first rank."));
   }
   const bool asks = order != Order::end;
   const std::vector<std::int64_t> head = {static_cast<std::int64_t>(order),
@@ -113,7 +113,7 @@ void Decoder::tell(Order order, std::span<const std::size_t> ends) const {
 
 void Decoder::follow() {
   if (alone() || options_.tp.rank() == 0) {
-    throw UsageError("the first rank of a decoder has nobody to follow; wanted a question");
+    throw UsageError("follow() cannot be called on the first rank of a decoder");
   }
   const at::Tensor head = at::empty({3}, at::kLong);
   for (;;) {
@@ -140,7 +140,7 @@ void Decoder::finish() { tell(Order::end); }
 
 void Decoder::check_slot(std::int64_t slot) const {
   if (slot >= 0 && slot < options_.slots) return;
-  throw UsageError(str("slot is ", slot, "; wanted 0 to ", options_.slots - 1));
+  throw UsageError(str("slot is ", slot, "; must be from 0 to ", options_.slots - 1));
 }
 
 std::int64_t Decoder::length(std::int64_t slot) const {
@@ -150,20 +150,20 @@ std::int64_t Decoder::length(std::int64_t slot) const {
 
 Decoder::Row Decoder::next(std::int64_t slot, std::int64_t token) {
   if (token < 0 || token >= shape_.vocab) {
-    throw UsageError(str("a token is ", token, "; wanted 0 to ", shape_.vocab - 1,
-                         ": is this the tokenizer of another model?"));
+    throw UsageError(str("a token is ", token, "; must be from 0 to ", shape_.vocab - 1,
+                         ". The tokenizer may belong to another model."));
   }
   std::int64_t& length = nth(lengths_, slot);
   if (length >= options_.capacity) {
-    throw UsageError(str("a text is longer than the ", options_.capacity,
-                         " tokens that the decoder was made for"));
+    throw UsageError(
+        str("a text is longer than the decoder's capacity of ", options_.capacity, " tokens"));
   }
   return {slot, length++, token};
 }
 
 at::Tensor Decoder::read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all) {
   check_slot(slot);
-  if (tokens.empty()) throw UsageError("a text to continue is empty; wanted a token at least");
+  if (tokens.empty()) throw UsageError("a text to continue is empty; must have at least one token");
   nth(lengths_, slot) = 0;
   rows_.clear();
   for (const std::int64_t token : tokens) rows_.push_back(next(slot, token));
@@ -176,7 +176,7 @@ void Decoder::check_slots(std::span<const std::int64_t> slots) const {
     check_slot(slots[i]);
     const auto here = slots.begin() + static_cast<std::ptrdiff_t>(i);
     if (std::find(slots.begin(), here, slots[i]) != here) {
-      throw UsageError(str("got slot ", slots[i], " twice; wanted different ones"));
+      throw UsageError(str("got slot ", slots[i], " twice; slots must be different"));
     }
   }
 }
@@ -185,13 +185,15 @@ at::Tensor Decoder::read_each(std::span<const std::int64_t> slots,
                               std::span<const std::vector<std::int64_t>> texts) {
   if (slots.empty() || slots.size() != texts.size()) {
     throw UsageError(str("got ", slots.size(), " slots and ", texts.size(),
-                         " texts to read; wanted one for each"));
+                         " texts to read; must be one slot for each text"));
   }
   check_slots(slots);
   rows_.clear();
   std::vector<std::size_t> ends;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (texts[i].empty()) throw UsageError("a text to continue is empty; wanted a token at least");
+    if (texts[i].empty()) {
+      throw UsageError("a text to continue is empty; must have at least one token");
+    }
     nth(lengths_, slots[i]) = 0;
     for (const std::int64_t token : texts[i]) rows_.push_back(next(slots[i], token));
     ends.push_back(rows_.size());
@@ -218,7 +220,7 @@ at::Tensor Decoder::step(std::span<const std::int64_t> slots,
                          std::span<const std::int64_t> tokens) {
   if (slots.empty() || slots.size() != tokens.size() || slots.size() > as_size(options_.slots)) {
     throw UsageError(str("a step got ", slots.size(), " slots and ", tokens.size(),
-                         " tokens; wanted one for each, of at most ", options_.slots));
+                         " tokens; must be one token for each slot, at most ", options_.slots));
   }
   rows_.clear();
   check_slots(slots);
@@ -230,7 +232,7 @@ at::Tensor Decoder::step(std::span<const std::int64_t> slots,
 DecoderWeights read_weights(const ModelShape& given, const DecoderOptions& options,
                             at::ScalarType vectors, const ReadParam& read) {
   ModelShape shape = given;
-  shape.lora = {};  // whoever reads adds what adapters have learnt to the matrices beside them
+  shape.lora = {};  // `read` merges adapters into their matrices
   DecoderWeights weights;
   weights.blocks.resize(as_size(shape.layers));
   const auto place = [&](const std::string& name) -> at::Tensor* {
@@ -257,7 +259,7 @@ DecoderWeights read_weights(const ModelShape& given, const DecoderOptions& optio
     }
     return nullptr;
   };
-  // The model itself says which parameters there are, and what of them is this rank's.
+  // The model defines the parameters and this rank's shards of them.
   Part part;
   part.tp = options.tp;
   const tensor_parallel::Axis axis{options.tp};
@@ -267,7 +269,7 @@ DecoderWeights read_weights(const ModelShape& given, const DecoderOptions& optio
   for (const auto& item : model->named_parameters()) {
     at::Tensor* const to = place(item.key());
     if (to == nullptr) {
-      throw Error(str("a decoder does not know what to do with parameter ", quote(item.key())));
+      throw Error(str("a decoder does not support parameter ", quote(item.key())));
     }
     const bool matrix = item.value().dim() > 1;
     const bool plus_one = !matrix && shape.norm_plus_one && !item.key().ends_with(".bias");
@@ -293,7 +295,7 @@ RotaryTable rotary_table(const ModelShape& shape, std::int64_t tokens, bool wind
   const auto gain = static_cast<float>(rotary_gain(scaling));
   for (std::int64_t i = 0; i < half; ++i) {
     for (std::int64_t t = 0; t < tokens; ++t) {
-      // In fp32, as training has it.
+      // In fp32, as in training.
       const float angle = static_cast<float>(t) * static_cast<float>(nth(rates, i));
       table.cos.data_ptr<float>()[t * half + i] = std::cos(angle) * gain;
       table.sin.data_ptr<float>()[t * half + i] = std::sin(angle) * gain;

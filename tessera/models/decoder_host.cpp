@@ -1,5 +1,5 @@
-// [Note: decoding] on the CPU: a few rows go through our own kernels, which read every matrix once;
-// the many rows of a text that is read go through matrix products, some hundred at a time.
+// [Note: decoding] on the CPU. A few rows use Tessera's kernels, which read every matrix once. The
+// many rows of a prompt use matrix products, up to kChunk rows at a time.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -23,13 +23,14 @@ namespace {
 using kernels::FewRows;
 using kernels::Type;
 
-constexpr std::int64_t kFew = 16;     // rows of a text that our own kernel still takes
-constexpr std::int64_t kChunk = 256;  // rows of a text that go through the model together
-constexpr std::int64_t kTile = 8;     // outputs that a thread takes at once
+constexpr std::int64_t kFew = 16;     // most rows of a text for Tessera's kernels
+constexpr std::int64_t kChunk = 256;  // most rows of a text that run through the model together
+constexpr std::int64_t kTile = 8;     // outputs that a thread computes at once
 
 const float* floats(const at::Tensor& t) { return t.defined() ? t.data_ptr<float>() : nullptr; }
 
-// f(first, last) for parts of [0, n), which are whole tiles, of outputs with so many numbers each.
+// Calls f(first, last) in parallel for ranges of whole tiles that cover the outputs [0, n).
+// `numbers`: elements that are processed for each output.
 template <class Body>
 void share_out(std::int64_t n, std::int64_t numbers, const Body& f) {
   nn::parallel_for(0, (n + kTile - 1) / kTile, nn::grain_of(kTile * numbers),
@@ -75,7 +76,7 @@ class HostDecoder final : public Decoder {
   void embed(std::span<const Row> rows);
   void norm(const at::Tensor& weight, const at::Tensor& bias, std::int64_t first, std::int64_t rows,
             float* to);
-  // y = x · wᵀ + b, or that added to y. `after(first, last)` goes over outputs that are there.
+  // Computes y = x · wᵀ + b, or adds that to y. Calls `after(first, last)` for finished outputs.
   template <class After>
   void linear(std::int64_t rows, bool few, const at::Tensor& x, const at::Tensor& weight,
               const at::Tensor& bias, const at::Tensor& y, bool add, const After& after);
@@ -85,7 +86,7 @@ class HostDecoder final : public Decoder {
   }
   void add_linear(std::int64_t rows, bool few, const at::Tensor& from, const at::Tensor& weight,
                   const at::Tensor& bias);
-  // From the first rows of h_, what the norm made of them, to the first rows of [rows, V].
+  // Computes logits [rows, V] from the first rows of h_, which the final norm has written.
   void head(std::int64_t rows, bool few, const at::Tensor& logits);
   at::Tensor as_floats(const at::Tensor& weight);
   void attention(std::int64_t layer, std::span<const Row> rows, bool few);
@@ -114,7 +115,7 @@ void HostDecoder::embed(std::span<const Row> rows) {
                ? table.data_ptr<float>()[row * width + i]
                : from_bf16(static_cast<const std::uint16_t*>(table.data_ptr())[row * width + i]);
   };
-  // Of several ranks one has the token; the first adds the position.
+  // With several ranks, one has the row of the token; the first adds the position.
   const std::int64_t own = weights_.tok.size(0), first = options_.tp.rank() * own;
   const bool placed = weights_.pos.defined() && options_.tp.rank() == 0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
@@ -129,7 +130,7 @@ void HostDecoder::embed(std::span<const Row> rows) {
   if (!alone()) summed(x_.narrow(0, 0, static_cast<std::int64_t>(rows.size())));
 }
 
-// The end of a residual branch: added to x. Of several ranks each has a part of the sum.
+// Ends a residual branch by adding it to x. With several ranks, each has a part of the sum.
 void HostDecoder::add_linear(std::int64_t rows, bool few, const at::Tensor& from,
                              const at::Tensor& weight, const at::Tensor& bias) {
   if (alone()) {
@@ -231,7 +232,7 @@ void HostDecoder::turn(float* head, std::int64_t position) const {
   }
 }
 
-// Queries, keys and values of this kv head get their position; the latter two go into the cache.
+// Applies rotary positions for this kv head, and writes its keys and values into the cache.
 void HostDecoder::keep(std::int64_t layer, const Row& row, std::int64_t kv_head, float* qkv) {
   const std::int64_t dim = part_.head_dim(), group = part_.heads / part_.kv_heads;
   float* const key = qkv + part_.q_width() + kv_head * dim;
@@ -281,7 +282,7 @@ void HostDecoder::attention(std::int64_t layer, std::span<const Row> rows, bool 
   const std::int64_t heads = part_.kv_heads, count = static_cast<std::int64_t>(rows.size());
   float* const qkv = qkv_.data_ptr<float>();
   float* const out = mixed_.data_ptr<float>();
-  // Keys and values that a head of the last row looks at, for there most are.
+  // Cached elements that a kv head of the last row reads, which is the maximum over rows.
   const std::int64_t seen = 2 * (rows.back().position + 1) * part_.q_width() / heads;
   const auto each = [&](const auto& f) {
     nn::parallel_for(
@@ -292,7 +293,7 @@ void HostDecoder::attention(std::int64_t layer, std::span<const Row> rows, bool 
           }
         });
   };
-  // Rows of one text, which lie side by side, look at each other's keys: these come first.
+  // Rows of one text are consecutive and attend to each other's keys, so keys are written first.
   const bool alone =
       few && std::adjacent_find(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
                return a.slot == b.slot;
@@ -308,7 +309,8 @@ void HostDecoder::attention(std::int64_t layer, std::span<const Row> rows, bool 
   });
 }
 
-// Columns [first, last) of the MLP's inner layer, whose linear has left out a bias that GELU adds.
+// Applies the activation to columns [first, last) of the MLP's inner layer. Without a gate it also
+// adds the bias, which the linear has omitted.
 void HostDecoder::activate(std::int64_t rows, const at::Tensor& bias, std::size_t first,
                            std::size_t last) {
   const std::int64_t ffn = part_.ffn;
@@ -361,15 +363,15 @@ void HostDecoder::chunk(std::span<const Row> rows, bool few) {
   for (std::int64_t layer = 0; layer < part_.layers; ++layer) block(layer, rows, few);
 }
 
-// Short texts side by side: a row's numbers do not depend on the others, so that these are the
-// numbers of each text alone. Longer ones go one by one, through other products.
+// Short texts run together: the numbers of a row do not depend on other rows, so each text gets the
+// same numbers as alone. Longer texts run one by one, with matrix products.
 void HostDecoder::run_texts(std::span<const Row> rows, std::span<const std::size_t> ends,
                             const at::Tensor& logits) {
   const at::NoGradGuard no_gradients;
   const auto most = as_size(x_.size(0));
   std::size_t begin = 0, first = 0;  // row and text
   while (first < ends.size()) {
-    std::size_t last = first;  // one past the last text that goes along
+    std::size_t last = first;  // one past the last text of this batch
     while (last < ends.size() && ends[last] - begin <= most &&
            ends[last] - (last == 0 ? 0 : ends[last - 1]) <= as_size(kFew)) {
       ++last;
@@ -383,7 +385,7 @@ void HostDecoder::run_texts(std::span<const Row> rows, std::span<const std::size
     }
     reserve_scores();
     chunk(rows.subspan(begin, ends[last - 1] - begin), true);
-    // The last rows come to the front, for the head.
+    // Move the last rows to the front, for the head.
     const auto count = static_cast<std::int64_t>(last - first);
     float* const x = x_.data_ptr<float>();
     for (std::int64_t i = 0; i < count; ++i) {
@@ -407,7 +409,7 @@ at::Tensor HostDecoder::run(std::span<const Row> rows, bool last_only) {
   const at::NoGradGuard no_gradients;
   const auto count = static_cast<std::int64_t>(rows.size());
   reserve_scores();
-  // A step of any number of texts takes the same way, so that none depends on how many there are.
+  // A step uses the same kernels for any number of texts, so that results do not depend on it.
   const bool step = count > 1 && rows[0].slot != rows[1].slot;
   at::Tensor logits = logits_;
   if (!last_only && count > options_.slots) logits = at::empty({count, part_.vocab}, at::kFloat);
@@ -417,7 +419,7 @@ at::Tensor HostDecoder::run(std::span<const Row> rows, bool last_only) {
     begin += size;
     const bool last = begin == count;
     if (last_only && !last) continue;
-    // The head, for the rows that were asked for.
+    // The head, only for the requested rows.
     const std::int64_t from = last_only ? size - 1 : 0, heads = size - from;
     norm(weights_.norm, weights_.norm_bias, from, heads, h_.data_ptr<float>());
     head(heads, step || heads <= kFew, last_only ? logits : logits.narrow(0, begin - size, size));
@@ -429,7 +431,7 @@ at::Tensor HostDecoder::run(std::span<const Row> rows, bool last_only) {
 
 std::unique_ptr<Decoder> make_decoder(const ModelShape& shape, const DecoderOptions& options,
                                       const ReadParam& read) {
-  // The kernels here have no soft caps, norms behind a branch, or other gates than SwiGLU's.
+  // The kernels here support no soft caps, no post-norms, and no gates other than SwiGLU.
   const bool ours = !shape.post_norms && shape.attention_cap == 0 && shape.logit_cap == 0 &&
                     shape.attention_scale == 0 && shape.embedding_scale == 1 &&
                     shape.window_rotary_base == 0 && shape.gate == Activation::silu;

@@ -1,4 +1,4 @@
-// [Note: decoding] from ATen's operations, on any device.
+// [Note: decoding] with ATen's operations, on any device.
 
 #include <ATen/ATen.h>
 
@@ -66,7 +66,7 @@ class PlainDecoder final : public Decoder {
   }
 
  private:
-  // Of several ranks one has the token; what the others take in its place counts as 0.
+  // With several ranks, one has the row of the token; rows of the others are set to 0.
   at::Tensor embedded(const at::Tensor& tokens) const {
     if (alone()) return weights_.tok.index_select(0, tokens);
     const std::int64_t own = weights_.tok.size(0), first = options_.tp.rank() * own;
@@ -75,7 +75,7 @@ class PlainDecoder final : public Decoder {
     const at::Tensor rows = weights_.tok.index_select(0, places.clamp(0, own - 1));
     return summed(rows.masked_fill(here.logical_not(), 0).contiguous());
   }
-  // The end of a residual branch, of which each rank has a part of the sum.
+  // Ends a residual branch. With several ranks, each has a part of the sum.
   at::Tensor closing(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const {
     if (alone()) return at::linear(x, weight, bias);
     const at::Tensor sum = summed(at::linear(x, weight).contiguous());
@@ -91,7 +91,7 @@ class PlainDecoder final : public Decoder {
         .to(heads.scalar_type());
   }
 
-  // Which of the positions each row sees: [N, longest].
+  // Returns the mask of positions that each row attends to: [N, longest].
   at::Tensor seen(std::int64_t layer) const {
     const at::Tensor all = at::arange(longest_, positions_.options()).unsqueeze(0);
     const at::Tensor own = positions_.unsqueeze(1);
@@ -125,7 +125,7 @@ class PlainDecoder final : public Decoder {
       const at::Tensor own = step_ ? cache.index_select(0, slots_) : cache.narrow(0, slot_, 1);
       return own.narrow(2, 0, longest_).repeat_interleave(times, 1);
     };
-    // One query of each text, or all those of one.
+    // One query of each text, or all queries of one text.
     const at::Tensor queries = step_ ? q.unsqueeze(2) : q.transpose(0, 1).unsqueeze(0);
     const at::Tensor mask =
         step_ ? seen(layer).unsqueeze(1).unsqueeze(1) : seen(layer).unsqueeze(0).unsqueeze(0);
@@ -178,7 +178,7 @@ class PlainDecoder final : public Decoder {
   const DecoderWeights weights_;
   RotaryTable rotary_[2];                  // of layers without a window, and with one
   std::vector<at::Tensor> keys_, values_;  // [slots, kv heads, capacity, d]
-  // Of the rows under way.
+  // For the current rows.
   at::Tensor slots_, positions_;
   std::int64_t longest_ = 0, slot_ = 0;
   bool step_ = false;

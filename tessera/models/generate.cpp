@@ -34,7 +34,7 @@ std::size_t unfinished(std::string_view text) {
   return 0;
 }
 
-// Bytes at the end that may be the beginning of `stop`.
+// Returns the number of bytes at the end that may be the beginning of `stop`.
 std::size_t begun(std::string_view text, std::string_view stop) {
   for (std::size_t n = std::min(text.size(), stop.size() - 1); n > 0; --n) {
     if (text.ends_with(stop.substr(0, n))) return n;
@@ -58,7 +58,7 @@ Generated generate(Decoder& decoder, std::span<const std::vector<std::int64_t>> 
   for (std::int64_t slot = decoder.options().slots; slot-- > 0;) free_slots.push_back(slot);
   std::vector<Candidate> scratch;
 
-  // Chooses what follows, and says whether the text goes on.
+  // Samples the next token. Returns true if the text continues.
   const auto write = [&](Writing& one, const float* logits) {
     const double uniform =
         uniform_of(options.seed, one.text, static_cast<std::uint64_t>(one.written));
@@ -116,7 +116,7 @@ Generated generate(Decoder& decoder, std::span<const std::vector<std::int64_t>> 
 
 TextStream::TextStream(std::vector<std::string> stops) : stops_(std::move(stops)) {
   for (const std::string& stop : stops_) {
-    if (stop.empty()) throw UsageError("a text that ends the answer is empty; wanted some text");
+    if (stop.empty()) throw UsageError("a stop text is empty; must have at least one character");
   }
 }
 

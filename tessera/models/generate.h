@@ -12,35 +12,37 @@
 
 namespace tessera::models {
 
+// Options of generate().
 struct GenerateOptions {
-  std::int64_t tokens = 100;  // to write for each text, at most
+  std::int64_t tokens = 100;  // maximum new tokens for each text
   Sampling sampling;
   std::uint64_t seed = 0;
 };
 
-// A text was given a token, and goes on unless the answer is false.
+// Callback for each new token of a text. Returning false ends the text.
 using OnToken = std::function<bool(std::size_t text, std::int64_t token)>;
 
-// Continues texts, as many at once as the decoder has slots; a slot that is free takes the next
-// one. What a text becomes depends on it, its number, the seed and the model alone: not on the
-// others, and on the CPU not in the last bit. Texts as long as the decoder's capacity end there.
+// Statistics of generate().
 struct Generated {
-  std::int64_t tokens = 0;   // written, of all texts
-  std::int64_t stepped = 0;  // of those, in steps: the others came from reading
+  std::int64_t tokens = 0;   // new tokens of all texts
+  std::int64_t stepped = 0;  // new tokens from steps; the others follow from reading prompts
   std::int64_t read = 0;     // tokens of prompts
   double read_s = 0, write_s = 0;
 };
+// Continues texts, as many concurrently as the decoder has slots; a free slot takes the next text.
+// The result of a text depends only on the text, its number, the seed and the model, not on other
+// texts; on the CPU this holds bitwise. Texts end at the decoder's capacity.
 Generated generate(Decoder& decoder, std::span<const std::vector<std::int64_t>> texts,
                    const GenerateOptions& options, const OnToken& on_token);
 
-// Bytes of a text as they come, held back where they may not be shown yet: a character that has
-// only begun, and what may be the beginning of a text that ends it all.
+// Stream of the bytes of a text. Holds back bytes that cannot be shown yet: an incomplete
+// character, and a possible beginning of a stop text.
 class TextStream {
  public:
   explicit TextStream(std::vector<std::string> stops = {});
-  // What can be shown now. After a stop, nothing.
+  // Adds bytes. Returns the text that can be shown now; "" after a stop.
   std::string push(std::string_view bytes);
-  // No more comes: what was held back. A character that never ended becomes U+FFFD.
+  // Ends the stream. Returns the text that was held back. An incomplete character becomes U+FFFD.
   std::string finish();
   bool stopped() const { return stopped_; }
 

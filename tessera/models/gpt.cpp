@@ -13,7 +13,7 @@ void check_gpt_shape(const ModelShape& shape) {
       shape.embedding_scale != 1 || shape.attention_scale > 0 || shape.attention_cap > 0 ||
       shape.logit_cap > 0) {
     throw UsageError(str("model ", quote(shape.name),
-                         " is not GPT-2-like; wanted learned positions, an MLP of two matrices, "
+                         " is not like GPT-2; must have learned positions, an MLP of two matrices, "
                          "biases, a tied head and as many kv-heads as heads"));
   }
 }

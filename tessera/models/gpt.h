@@ -4,8 +4,8 @@
 
 namespace tessera::models {
 
-// GPT-2: learned positions, blocks with LayerNorm first and GELU, biases, the embedding as the
-// head. Its parameters are counted by shape.params().
+// GPT-2: learned positions, pre-norm blocks with LayerNorm and GELU, biases, a head that is tied to
+// the embedding. shape.params() counts its parameters.
 class GptImpl : public LanguageModel {
  public:
   // Throws UsageError for a shape that is not of this kind (rotary, SwiGLU, untied, no biases).
@@ -14,7 +14,7 @@ class GptImpl : public LanguageModel {
 };
 TORCH_MODULE(Gpt);
 
-// Throws UsageError unless Gpt can be built with it.
+// Throws UsageError unless Gpt supports the shape.
 void check_gpt_shape(const ModelShape& shape);
 
 }  // namespace tessera::models

@@ -14,19 +14,18 @@ class Module;
 
 namespace tessera::models {
 
-// A parameter of a language model as it was published to start: biases 0, norms 1, matrices normal
-// with deviation init_range (0.02). GPT-2, the models with learned positions: those that end a
-// residual branch with that over sqrt(2 · layers). Llama and its kin have no such exception.
+// Returns the published initialization of a language model: biases 0, norms 1, matrices normal with
+// standard deviation init_range (0.02). In models with learned positions (GPT-2), matrices that end
+// a residual branch have init_range / sqrt(2 · layers). Models like Llama have no such exception.
 InitialValues initial_values(const ModelShape& shape);
 
-// Gives a parameter these values. `param` is the tensor of the rank at a coordinate. The values
-// depend on the seed, the parameter's name, and nothing else: not on the mesh, the dtype (they are
-// rounded to it), the device, or what was initialized before. `param` may not be on the meta
-// device.
+// Fills a parameter with these values. `param` is the tensor of the rank at a coordinate. The
+// values depend only on the seed and the parameter's name: not on the mesh, the dtype (they are
+// rounded to it), the device, or earlier initializations. `param` must not be on the meta device.
 void initialise(const at::Tensor& param, const ParamSpec& spec, const ModelShape& shape,
                 std::uint64_t seed, const Axes& axes = {}, const Coordinate& coordinate = {});
 
-// All parameters of a model, by their specs. Those without memory stay so.
+// Fills all parameters of a model. Those without memory are skipped.
 void initialise(torch::nn::Module& model, const ModelShape& shape, std::uint64_t seed,
                 const Axes& axes = {}, const Coordinate& coordinate = {});
 

@@ -25,7 +25,8 @@ using tensor_parallel::LinearOptions;
 using tensor_parallel::RowParallelLinear;
 using tensor_parallel::VocabParallelEmbedding;
 
-// Returns what a norm multiplies by: the weight, or 1 + weight, which 16 bits would round too much.
+// Returns the factor of a norm: weight, or 1 + weight in fp32, because 16 bits would round too
+// much.
 at::Tensor norm_factor(const at::Tensor& weight, bool plus_one) {
   if (!plus_one) return weight;
   return (weight.scalar_type() == at::kDouble ? weight : weight.to(at::kFloat)) + 1;
@@ -42,7 +43,7 @@ void check_divides(const char* what, std::int64_t value, int tp, const std::stri
       str(what, " is ", value, ", which ", tp, " tensor-parallel ranks do not divide; ", remedy));
 }
 
-// What is added to the residual stream, or starts it: [Note: dropout] in nn/pass.h.
+// Applies dropout to a branch or the embedding: [Note: dropout] in nn/pass.h.
 at::Tensor dropped(const Axis& axis, const at::Tensor& x, const nn::Pass* pass,
                    const std::string& operation) {
   const nn::Dropout how = nn::dropout_of(pass, operation);
@@ -68,7 +69,7 @@ void check_tp(const ModelShape& shape, int tp) {
   check_divides("ffn", shape.ffn, tp, str(divisor, ", or ffn ", padded_vocab(shape.ffn, tp)));
   if (shape.kv_heads % tp != 0 && tp % shape.kv_heads != 0) {
     throw UsageError(str("kv-heads is ", shape.kv_heads, " for ", tp,
-                         " tensor-parallel ranks; wanted a tp that divides it or is a multiple"));
+                         " tensor-parallel ranks; tp must divide it or be a multiple of it"));
   }
 }
 
@@ -78,8 +79,8 @@ Part check_part(const ModelShape& shape, Part part) {
   if (part.last_layer == -1) part.last_layer = shape.layers;
   if (part.first_layer < 0 || part.last_layer > shape.layers ||
       part.first_layer > part.last_layer) {
-    throw UsageError(str("a part got layers ", part.first_layer, " to ", part.last_layer,
-                         " (the last excluded) of a model of ", shape.layers));
+    throw UsageError(str("a part has layers [", part.first_layer, ", ", part.last_layer,
+                         ") of a model of ", plural(shape.layers, "layer")));
   }
   return part;
 }
@@ -94,7 +95,7 @@ void check_ids(const ModelShape& shape, const at::Tensor& ids) {
                                                       " tokens: ", longest_reason(shape));
   throw UsageError(str("the model got ids of ", ids.dim(), " dims, the last of ",
                        ids.dim() > 0 ? ids.size(-1) : 0, ", of type ",
-                       c10::toString(ids.scalar_type()), "; wanted int64 [batch, tokens]", most));
+                       c10::toString(ids.scalar_type()), "; must be int64 [batch, tokens]", most));
 }
 
 NormImpl::NormImpl(std::int64_t width, bool shift, const nn::ParamOptions& options)
@@ -138,7 +139,7 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
   }
   LinearOptions linear;
   linear.tensors = options;
-  // Arguments are made in any order, so what `linear` says is set before it is used in a call.
+  // Arguments are evaluated in any order, so `linear` is changed before the call that uses it.
   const auto is_now = [&](const char* child) {
     linear.label = str(name, ".", child);
     linear.adapters = adapters_beside(shape, child);
@@ -180,7 +181,7 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
   }
 }
 
-// Ranks have different heads, so each has a part of the gradients of these weights.
+// Ranks have different heads, so each has a part of the gradients of these shared weights.
 at::Tensor BlockImpl::normalize_heads(const at::Tensor& qkv) {
   const std::vector<at::Tensor> weights =
       tensor_parallel::copy_to(axis_.group, {q_norm_->weight, k_norm_->weight}, name_ + ".qk_norm");
@@ -254,12 +255,12 @@ at::Tensor BlockImpl::forward_fused(const at::Tensor& in, const nn::Pass* pass) 
 
 at::Tensor BlockImpl::forward(const at::Tensor& x) {
   const std::shared_ptr<const nn::Pass> pass = nn::current_pass();
-  // The fused operations have no adapters, no dropout and no norms behind a branch.
+  // The fused operations support no adapters, no dropout and no post-norms.
   const bool drops = pass != nullptr && pass->dropout > 0;
   if (axis_.size() == 1 && fusable_ && !drops && nn::fuses(x)) {
     return forward_fused(x, pass.get());
   }
-  std::vector<at::Tensor> norms;  // of all, in one all-reduce
+  std::vector<at::Tensor> norms;  // all of them, for one all-reduce
   for (const Norm& norm : {norm1_, norm2_, post_norm1_, post_norm2_}) {
     if (norm) norm->add_to(norms);
   }
@@ -269,7 +270,7 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
     return norm_of(at::ArrayRef<at::Tensor>(norms).slice(i * each, each), norm_eps_,
                    norm_plus_one_);
   };
-  // The end of a branch, before it is added to the stream.
+  // Ends a branch, before it is added to the residual stream.
   const auto branch = [&](at::Tensor y, std::size_t post_norm, const char* linear) {
     if (post_norm1_) y = nn::norm(y, nth_norm(post_norm));
     return dropped(axis_, y, pass.get(), name_ + linear);
@@ -285,7 +286,7 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
 
 namespace {
 
-// Rounded as a tensor of this type would hold it.
+// Rounds a value to this type.
 double rounded(double value, at::ScalarType type) {
   if (type == at::kBFloat16) return static_cast<float>(c10::BFloat16(static_cast<float>(value)));
   if (type == at::kHalf) return static_cast<float>(c10::Half(static_cast<float>(value)));
@@ -428,7 +429,7 @@ at::Tensor LanguageModel::forward_part(const at::Tensor& in) {
       (in.dim() != 3 || in.size(2) != shape_.hidden || !in.is_floating_point())) {
     throw UsageError(tessera::str("a part of a model without its embedding got ", in.sizes(),
                                   " of type ", c10::toString(in.scalar_type()),
-                                  "; wanted hidden states [batch, tokens, ", shape_.hidden, "]"));
+                                  "; must be hidden states [batch, tokens, ", shape_.hidden, "]"));
   }
   return forward_layers(in, size() - (part_.head ? 1 : 0));
 }
@@ -436,14 +437,14 @@ at::Tensor LanguageModel::forward_part(const at::Tensor& in) {
 HeadImpl& LanguageModel::head() {
   if (!part_.head) {
     throw UsageError(str("layers ", part_.first_layer, " to ", part_.last_layer,
-                         " of the model are without its head; call forward_part, and pass the "
-                         "result on"));
+                         " of the model do not include its head. Call forward_part(), and pass the "
+                         "result to the next part."));
   }
   return dynamic_cast<HeadImpl&>(layer(size() - 1));
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& x, const at::Tensor& targets) {
-  HeadImpl& last = head();  // first: it refuses a part without a head
+  HeadImpl& last = head();  // first, because it throws for a part without a head
   return last.forward(forward_part(x), targets);
 }
 

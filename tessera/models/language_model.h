@@ -18,26 +18,26 @@
 
 namespace tessera::models {
 
-// What a rank has of a model: a tensor-parallel share of some of its layers. All by default.
+// Part of a model on one rank: tensor-parallel shards of some layers. Default: the whole model.
 struct Part {
   comm::Group tp = {};
   bool sequence_parallel = false;  // [Note: sequence parallelism]
   bool overlap_tp = false;         // [Note: overlap]
-  std::int64_t pad_vocab_to = 1;   // a rank's rows of the vocabulary: [Note: padding]
+  std::int64_t pad_vocab_to = 1;   // multiple of a rank's rows of the vocabulary: [Note: padding]
   std::int64_t first_layer = 0;
-  std::int64_t last_layer = -1;  // one past the last; -1: to the end
+  std::int64_t last_layer = -1;  // one past the last layer; -1: all layers
   bool embedding = true;
   bool head = true;
 
   tensor_parallel::Axis axis() const { return {tp, sequence_parallel, overlap_tp}; }
 };
-// The same with last_layer filled in. Throws UsageError for what cannot be cut so, with what would
-// do.
+// Returns the part with last_layer filled in. Throws UsageError, with a suggestion, if the model
+// cannot be cut in this way.
 Part check_part(const ModelShape& shape, Part part);
-// The part of it that needs no ranks yet: whether so many tensor-parallel ones divide the model.
+// Throws UsageError if this number of tensor-parallel ranks does not divide the model.
 void check_tp(const ModelShape& shape, int tp);
 
-// The weight of a norm, and the shift of one that has it: LayerNorm with, RMSNorm without.
+// Parameters of a norm: LayerNorm has a weight and a shift, RMSNorm only a weight.
 class NormImpl : public torch::nn::Module {
  public:
   NormImpl(std::int64_t width, bool shift, const nn::ParamOptions& options);
@@ -47,6 +47,7 @@ class NormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Norm);
 
+// Parameter of an embedding table.
 class TableImpl : public torch::nn::Module {
  public:
   TableImpl(std::int64_t rows, std::int64_t width, const nn::ParamOptions& options);
@@ -54,21 +55,22 @@ class TableImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Table);
 
-// x + attention(norm(x)), then x + mlp(norm(x)).
-// Kept from forward to backward by GPT's, on one rank, with no recomputation, for N tokens, width
-// C, H heads, e bytes an element (see nn/ops.h; x is the output of the block before):
+// Block of a transformer: x + attention(norm(x)), then x + mlp(norm(x)).
+// A block of GPT keeps these activations from forward to backward, on one rank, without
+// recomputation, for N tokens, width C, H heads, e bytes per element (see nn/ops.h; x is the output
+// of the previous block):
 //   x [N, C], norm1 [N, C], qkv [N, 3C], attention [N, C], x + attention [N, C], norm2 [N, C],
 //   fc without bias [N, 4C], gelu [N, 4C]:   N · C · 16 · e (with ffn = 4C: 8 + 2 ffn / C)
 //   mean and deviation of both norms, log-sum-exp:   N · (16 + 4 H)
 // With selective recomputation: x [N, C] and the products qkv [N, 3C], attention [N, C], proj [N,
-// C], fc [N, 4C], proj2 [N, C]:   N · C · 11 · e + N · 4 H; with full: x alone, N · C · e.
-// On a GPU, on one tensor-parallel rank, the norms' and GELU's outputs are not kept either:
+// C], fc [N, 4C], proj2 [N, C]:   N · C · 11 · e + N · 4 H; with full: only x, N · C · e.
+// On a GPU, on one tensor-parallel rank, the outputs of norms and GELU are not kept:
 //   x [N, C], qkv [N, 3C], attention [N, C], x + attention [N, C], fc [N, 4C]:   N · C · 10 · e,
 //   and N · (16 + 4 H).
 class BlockImpl : public torch::nn::Module {
  public:
-  // `name` is in the labels of its collectives, and says what dropout drops; `layer`: which of the
-  // model's.
+  // `name` is in the labels of its collectives, and selects the random numbers of dropout. `layer`:
+  // index in the model.
   BlockImpl(const ModelShape& shape, const tensor_parallel::Axis& axis, const std::string& name,
             const nn::ParamOptions& options, std::int64_t layer = 0);
   at::Tensor forward(const at::Tensor& x);  // [B, T, C], or this rank's part of the sequence
@@ -76,23 +78,23 @@ class BlockImpl : public torch::nn::Module {
  private:
   at::Tensor forward_fused(const at::Tensor& x, const nn::Pass* pass);
   at::Tensor attend(at::Tensor qkv, const nn::Pass* pass);
-  // Normalizes each head of queries and keys, of models that do.
+  // Normalizes each head of queries and keys, if the model has qk_norm.
   at::Tensor normalize_heads(const at::Tensor& qkv);
-  at::Tensor activate(const at::Tensor& x) const;  // of an MLP without gate
-  at::Tensor gated(const at::Tensor& x) const;     // of one with a gate: [gates, values]
+  at::Tensor activate(const at::Tensor& x) const;  // for an MLP without a gate
+  at::Tensor gated(const at::Tensor& x) const;     // for an MLP with a gate: [gates, values]
 
   tensor_parallel::Axis axis_;
   std::string name_;
-  std::int64_t heads_, kv_heads_, head_dim_;  // those of this rank
-  std::vector<double> rates_;                 // of rotary positions; empty: learned ones
+  std::int64_t heads_, kv_heads_, head_dim_;  // of this rank
+  std::vector<double> rates_;                 // of rotary positions; empty: learned positions
   double gain_;                               // of rotary positions
-  std::int64_t window_;                       // of attention; 0: all
+  std::int64_t window_;                       // of attention; 0: unlimited
   bool swiglu_;
   Activation activation_, gate_;
   double attention_scale_, attention_cap_;  // as in ModelShape
   double norm_eps_;
   bool norm_plus_one_;
-  bool fusable_;  // the fused operations have all that the block needs
+  bool fusable_;  // the fused operations support this block
   Norm norm1_{nullptr}, norm2_{nullptr};
   Norm q_norm_{nullptr}, k_norm_{nullptr};          // of models with qk_norm
   Norm post_norm1_{nullptr}, post_norm2_{nullptr};  // of models with post_norms
@@ -101,11 +103,12 @@ class BlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-// Tokens and, where the model has them, positions: int64 ids [B, T] to [B, T, C]
+// Embedding of tokens and, if the model learns them, positions: int64 ids [B, T] to [B, T, C]
 // (sequence-parallel: [B, T / tp, C]).
 class EmbeddingImpl : public torch::nn::Module {
  public:
-  // `pad_vocab_to`: a rank's rows of the vocabulary are rounded up to a multiple: [Note: padding].
+  // A rank's rows of the vocabulary are rounded up to a multiple of `pad_vocab_to`: [Note:
+  // padding].
   EmbeddingImpl(const ModelShape& shape, const tensor_parallel::Axis& axis,
                 const nn::ParamOptions& options, std::int64_t pad_vocab_to = 1);
   at::Tensor forward(const at::Tensor& ids);
@@ -113,7 +116,7 @@ class EmbeddingImpl : public torch::nn::Module {
   tensor_parallel::VocabParallelEmbedding tok{nullptr};
 
  private:
-  // Rows for each token, where there is a table: they begin again with each document.
+  // Returns the position embeddings of the tokens; positions restart with each document.
   at::Tensor positions_of(const at::Tensor& ids, const nn::Pass* pass) const;
 
   ModelShape shape_;
@@ -122,17 +125,17 @@ class EmbeddingImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Embedding);
 
-// The final norm, and the product with the head: the model's own or the embedding's table.
+// Final norm and product with the head: a separate matrix or the embedding's table.
 class HeadImpl : public torch::nn::Module {
  public:
-  // `tok`: the embedding where it is on this rank and the head is tied to it; null: a copy.
+  // `tok`: embedding on this rank that the head is tied to. Null: a tied head makes a copy.
   HeadImpl(const ModelShape& shape, const tensor_parallel::Axis& axis,
            tensor_parallel::VocabParallelEmbedding tok, const nn::ParamOptions& options,
            std::int64_t pad_vocab_to = 1);
 
-  // The sum of the cross entropies over the targets [B, T] that are not -1, as an fp32 scalar. The
-  // same on all ranks. Saves: the norm's output [N, C] and 8·N bytes, the gradient of the logits
-  // [N, V].
+  // Returns the sum of the cross entropies over the targets [B, T] that are not -1, as an fp32
+  // scalar, equal on all ranks. Saves for backward: the norm's output [N, C] and 8·N bytes, the
+  // gradient of the logits [N, V].
   at::Tensor forward(const at::Tensor& x, const at::Tensor& targets);
   at::Tensor logits(const at::Tensor& x);  // [B, T, V] on every rank
 
@@ -148,27 +151,28 @@ class HeadImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Head);
 
-// The whole model as [Note: layers] has it: "embedding", "blocks.0", …, "head". Parameters are
-// called tok.weight, pos.weight, blocks.0.norm1.weight, …, norm.weight, head.weight. Throws
-// UsageError for a shape that is no model of ours.
+// Returns the whole model as a list of layers ([Note: layers]): "embedding", "blocks.0", …, "head".
+// The names of parameters are tok.weight, pos.weight, blocks.0.norm1.weight, …, norm.weight,
+// head.weight. Throws UsageError for a shape that no model here has.
 std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& options = {},
                              std::int64_t pad_vocab_to = 1);
 
-// Layers of it in a row that run in one process, for tests and measurements. From the same seed
-// they start with the same values, whatever the part. A part with a tied head alone has its own
-// copy of tok.weight; whoever runs the parts sums the gradients of both.
+// Consecutive layers of a model that run in one process, for tests and benchmarks. The same seed
+// gives the same initial values in any part. A part with a tied head but no embedding has its own
+// copy of tok.weight; the caller sums the gradients of both copies.
 class LanguageModel : public parallel::ModelChunkImpl {
  public:
-  // On the meta device, and where options do not allocate, nothing is initialised.
+  // Parameters on the meta device, and those that options do not allocate, are not initialized.
   explicit LanguageModel(const ModelShape& shape, std::uint64_t seed = 0,
                          const nn::ParamOptions& options = {}, const Part& part = {});
 
-  // Through this part's layers: int64 ids [B, T] if it has the embedding, else hidden states, to
-  // hidden states [B, T, C] (sequence-parallel: [B, T / tp, C]) before the final norm.
+  // Runs the layers of this part, up to the final norm. Takes int64 ids [B, T] if the part has the
+  // embedding, otherwise hidden states. Returns hidden states [B, T, C] (sequence-parallel:
+  // [B, T / tp, C]).
   at::Tensor forward_part(const at::Tensor& x);
-  // Of a part with the head, from what forward_part takes.
+  // Returns the loss. Takes the input of forward_part(). The part must have the head.
   at::Tensor loss(const at::Tensor& x, const at::Tensor& targets);
-  at::Tensor forward(const at::Tensor& x);  // likewise, to logits
+  at::Tensor forward(const at::Tensor& x);  // same as loss(), but returns logits
 
   const ModelShape& shape() const { return shape_; }
   const Part& part() const { return part_; }
@@ -180,7 +184,7 @@ class LanguageModel : public parallel::ModelChunkImpl {
   Part part_;
 };
 
-// Throws UsageError for a shape or a part that cannot be.
+// Makes a part of a model. Throws UsageError if the shape or the part is invalid.
 std::shared_ptr<LanguageModel> make_model(const ModelShape& shape, const Part& part = {},
                                           std::uint64_t seed = 0,
                                           const nn::ParamOptions& options = {});

@@ -9,7 +9,7 @@ void check_llama_shape(const ModelShape& shape) {
   check(shape);
   if (!is_llama(shape)) {
     throw UsageError(str("model ", quote(shape.name),
-                         " is not Llama-like; wanted rotary positions (positions 0), SwiGLU and "
+                         " is not like Llama; must have rotary positions (positions 0), SwiGLU and "
                          "RMSNorm"));
   }
 }

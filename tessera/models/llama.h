@@ -4,9 +4,9 @@
 
 namespace tessera::models {
 
-// Llama and its kin (Qwen2, Mistral): rotary positions, blocks with RMSNorm first and SwiGLU,
-// grouped queries if there are fewer kv-heads, biases and windows where the shape has them, a head
-// of its own unless it is tied. fc.weight has the rows of the gate, then those of the values.
+// Llama and similar models (Qwen2, Mistral): rotary positions, pre-norm blocks with RMSNorm and
+// SwiGLU, grouped queries if there are fewer kv-heads, biases and windows if the shape has them, a
+// separate or a tied head. fc.weight has the rows of the gate, then those of the values.
 class LlamaImpl : public LanguageModel {
  public:
   explicit LlamaImpl(const ModelShape& shape, std::uint64_t seed = 0,
@@ -14,7 +14,7 @@ class LlamaImpl : public LanguageModel {
 };
 TORCH_MODULE(Llama);
 
-// Throws UsageError unless Llama can be built with it.
+// Throws UsageError unless Llama supports the shape.
 void check_llama_shape(const ModelShape& shape);
 bool is_llama(const ModelShape& shape);
 

@@ -14,7 +14,8 @@ bool likelier(const Candidate& a, const Candidate& b) {
   return a.probability != b.probability ? a.probability > b.probability : a.token < b.token;
 }
 
-// Candidates hold logits at first. The likeliest `count` of them come to the front, in order.
+// Moves the most likely `count` candidates to the front, in order; the first `done` are there
+// already. `probability` may still hold logits.
 void bring_forward(std::vector<Candidate>& all, std::size_t done, std::size_t count) {
   const auto begin = all.begin() + static_cast<std::ptrdiff_t>(done);
   const auto end = all.begin() + static_cast<std::ptrdiff_t>(count);
@@ -23,10 +24,10 @@ void bring_forward(std::vector<Candidate>& all, std::size_t done, std::size_t co
 }
 
 constexpr const char* kNoLogits =
-    "the model gives no token a finite logit: its weights are damaged, or it did not train";
+    "the model gives no token a finite logit. Its weights are damaged, or it was not trained.";
 
-// The likeliest, of equals the first. Greedy texts need no more, and a vocabulary is long: the
-// maximum is found in lanes side by side, which compilers make vectors of.
+// Returns the most likely token; the first if several are equal. The maximum is computed in
+// independent lanes, which compilers vectorize, because vocabularies are large.
 std::int64_t greedy(std::span<const float> logits) {
   constexpr std::size_t kLanes = 16;
   float most[kLanes];
@@ -34,7 +35,7 @@ std::int64_t greedy(std::span<const float> logits) {
   std::size_t i = 0;
   for (; i + kLanes <= logits.size(); i += kLanes) {
     for (std::size_t k = 0; k < kLanes; ++k) {
-      most[k] = logits[i + k] > most[k] ? logits[i + k] : most[k];  // a NaN is never more
+      most[k] = logits[i + k] > most[k] ? logits[i + k] : most[k];  // a NaN is never larger
     }
   }
   for (; i < logits.size(); ++i) most[0] = logits[i] > most[0] ? logits[i] : most[0];
@@ -46,18 +47,18 @@ std::int64_t greedy(std::span<const float> logits) {
 }  // namespace
 
 void check(const Sampling& sampling) {
-  const auto refuse = [](const char* what, auto value, const char* wanted) {
-    throw UsageError(str(what, " is ", value, "; wanted ", wanted));
+  const auto refuse = [](const char* what, auto value, const char* allowed) {
+    throw UsageError(str(what, " is ", value, "; must be ", allowed));
   };
   if (!(sampling.temperature >= 0 && sampling.temperature <= 1e6)) {
-    refuse("temperature", sampling.temperature, "0 (the likeliest token) or more");
+    refuse("temperature", sampling.temperature, "0 (the most likely token) or more");
   }
   if (sampling.top_k < 0) refuse("top-k", sampling.top_k, "1 or more, or 0 for all tokens");
   if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
     refuse("top-p", sampling.top_p, "more than 0, and at most 1");
   }
   if (!(sampling.min_p >= 0 && sampling.min_p <= 1)) {
-    refuse("min-p", sampling.min_p, "0 to 1");
+    refuse("min-p", sampling.min_p, "from 0 to 1");
   }
 }
 
@@ -71,7 +72,7 @@ void candidates(std::span<const float> logits, const Sampling& sampling,
   out.reserve(logits.size());
   Candidate best{-1, 0};
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (!(logits[i] > -INFINITY)) continue;  // never to be chosen; nor is a NaN
+    if (!(logits[i] > -INFINITY)) continue;  // never chosen; neither is a NaN
     const Candidate now{static_cast<std::int64_t>(i), logits[i]};
     if (best.token < 0 || likelier(now, best)) best = now;
     out.push_back(now);
@@ -93,7 +94,7 @@ void candidates(std::span<const float> logits, const Sampling& sampling,
     total += each.probability;
   }
   if (sampling.top_p < 1) {
-    // As many as are needed are put in order, and no more: of a large vocabulary these are few.
+    // Sort only as many as needed, which are few of a large vocabulary.
     double sum = 0;
     std::size_t ordered = sorted ? kept : 0, taken = 0;
     while (taken < kept && sum < sampling.top_p * total) {
@@ -109,7 +110,7 @@ void candidates(std::span<const float> logits, const Sampling& sampling,
     sorted = true;
   }
   if (sampling.min_p > 0) {
-    // The likeliest has e^0 = 1.
+    // The most likely token has e^0 = 1.
     std::erase_if(out, [&](const Candidate& each) { return each.probability < sampling.min_p; });
     total = 0;
     for (const Candidate& each : out) total += each.probability;
@@ -126,7 +127,7 @@ std::int64_t sample(std::span<const float> logits, const Sampling& sampling, dou
     sum += each.probability;
     if (uniform < sum) return each.token;
   }
-  return scratch.back().token;  // for rounding
+  return scratch.back().token;  // the sum may be rounded to less than `uniform`
 }
 
 double uniform_of(std::uint64_t seed, std::uint64_t number, std::uint64_t position) {

@@ -1,4 +1,4 @@
-// What the planner says the models keep, beside the ledger of each rank.
+// Activations predicted by the planner, compared with the ledger of each rank.
 
 #include "tessera/planner/activations.h"
 #include "tessera/core/text.h"
@@ -20,7 +20,7 @@ ModelShape wide_llama(std::int64_t kv_heads) {
   return shape;
 }
 
-TEST(Activations, AreWhatTheLedgersCount) {
+TEST(Activations, EqualTheLedgersOfRanks) {
   memory::install();
   ModelShape qwen = wide_llama(2), mistral = wide_llama(2), relu = gpt_shape(2, 64, 4, 100, 64);
   qwen.name = "qwen", qwen.biases.qkv = true, qwen.tied = true, qwen.head_width = 24;

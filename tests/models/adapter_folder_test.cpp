@@ -1,5 +1,5 @@
-// Folders of adapters as peft writes them: read, refused for what is wrong with them, and added to
-// the model they are for.
+// Folders of adapters in the format of peft: read, rejected if they are invalid, and merged into
+// their base model.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ struct FileTensor {
 };
 
 float value_of(std::size_t tensor, std::int64_t i) {
-  return static_cast<float>(tensor) + 0.25f * static_cast<float>(i % 7);  // bf16 has it too
+  return static_cast<float>(tensor) + 0.25f * static_cast<float>(i % 7);  // exact in bf16
 }
 
 std::vector<FileTensor> adapter_tensors() {
@@ -111,7 +111,7 @@ TEST(AdapterFolders, AreRead) {
   }
 }
 
-TEST(AdapterFolders, FieldsAreHonouredOrRefusedByName) {
+TEST(AdapterFolders, FieldsAreAppliedOrRejectedByName) {
   const auto with = [](const std::string& more) {
     return R"({"peft_type": "LORA", "r": 4, )" + more + "}";
   };
@@ -147,7 +147,7 @@ TEST(AdapterFolders, FieldsAreHonouredOrRefusedByName) {
   }
 }
 
-TEST(AdapterFolders, AllThatIsWrongIsListed) {
+TEST(AdapterFolders, ListsAllErrors) {
   EXPECT_EQ(problem_of(kConfig, adapter_tensors()), "");
   auto tensors = adapter_tensors();
   tensors[0].shape = {3, 8};
@@ -170,7 +170,7 @@ TEST(AdapterFolders, AllThatIsWrongIsListed) {
   EXPECT_TRUE(contains(problem_of(other, adapter_tensors()), "must be [3, 8]"));
 }
 
-TEST(AdapterFolders, FilesThatAreNotThereOrCutShort) {
+TEST(AdapterFolders, RejectsMissingOrTruncatedFiles) {
   EXPECT_TRUE(
       contains(error_of([] { AdapterFolder("/no/such", two_blocks()); }), "must be a folder"));
   const TemporaryFolder folder;
@@ -187,8 +187,8 @@ TEST(AdapterFolders, FilesThatAreNotThereOrCutShort) {
   }
 }
 
-// W + scale · B A, for any stretches of any parameter.
-TEST(MergedModels, AddTheAdaptersToWhateverIsAsked) {
+// Merged values are W + scale · B A, for any ranges of any parameter.
+TEST(MergedModels, AddAdaptersToAnyRange) {
   ModelShape shape = two_blocks();
   shape.lora = {2, 4, "all"};
   std::mt19937 random(3);
@@ -249,8 +249,8 @@ TEST(MergedModels, AddTheAdaptersToWhateverIsAsked) {
   EXPECT_EQ(norm[5], noise("blocks.0.norm1.weight", 5));
 }
 
-// Whatever an adapter_config.json says: an answer that can be used, or DataError.
-TEST(AdapterFolders, MutatedConfigs) {
+// A mutated adapter_config.json gives valid options or DataError.
+TEST(AdapterFolders, MutatedConfigsAreReadOrRejected) {
   const std::vector<std::string> words = {"0",
                                           "-1",
                                           "1e999",

@@ -1,4 +1,5 @@
-// [Note: decoding on ranks]: every family on several tensor-parallel ranks beside one process.
+// [Note: decoding on ranks]: every family on several tensor-parallel ranks, compared with one
+// process.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@ using test::reader;
 using Texts = std::vector<std::vector<std::int64_t>>;
 using MakeDecoder = decltype(&make_decoder);
 
-// Runs `ask` on the first of so many ranks, and the others beside it.
+// Runs `ask` on the first rank, and follow() on the others.
 void on_ranks(int tp, MakeDecoder make, const ModelShape& shape, const DecoderOptions& options,
               const ReadParam& read, const std::function<void(Decoder&)>& ask) {
   over(tp, [&](const comm::Group& group) {
@@ -40,7 +41,8 @@ void on_ranks(int tp, MakeDecoder make, const ModelShape& shape, const DecoderOp
   });
 }
 
-// What a decoder says to the same questions: texts short and long, together and alone, then steps.
+// Returns the logits of a decoder for the same calls: short and long texts, together and alone,
+// then steps.
 std::vector<at::Tensor> answers_of(Decoder& decoder) {
   const ModelShape& shape = decoder.shape();
   std::vector<at::Tensor> all;
@@ -78,12 +80,12 @@ void expect_the_same(MakeDecoder make, at::ScalarType type, double bound) {
   }
 }
 
-TEST(DecoderRanks, HaveTheLogitsOfOneProcess) { expect_the_same(make_decoder, at::kFloat, 1e-4); }
-TEST(DecoderRanks, HaveThemFromPlainOperationsToo) {
+TEST(DecoderRanks, MatchTheLogitsOfOneProcess) { expect_the_same(make_decoder, at::kFloat, 1e-4); }
+TEST(DecoderRanks, MatchWithPlainOperations) {
   expect_the_same(make_plain_decoder, at::kFloat, 1e-4);
 }
-// Matrices and cache are rounded as in one process; what they are multiplied with differs little.
-TEST(DecoderRanks, HaveThemNearlyInBf16) { expect_the_same(make_decoder, at::kBFloat16, 0.2); }
+// Matrices and cache are rounded as in one process; their other factors differ slightly.
+TEST(DecoderRanks, MatchApproximatelyInBf16) { expect_the_same(make_decoder, at::kBFloat16, 0.2); }
 
 Texts written_by(Decoder& decoder, double temperature) {
   Texts texts;
@@ -103,7 +105,7 @@ Texts written_by(Decoder& decoder, double temperature) {
   return got;
 }
 
-TEST(DecoderRanks, WriteWhatOneProcessWrites) {
+TEST(DecoderRanks, GenerateTheTextsOfOneProcess) {
   for (const ModelShape& shape : families()) {
     const auto model = make_random(shape);
     for (const double temperature : {0.0, 0.9}) {
@@ -112,7 +114,7 @@ TEST(DecoderRanks, WriteWhatOneProcessWrites) {
       const auto one = make_decoder(shape, options, reader(model));
       const Texts wanted = written_by(*one, temperature);
       for (const int tp : {2, 4}) {
-        // And whatever is written beside them.
+        // The result does not depend on other texts in the batch.
         for (const std::int64_t slots : {2, 5}) {
           const DecoderOptions shared{.slots = slots, .capacity = 60};
           on_ranks(tp, make_decoder, shape, shared, reader(model), [&](Decoder& decoder) {
@@ -124,13 +126,13 @@ TEST(DecoderRanks, WriteWhatOneProcessWrites) {
   }
 }
 
-TEST(DecoderRanks, RefuseWhatCannotBe) {
+TEST(DecoderRanks, RejectInvalidCalls) {
   const ModelShape shape = families().front();
   const auto model = make_random(shape);
   const auto make = [&](const comm::Group& tp) {
     return make_decoder(shape, {.capacity = 8, .tp = tp}, reader(model));
   };
-  // One process has nobody to follow, nor to tell that it is over.
+  // One process cannot follow, and finish() does nothing.
   const auto alone = make({});
   EXPECT_TRUE(contains(error_of([&] { alone->follow(); }), "follow"));
   alone->finish();
@@ -142,7 +144,7 @@ TEST(DecoderRanks, RefuseWhatCannotBe) {
       decoder->follow();
       return;
     }
-    // What is refused on the first rank does not reach the others.
+    // Errors on the first rank are not sent to the others.
     EXPECT_TRUE(contains(error_of([&] { decoder->read(3, text); }), "slot"));
     EXPECT_EQ(decoder->read(0, text).numel(), shape.vocab);
     EXPECT_TRUE(contains(error_of([&] { decoder->follow(); }), "follow"));

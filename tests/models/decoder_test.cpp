@@ -34,7 +34,8 @@ ModelShape small_llama() {
 
 std::vector<ModelShape> shapes() {
   std::vector<ModelShape> all = {small_gpt(), small_llama()};
-  ModelShape& scaled = all.emplace_back(small_llama());  // as Llama 3.1's, tied, one kv head
+  ModelShape& scaled =
+      all.emplace_back(small_llama());  // scaled as in Llama 3.1, tied, one kv head
   scaled.kv_heads = 1;
   scaled.tied = true;
   scaled.rotary_base = 5e5;
@@ -70,7 +71,7 @@ void expect_equal_at_every_position(Make make, at::ScalarType type, double bound
                                     << shape.kv_heads << " window " << shape.window);
     const auto model = make_random(shape);
     const auto decoder = make(shape, {.type = type, .slots = 3, .capacity = 300}, reader(model));
-    // Prompts of different lengths: of one token, few, and more than a chunk.
+    // Prompts of different lengths: one token, a few, and more than a chunk.
     const std::size_t lengths[] = {1, 7, 280}, more = 12;
     std::vector<std::vector<std::int64_t>> texts;
     std::vector<at::Tensor> wanted;
@@ -86,7 +87,7 @@ void expect_equal_at_every_position(Make make, at::ScalarType type, double bound
       ASSERT_LE(apart(last, wanted.back().select(0, static_cast<std::int64_t>(length) - 1)), bound);
     }
     for (std::size_t i = 0; i < more; ++i) {
-      // All of them, in another order each time, and now and then one alone.
+      // All of them, in a different order each time, and sometimes only one.
       std::vector<std::int64_t> slots = {2, 0, 1}, tokens;
       std::rotate(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(i % 3), slots.end());
       for (const auto& group :
@@ -106,18 +107,18 @@ void expect_equal_at_every_position(Make make, at::ScalarType type, double bound
   }
 }
 
-TEST(Decoder, HasTheLogitsOfTheWholeModel) {
+TEST(Decoder, MatchesTheLogitsOfTheWholeModel) {
   expect_equal_at_every_position(make_decoder, at::kFloat, 1e-4);
 }
-TEST(Decoder, HasThemFromPlainOperationsToo) {
+TEST(Decoder, MatchesWithPlainOperations) {
   expect_equal_at_every_position(make_plain_decoder, at::kFloat, 1e-4);
 }
 // Loosely: parameters and cache are rounded to 8 bits.
-TEST(Decoder, HasThemNearlyInBf16) {
+TEST(Decoder, MatchesApproximatelyInBf16) {
   expect_equal_at_every_position(make_decoder, at::kBFloat16, 0.35);
 }
 
-TEST(Generate, WritesWhatTheWholeModelWouldTokenByToken) {
+TEST(Generate, MatchesTheWholeModelTokenByToken) {
   for (const ModelShape& shape : shapes()) {
     const auto model = make_random(shape);
     const auto decoder = make_decoder(shape, {.slots = 2, .capacity = 64}, reader(model));
@@ -146,8 +147,8 @@ TEST(Generate, WritesWhatTheWholeModelWouldTokenByToken) {
   }
 }
 
-// Several texts at once, short and long ones in any order: the bits of each read alone.
-TEST(Decoder, ReadsTextsTogetherAsItReadsThemAlone) {
+// Several texts at once, short and long in any order, have the bits of each text read alone.
+TEST(Decoder, ReadsTextsTogetherWithTheBitsOfEachAlone) {
   for (const ModelShape& shape : shapes()) {
     const auto model = make_random(shape);
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
@@ -167,14 +168,14 @@ TEST(Decoder, ReadsTextsTogetherAsItReadsThemAlone) {
         EXPECT_EQ(together->length(slots[i]), static_cast<std::int64_t>(texts[i].size()));
         tokens.push_back(row);
       }
-      // And what is kept of them.
+      // The cache is equal too.
       EXPECT_TRUE(together->step(slots, tokens).equal(alone->step(slots, tokens)));
     }
   }
 }
 
-// The seed and a text's own number decide, not what is written beside it, nor how many at once.
-TEST(Generate, ATextDoesNotDependOnTheOthers) {
+// A text depends on the seed and its number, not on other texts or the number of slots.
+TEST(Generate, TextDoesNotDependOnOtherTexts) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const ModelShape shape = small_llama();
     const auto model = make_random(shape);
@@ -201,8 +202,8 @@ TEST(Generate, ATextDoesNotDependOnTheOthers) {
   }
 }
 
-// Short prompts and steps go through kernels of our own, which threads share by outputs.
-TEST(Decoder, HasTheSameBitsOnAnyNumberOfThreads) {
+// Short prompts and steps use Tessera's kernels, which divide outputs among threads.
+TEST(Decoder, IsBitwiseEqualOnAnyNumberOfThreads) {
   for (const ModelShape& shape : shapes()) {
     const auto model = make_random(shape);
     const auto logits = [&](int threads) {
@@ -227,12 +228,12 @@ TEST(Decoder, HasTheSameBitsOnAnyNumberOfThreads) {
   }
 }
 
-TEST(Decoder, RefusesWhatItCannotDo) {
+TEST(Decoder, RejectsInvalidCalls) {
   const ModelShape shape = small_gpt();
   const auto model = make_random(shape);
   EXPECT_TRUE(
       contains(error_of([&] { make_decoder(shape, {.capacity = 321}, reader(model)); }), "320"));
-  // Behind the context of a model with dynamic rotary scaling.
+  // Beyond the context of a model with dynamic rotary scaling.
   ModelShape dynamic = small_llama();
   dynamic.context = 40;
   dynamic.rotary_scaling = {RotaryScaling::Kind::dynamic, 2};

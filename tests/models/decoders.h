@@ -13,7 +13,7 @@
 
 namespace tessera::models::test {
 
-// What it starts with, but for vectors, which start with 0 or 1 and would hide a mistake.
+// Returns the initial values, except for vectors, whose initial 0 or 1 would hide mistakes.
 inline std::shared_ptr<LanguageModel> make_random(const ModelShape& shape) {
   auto model = make_model(shape, {}, 3);
   const at::NoGradGuard no_gradients;
@@ -22,7 +22,7 @@ inline std::shared_ptr<LanguageModel> make_random(const ModelShape& shape) {
   return model;
 }
 
-// Of a model in this process, what a rank has of each parameter.
+// Reads a rank's shard of each parameter from a model in this process.
 inline ReadParam reader(const std::shared_ptr<LanguageModel>& model) {
   return [model](const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
                  const Coordinate& coordinate) {

@@ -1,7 +1,6 @@
 #pragma once
 
-// Small models of every family, and the network they are said to be, written down in double
-// precision.
+// Small models of every family, and a reference network in double precision.
 
 #include <torch/types.h>
 
@@ -31,7 +30,7 @@ inline ModelShape small_llama(const char* name, std::int64_t vocab = 101) {
   return shape;
 }
 
-// A vocabulary that no number of ranks divides, unless another is given.
+// The default vocabulary is not divisible by any number of ranks.
 inline std::vector<ModelShape> families(std::int64_t vocab = 101) {
   std::vector<ModelShape> all;
   ModelShape gpt = gpt_shape(3, 32, 4, vocab, 64);
@@ -99,7 +98,7 @@ inline std::vector<ModelShape> families(std::int64_t vocab = 101) {
   return all;
 }
 
-// The sum of cross entropies, with documents that begin where `starts` says (undefined: none).
+// Returns the sum of cross entropies. `starts`: beginnings of documents (undefined: none).
 inline at::Tensor family_loss(const ModelShape& s, Params& p, const at::Tensor& ids,
                               const at::Tensor& targets, const at::Tensor& starts = {}) {
   const std::int64_t batch = ids.size(0), tokens = ids.size(1), d = s.head_dim();
@@ -172,7 +171,7 @@ inline at::Tensor family_loss(const ModelShape& s, Params& p, const at::Tensor& 
                                    at::Reduction::Sum, -1);
 }
 
-// Three documents in row 0, others in the rows behind; the last token of each has no target.
+// Three documents in row 0, others in the next rows. The last token of each has no target.
 inline at::Tensor packed_starts(std::int64_t rows, std::int64_t tokens) {
   const at::Tensor starts = torch::zeros({rows, tokens}, torch::kInt);
   for (std::int64_t b = 0; b < rows; ++b) {

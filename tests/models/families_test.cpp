@@ -1,5 +1,5 @@
-// Models of every family: what they compute, what they count, and that rows of several documents
-// are as if each were alone.
+// Models of every family: their results, their parameter counts, and rows of several documents,
+// which equal separate documents.
 
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ Ran slow_run(const ModelShape& shape, const FamilyBatch& batch) {
   return run;
 }
 
-TEST(Families, AreTheSlowNetwork) {
+TEST(Families, MatchTheReferenceNetwork) {
   for (const ModelShape& shape : families()) {
     for (const bool packed : {false, true}) {
       const FamilyBatch batch = family_batch(shape, packed);
@@ -75,7 +75,7 @@ TEST(Families, AreTheSlowNetwork) {
               const nn::PassScope scope(pass_with(batch.starts));
               loss = model->loss(batch.ids, batch.targets);
             }
-            loss.backward();  // outside: what it needs it has
+            loss.backward();  // outside of the scope: it needs no pass
             return Ran{loss.item<double>(), gradients_of(*model), find_specs(*model)};
           });
           std::vector<Named> grads;
@@ -87,8 +87,8 @@ TEST(Families, AreTheSlowNetwork) {
   }
 }
 
-// Of each document alone, in rows of its own length: losses add up, and gradients do.
-TEST(Families, PackedDocumentsAreAsIfAlone) {
+// Losses and gradients are the sums over the documents, each in a row of its own length.
+TEST(Families, PackedDocumentsEqualSeparateDocuments) {
   for (const ModelShape& shape : families()) {
     const FamilyBatch batch = family_batch(shape, true);
     const auto model = make_model(shape, {}, 3);
@@ -119,7 +119,7 @@ TEST(Families, ParametersAreCountedExactly) {
   std::vector<ModelShape> all = families();
   for (const ModelShape& known : model_shapes()) all.push_back(known);
   for (ModelShape& shape : all) {
-    if (shape.layers > 4) {  // layers are alike
+    if (shape.layers > 4) {  // all layers are equal
       shape.layers = 2;
       shape.window_from = std::min<std::int64_t>(shape.window_from, 1);
     }
@@ -130,7 +130,7 @@ TEST(Families, ParametersAreCountedExactly) {
   }
 }
 
-TEST(Families, StartAsPublished) {
+TEST(Families, HavePublishedInitialization) {
   const auto deviation = [](const ModelShape& shape, const char* name) {
     ParamSpec spec;
     spec.name = name;

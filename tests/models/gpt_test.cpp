@@ -44,7 +44,7 @@ TEST(Gpt, HasTheParametersOfItsShape) {
   EXPECT_EQ(count(*plain), small().params());
 }
 
-TEST(Gpt, StartsFromSeedAndNamesAlone) {
+TEST(Gpt, InitializationDependsOnlyOnSeedAndNames) {
   const ModelShape shape = small();
   const Gpt model(shape, 7), bf16(shape, 7, at::TensorOptions(at::kBFloat16)), other(shape, 8);
   const PlainGpt plain(shape, 7);
@@ -70,13 +70,13 @@ TEST(Gpt, StartsFromSeedAndNamesAlone) {
   EXPECT_EQ(w[3][5].item<float>(), 0.02f * random.normal(3 * 24 + 5));
 }
 
-// Outputs, loss and gradients beside the same network of ATen's operations.
+// Compares outputs, loss and gradients with the same network of ATen's operations.
 void compare(at::ScalarType type, std::int64_t tokens, double tolerance,
              nn::Recompute mode = nn::Recompute::none) {
   const ModelShape shape = small();
   Gpt model(shape, 3, at::TensorOptions(type));
   PlainGpt plain(shape, 3);
-  {  // Values at which every part matters, which the initial ones are not.
+  {  // Values at which every part matters, unlike the initial ones.
     const at::NoGradGuard no_grad;
     torch::manual_seed(9);
     for (const auto& [name, param] : by_name(*plain)) {
@@ -113,19 +113,19 @@ void compare(at::ScalarType type, std::int64_t tokens, double tolerance,
   }
 }
 
-TEST(Gpt, IsThePlainOneInFp32) {
+TEST(Gpt, MatchesPlainGptInFp32) {
   for (const std::int64_t tokens : {1, 2, 31, 140}) compare(at::kFloat, tokens, 3e-5);
 }
-TEST(Gpt, IsThePlainOneInBf16) {
+TEST(Gpt, MatchesPlainGptInBf16) {
   for (const std::int64_t tokens : {1, 31, 140}) compare(at::kBFloat16, tokens, 6e-2);
 }
-TEST(Gpt, IsThePlainOneUnderRecomputation) {
+TEST(Gpt, MatchesPlainGptWithRecomputation) {
   compare(at::kFloat, 40, 3e-5, nn::Recompute::selective);
   compare(at::kFloat, 40, 3e-5, nn::Recompute::full);
   compare(at::kBFloat16, 40, 6e-2, nn::Recompute::selective);
 }
 
-TEST(Gpt, RefusesWhatItCannotRead) {
+TEST(Gpt, RejectsInvalidInput) {
   Gpt model(small());
   EXPECT_THROW(model->forward(torch::zeros({1, 141}, at::kLong)), UsageError);
   EXPECT_THROW(model->forward(torch::zeros({3}, at::kLong)), UsageError);

@@ -1,4 +1,4 @@
-// Llama beside the same network written with ATen's operations and autograd.
+// Llama compared with the same network of ATen's operations and autograd.
 
 #include "tessera/models/llama.h"
 
@@ -76,7 +76,7 @@ at::Tensor reference_loss(const ModelShape& s, Named& p, const at::Tensor& ids,
                                    at::Reduction::Sum, -1);
 }
 
-TEST(Llama, IsTheReference) {
+TEST(Llama, MatchesTheReference) {
   for (const std::int64_t kv_heads : {1, 2, 4}) {
     for (const at::ScalarType type : {torch::kFloat, torch::kBFloat16}) {
       for (const std::int64_t tokens : {1, 17}) {
@@ -114,7 +114,7 @@ TEST(Llama, IsTheReference) {
   }
 }
 
-TEST(Llama, RefusesOtherShapes) {
+TEST(Llama, RejectsOtherShapes) {
   auto shape = small(2, false);
   shape.positions = 8;
   EXPECT_THROW((Llama(shape)), UsageError);

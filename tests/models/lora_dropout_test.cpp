@@ -1,5 +1,5 @@
-// What adapters do not see: beside products with a mask of every element, and the same however the
-// model is cut.
+// Dropout of adapters: compared with products with an explicit mask, and equal for every cut of the
+// model.
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -39,8 +39,9 @@ ModelShape adapted(ModelShape shape, const std::string& targets) {
   return shape;
 }
 
-// y = x wᵀ + b, and scale · ((x · mask) aᵀ) bᵀ added to some of its columns, by ATen's operations.
-TEST(AdapterDropout, IsAMaskOnWhatEachAdapterSees) {
+// Reference with ATen's operations: y = x wᵀ + b, with scale · ((x · mask) aᵀ) bᵀ added to some of
+// its columns.
+TEST(AdapterDropout, IsAMaskOnTheInputOfEachAdapter) {
   std::mt19937 random(6);
   for (int trial = 0; trial < 40; ++trial) {
     const std::int64_t batch = 1 + random() % 3, tokens = 1 + random() % 5;
@@ -115,7 +116,7 @@ Ran run_model(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode
   return out;
 }
 
-TEST(AdapterDropout, EveryCutDropsTheSame) {
+TEST(AdapterDropout, IsEqualForEveryCut) {
   for (const ModelShape& base : {test::gpt_of_three(), test::small_llama(2)}) {
     const ModelShape shape = adapted(base, "all");
     const Batch data = test::batch_of(shape);
@@ -134,7 +135,7 @@ TEST(AdapterDropout, EveryCutDropsTheSame) {
         }
       }
     }
-    // A share of nothing: to the bit as without.
+    // Rate 0 is bitwise equal to no dropout.
     const Ran none = run_model(shape, 2, true, nn::Recompute::none, data, dropping(0));
     const Ran plain = run_model(shape, 2, true, nn::Recompute::none, data, nullptr);
     EXPECT_EQ(none.loss, plain.loss);
@@ -142,8 +143,8 @@ TEST(AdapterDropout, EveryCutDropsTheSame) {
   }
 }
 
-// Every adapter of the model has a name of its own, and so drops other values than its neighbours.
-TEST(AdapterDropout, EachAdapterDropsOthers) {
+// Every adapter has a unique name, and so drops different values than the others.
+TEST(AdapterDropout, DiffersBetweenAdapters) {
   const auto model = make_model(adapted(test::small_llama(2), "all"), {}, 3);
   std::set<std::string> names;
   std::size_t adapters = 0;
@@ -158,7 +159,7 @@ TEST(AdapterDropout, EachAdapterDropsOthers) {
   EXPECT_TRUE(names.contains("blocks.1.qkv.lora_q"));
 }
 
-TEST(AdapterDropout, RefusesRatesThatAreNone) {
+TEST(AdapterDropout, RejectsInvalidRates) {
   for (const double rate : {-0.1, 1.0, 7.0, std::nan("")}) {
     ModelShape shape = adapted(test::small_llama(2), "q");
     shape.lora.dropout = rate;

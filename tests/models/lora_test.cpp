@@ -1,5 +1,5 @@
-// Adapters beside the model whose weights have them added, however it is cut; what it keeps and
-// sends beside the planner.
+// Models with adapters: equal to the model with merged weights for every cut, with the activations
+// and the traffic that the planner predicts.
 
 #include "tessera/core/lora.h"
 
@@ -40,8 +40,8 @@ struct Tuned {
   Named grads;
 };
 
-// Of the adapters, from the gradients of the weights that they were added to: of W + s · B A these
-// are dB = s · dW Aᵀ and dA = s · Bᵀ dW.
+// Computes the gradients of adapters from those of the merged weights W + s · B A:
+// dB = s · dW Aᵀ and dA = s · Bᵀ dW.
 Tuned by_merging(const ModelShape& shape, const Batch& data) {
   const auto adapted = make_model(shape, {}, 3);
   stir(*adapted);
@@ -139,7 +139,7 @@ void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode,
   for (const auto& [name, grad] : wanted.grads) {
     expect_close(wholes.at(name), grad, what + " " + name, 1e-4);
   }
-  // And the planner's parameters are these.
+  // The planner has the same parameters.
   const auto params = planner::adapter_params(shape, {0, shape.layers, true, true});
   ASSERT_EQ(params.size(), specs.size());
   for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -153,7 +153,7 @@ void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode,
   }
 }
 
-TEST(Lora, EveryCutIsTheModelWithAdaptersAdded) {
+TEST(Lora, EveryCutMatchesTheMergedModel) {
   ModelShape qwen = small_llama(2), tied = small_llama(1);
   qwen.biases.qkv = true;
   tied.tied = true;
@@ -181,7 +181,7 @@ TEST(Lora, EveryCutIsTheModelWithAdaptersAdded) {
   }
 }
 
-TEST(Lora, KeepsWhatThePlannerSays) {
+TEST(Lora, ActivationsMatchThePlanner) {
   memory::install();
   for (const ModelShape& base : {gpt_shape(2, 64, 4, 100, 64), small_llama(4), small_llama(2)}) {
     for (const char* targets : {"auto", "all", "o", "down", "fc,o"}) {
@@ -218,8 +218,8 @@ TEST(Lora, KeepsWhatThePlannerSays) {
   }
 }
 
-// As PEFT: A uniform within 1 / sqrt(in), B zero; the base as it starts without adapters; all the
-// same on any cut.
+// As in PEFT, A is uniform within 1 / sqrt(in), and B is zero. The base starts as without adapters.
+// All values are equal for every cut.
 TEST(Lora, StartsAsTheModelWithoutAdapters) {
   const ModelShape base = gpt_shape(2, 96, 4, 48, 20);
   const ModelShape shape = with_adapters(base, "all", 16);
@@ -252,7 +252,7 @@ TEST(Lora, StartsAsTheModelWithoutAdapters) {
   }
 }
 
-TEST(Lora, TargetsByManyNames) {
+TEST(Lora, AcceptsTargetsByManyNames) {
   const auto targets_of = [](ModelShape shape, const std::string& text) {
     shape.lora = {4, 8, text};
     std::vector<std::string> names;
@@ -281,7 +281,7 @@ TEST(Lora, TargetsByManyNames) {
   EXPECT_TRUE(contains(error_of([&] { check_lora(wrong); }), "--lora-alpha: got 0"));
 }
 
-TEST(Lora, RefusesProductsThatOverlap) {
+TEST(Lora, RejectsOverlappedProducts) {
   const ModelShape shape = with_adapters(small_llama(2), "q");
   each_rank<int>(2, [&](const comm::Group& group) {
     EXPECT_THROW(make_model(shape, {.tp = group, .overlap_tp = true}, 3), UsageError);

@@ -1,4 +1,4 @@
-// Language models cut among ranks and into parts, beside the whole ones in one process.
+// Language models cut over ranks and into parts, compared with the whole model in one process.
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -33,7 +33,7 @@ ModelShape llama(std::int64_t kv_heads, bool tied = false) {
   return shape;
 }
 
-// In fp32, from numbers that are first rounded to `type`.
+// Computes in fp32, from numbers that are first rounded to `type`.
 Ran alone(const ModelShape& shape, const Batch& batch, at::ScalarType type = torch::kFloat) {
   const auto model = make_model(shape, {}, 3, at::TensorOptions(type));
   stir(*model);
@@ -43,7 +43,7 @@ Ran alone(const ModelShape& shape, const Batch& batch, at::ScalarType type = tor
   return {loss.item<double>(), gradients_of(*model), find_specs(*model)};
 }
 
-// The loss and all gradients, and the bytes on the way, against one process and the planner.
+// Compares the loss and all gradients with one process, and the traffic with the planner.
 void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode, const Batch& batch,
              const Ran& wanted, bool overlap = false) {
   const std::string what = str(shape.name, " tp ", tp, sequence ? " sequence " : " ",
@@ -76,7 +76,7 @@ void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode,
   expect_same({ranks[0].loss, wholes_of(wanted.specs, grads), {}}, wanted, what);
 }
 
-TEST(Parallel, EveryCutIsTheSameModel) {
+TEST(Parallel, EveryCutMatchesTheWholeModel) {
   for (const ModelShape& shape : {gpt_of_three(), llama(4), llama(2), llama(1, true)}) {
     for (const Batch& batch : {batch_of(shape), batch_of(shape, 3, 4)}) {
       const Ran wanted = alone(shape, batch);
@@ -93,7 +93,7 @@ TEST(Parallel, EveryCutIsTheSameModel) {
   }
 }
 
-TEST(Parallel, VocabulariesThatTheRanksDoNotDivide) {
+TEST(Parallel, PadsVocabulariesThatRanksDoNotDivide) {
   ModelShape own_head = llama(2), tied = llama(1, true);
   own_head.vocab = 257;
   tied.vocab = 101;
@@ -122,7 +122,7 @@ TEST(Parallel, VocabulariesThatTheRanksDoNotDivide) {
   }
 }
 
-TEST(Parallel, EveryCutIsTheSameModelInBf16) {
+TEST(Parallel, EveryCutMatchesTheWholeModelInBf16) {
   for (const ModelShape& shape : {gpt_of_three(), llama(1)}) {
     const Batch batch = batch_of(shape);
     const Ran wanted = alone(shape, batch, torch::kBFloat16);
@@ -144,8 +144,8 @@ TEST(Parallel, EveryCutIsTheSameModelInBf16) {
   }
 }
 
-// Weight gradients that a pipeline leaves for later are the same too.
-TEST(Parallel, WeightGradientsCanWait) {
+// Deferred weight gradients of a pipeline are equal too.
+TEST(Parallel, DeferredWeightGradientsAreEqual) {
   for (const ModelShape& shape : {gpt_of_three(), llama(4)}) {
     const Batch batch = batch_of(shape);
     const Ran wanted = alone(shape, batch);
@@ -171,7 +171,7 @@ TEST(Parallel, WeightGradientsCanWait) {
   }
 }
 
-TEST(Parallel, EveryCutStartsFromTheSameNumbers) {
+TEST(Parallel, EveryCutHasTheSameInitialValues) {
   for (const ModelShape& shape : {gpt_of_three(), llama(2)}) {
     const auto whole = make_model(shape, {}, 5);
     const Named wanted = parameters_of(*whole);
@@ -187,8 +187,8 @@ TEST(Parallel, EveryCutStartsFromTheSameNumbers) {
   }
 }
 
-// A model without memory, whose values are made by ranges: those of the model that is there.
-TEST(Parallel, ModelsStartWithoutMemory) {
+// A model without memory, whose values are made by ranges, equals an allocated model.
+TEST(Parallel, ModelsWithoutMemoryHaveTheSameInitialValues) {
   ModelShape odd = gpt_of_three();
   odd.vocab = 101;
   for (const ModelShape& shape : {odd, llama(2)}) {
@@ -233,7 +233,7 @@ TEST(Parallel, LogitsAreWholeOnEveryRank) {
   }
 }
 
-// Stages one after another on each tensor-parallel rank, as a pipeline would run them.
+// Runs the stages one after another on each tensor-parallel rank, as a pipeline would.
 Ran by_parts(const ModelShape& shape, const std::vector<std::int64_t>& ends, const comm::Group& tp,
              bool sequence, const Batch& batch) {
   std::vector<std::shared_ptr<LanguageModel>> parts;
@@ -269,7 +269,7 @@ Ran by_parts(const ModelShape& shape, const std::vector<std::int64_t>& ends, con
   return ran;
 }
 
-TEST(Parallel, PartsOneAfterAnotherAreTheWhole) {
+TEST(Parallel, PartsInSequenceMatchTheWholeModel) {
   for (const ModelShape& shape : {gpt_of_three(), llama(2), llama(4, true)}) {
     const Batch batch = batch_of(shape);
     const Ran wanted = alone(shape, batch);
@@ -289,8 +289,8 @@ TEST(Parallel, PartsOneAfterAnotherAreTheWhole) {
   }
 }
 
-// What parts send is what the whole sends.
-TEST(Parallel, TrafficOfPartsAddsUp) {
+// The traffic of the parts adds up to that of the whole model.
+TEST(Parallel, TrafficOfPartsAddsUpToTheWhole) {
   for (const ModelShape& shape : {gpt_of_three(), llama(2)}) {
     for (const bool sequence : {false, true}) {
       const Batch batch = batch_of(shape);
@@ -306,7 +306,7 @@ TEST(Parallel, TrafficOfPartsAddsUp) {
   }
 }
 
-TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
+TEST(Parallel, PlannerHasTheParametersOfBothFamilies) {
   std::vector<ModelShape> shapes = {gpt_of_three(), llama(4), llama(2), llama(1, true)};
   for (const ModelShape& shape : model_shapes()) {
     if (shape.params() < 20'000'000'000) shapes.push_back(shape);
@@ -354,7 +354,7 @@ TEST(Parallel, ThePlannerKnowsTheParametersOfBothFamilies) {
   }
 }
 
-TEST(Parallel, RefusesWhatCannotBeCut) {
+TEST(Parallel, RejectsInvalidCuts) {
   const at::TensorOptions meta(at::kMeta);
   each_rank<int>(4, [&](const comm::Group& group) {
     const auto refused = [&](ModelShape shape, Part part, const std::string& why) {
@@ -380,7 +380,7 @@ TEST(Parallel, RefusesWhatCannotBeCut) {
     shape = llama(4);
     shape.head_width = 3;
     refused(shape, {}, "even width");
-    // Sequences are known only later.
+    // The length of sequences is known only later.
     const auto model = make_model(gpt_of_three(), {.tp = group, .sequence_parallel = true});
     EXPECT_THROW(model->forward_part(torch::zeros({1, 6}, torch::kLong)), UsageError);
     const auto middle =

@@ -1,4 +1,4 @@
-"""Adapters of `tessera train --lora-rank`, beside those of the Python package peft.
+"""Adapters of `tessera train --lora-rank`, compared with those of the Python package peft.
 
 For a small random model of each family: training beside peft's, export to peft and as a merged
 model, and import of an adapter that peft wrote.
@@ -87,9 +87,9 @@ def losses_of(lines):
 
 
 def train_with_peft(base, adapter, tokens):
-    """The losses of the same steps, from the same adapters."""
+    """Returns the losses of the same steps, from the same adapters."""
     model = PeftModel.from_pretrained(base_model(base), adapter, is_trainable=True)
-    model.eval()  # no dropout; gradients flow all the same
+    model.eval()  # no dropout; gradients are still computed
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LR, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0)
     losses = []
@@ -107,7 +107,7 @@ def train_with_peft(base, adapter, tokens):
 
 
 def check_dropout(what, base, adapter, rate):
-    """That peft trains the adapters of a folder with this rate."""
+    """Checks that peft trains the adapters of a folder with this dropout rate."""
     model = PeftModel.from_pretrained(base_model(base), adapter, is_trainable=True)
     rates = {module.p for name, module in model.named_modules()
              if "lora_dropout" in name and isinstance(module, torch.nn.Dropout)}
@@ -132,7 +132,7 @@ def check_family(tessera, family, work):
               "--micro-batch", str(BATCH), "--samples", "0", "--order", "sequential", "--clip", "0",
               "--lr", str(LR), "--lr-schedule", "constant", "--warmup", "0", "--weight-decay", "0"]
 
-    # An adapter of peft's, trained a few steps here and there; not with its dropout, whose masks differ.
+    # An adapter of peft, trained a few steps by both; without dropout, whose masks differ.
     metrics = f"{work}/{family}.jsonl"
     run(*common, "--lora-from", peft_dir, "--lora-dropout", "0", "--ranks", "1", "--steps", str(STEPS), "--metrics", metrics,
         "--save", f"{work}/{family}-run")
@@ -143,7 +143,7 @@ def check_family(tessera, family, work):
     for mine, other in zip(ours, theirs):
         check(f"{family}: losses of training", abs(mine - other) < 1e-4, f"{ours} {theirs}")
 
-    # What was trained, back in peft.
+    # The trained adapter, loaded by peft.
     ids = torch.tensor([list(text[:40]), list(text[100:140])])
     wanted = logits_of(trained, ids)
     out = f"{work}/{family}-adapter"
@@ -155,14 +155,14 @@ def check_family(tessera, family, work):
     plain = logits_of(base_model(base), ids)
     check(f"{family}: the adapters matter", (expected - plain).abs().max().item() > 1e-2)
 
-    # And as one model.
+    # And as a merged model.
     merged = f"{work}/{family}-merged"
     run(tessera, "checkpoint", "export", f"{work}/{family}-run", merged, "--format", "huggingface",
         "--base", base)
     error = (logits_of(base_model(merged), ids) - expected).abs().max().item()
     check(f"{family}: logits of the merged model", error < 1e-4, error)
 
-    # Another model of the same shape is refused.
+    # Another model of the same shape is rejected.
     other = f"{work}/{family}-other"
     transformers.AutoModelForCausalLM.from_config(small_config(family)).float().save_pretrained(other)
     refused = subprocess.run([tessera, "checkpoint", "export", f"{work}/{family}-run", f"{merged}-2",
@@ -171,14 +171,14 @@ def check_family(tessera, family, work):
     check(f"{family}: another base", refused.returncode != 0 and "fingerprint" in refused.stderr and
           not os.path.exists(f"{merged}-2"), refused.stderr)
 
-    # Also for the adapters that peft reads: they tell which model they are for.
+    # Also with adapters in the format of peft, which identify their base model.
     again = ["--lora-from", out, "--ranks", "1", "--steps", "1"]
     run(*common, *again)
     refused = subprocess.run([*common, *again, "--init-from", other], capture_output=True, text=True)
     check(f"{family}: adapters beside another model", refused.returncode != 0 and
           "--init-from" in refused.stderr and "fingerprint" in refused.stderr, refused.stderr)
 
-    # An adapter of ours on two tensor-parallel ranks, from its own start.
+    # An adapter of Tessera on two tensor-parallel ranks, from its own initialization.
     run(*common, "--lora-rank", str(RANK), "--lora-alpha", str(ALPHA), "--lora-targets",
         OURS[family], "--lora-dropout", str(DROPOUT), "--tp", "2", "--steps", "2", "--save",
         f"{work}/{family}-own")

@@ -23,8 +23,8 @@ class PlainBlockImpl : public torch::nn::Module {
   torch::nn::Linear qkv_{nullptr}, proj_{nullptr}, fc_{nullptr}, proj2_{nullptr};
 };
 
-// The network of Gpt as one would write it with LibTorch alone: its oracle, and what its speed is
-// compared with. The parameters have the same names and start with the same values.
+// The network of Gpt, written with LibTorch only: the oracle of tests, and the baseline of
+// benchmarks. Its parameters have the same names and initial values.
 class PlainGptImpl : public torch::nn::Module {
  public:
   explicit PlainGptImpl(const ModelShape& shape, std::uint64_t seed = 0);

@@ -14,7 +14,7 @@
 namespace tessera::models {
 namespace {
 
-// All of it sorted, every rule by its words.
+// Reference: sorts all tokens and applies each rule literally.
 std::vector<Candidate> slow_candidates(const std::vector<float>& logits, const Sampling& how) {
   std::vector<std::int64_t> order(logits.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
@@ -51,7 +51,7 @@ TEST(Sampling, KeepsExactlyTheTokensOfTheSlowReference) {
     const std::size_t vocab = std::size_t{1} << (random() % 13);
     std::vector<float> logits(vocab);
     std::normal_distribution<float> normal(0, 3);
-    // Every other time coarse, so that there are equals.
+    // Every other time coarse, so that some are equal.
     for (float& x : logits) x = round % 2 == 0 ? normal(random) : std::round(normal(random));
     Sampling how;
     how.temperature = std::vector<double>{0, 0.3, 1, 2.5}[random() % 4];
@@ -68,7 +68,7 @@ TEST(Sampling, KeepsExactlyTheTokensOfTheSlowReference) {
   }
 }
 
-TEST(Sampling, DrawsAsOftenAsProbabilitiesSay) {
+TEST(Sampling, DrawsWithTheGivenProbabilities) {
   const std::vector<float> logits = {std::log(0.5f), std::log(0.3f), std::log(0.2f), -INFINITY};
   std::map<std::int64_t, int> count;
   std::vector<Candidate> scratch;
@@ -82,7 +82,7 @@ TEST(Sampling, DrawsAsOftenAsProbabilitiesSay) {
   EXPECT_EQ(count.count(3), 0U);
 }
 
-TEST(Sampling, RefusesWhatIsOutOfBounds) {
+TEST(Sampling, RejectsValuesOutOfBounds) {
   EXPECT_TRUE(contains(error_of([] { check(Sampling{-1}); }), "temperature is -1"));
   EXPECT_TRUE(contains(error_of([] { check(Sampling{1, -1}); }), "top-k"));
   EXPECT_TRUE(contains(error_of([] { check(Sampling{1, 0, 0}); }), "top-p"));
@@ -92,8 +92,8 @@ TEST(Sampling, RefusesWhatIsOutOfBounds) {
   EXPECT_THROW(sample(none, {}, 0, scratch), Error);
 }
 
-// Whatever pieces the bytes come in, the same text is shown, and never a part of a character.
-TEST(TextStream, ShowsWholeCharactersAndNothingOfAStop) {
+// The text does not depend on how the bytes are split, and never has a part of a character.
+TEST(TextStream, ShowsOnlyWholeCharactersAndNoPartOfAStop) {
   const std::string text = "añ€😀 the END of it";
   const auto shown = [&](const std::vector<std::string>& stops, std::size_t piece, bool* stopped) {
     TextStream stream(stops);

@@ -1,4 +1,4 @@
-// Small models, and what tests of language models do with them.
+// Small models and helpers for tests of language models.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ inline ModelShape small_llama(std::int64_t kv_heads) {
 struct Batch {
   at::Tensor ids, targets;
 };
-// One of the targets is to be ignored.
+// One of the targets is ignored.
 inline Batch batch_of(const ModelShape& shape, std::int64_t rows = 2, std::int64_t tokens = 12) {
   const at::Tensor all = torch::arange(rows * tokens, torch::kLong).view({rows, tokens});
   Batch batch{(all * 7 + all.div(5, "floor")).remainder(shape.vocab),
@@ -43,7 +43,7 @@ inline Batch batch_of(const ModelShape& shape, std::int64_t rows = 2, std::int64
   return batch;
 }
 
-// Values at which every part matters, which the initial ones are not; the same however it is cut.
+// Sets values at which every part matters, unlike the initial ones. They are equal for every cut.
 inline void stir(LanguageModel& model, double by = 0.2) {
   const at::NoGradGuard no_grad;
   const auto specs = find_specs(model);
@@ -56,7 +56,7 @@ inline void stir(LanguageModel& model, double by = 0.2) {
   }
 }
 
-// What the planner is asked for the bytes on the way.
+// Returns the question to the planner for the traffic.
 inline planner::TensorParallelQuestion question_of(const ModelShape& shape, int tp, bool sequence,
                                                    const Batch& batch) {
   planner::TensorParallelQuestion question;
