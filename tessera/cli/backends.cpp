@@ -95,15 +95,15 @@ std::vector<BackendStatus> backend_statuses(const BackendFacts& facts) {
                                                                      : "";
   std::string nccl_problem = facts.nccl_problem;
   if (!nccl_problem.empty() && facts.usable_gpus == 0 && facts.driver_gpus > 0) {
-    nccl_problem += str(" (the driver shows ", facts.driver_gpus, " that LibTorch cannot use)");
+    nccl_problem += str(" (the driver lists ", facts.driver_gpus, " that LibTorch cannot use)");
   }
   return {
-      row("shm", facts.shm_problem, "memfds pass between processes"),
+      row("shm", facts.shm_problem, "processes can share memfds"),
       row("mpi", facts.mpi_problem, facts.mpi_version),
       row("two-level", two_level_problem, "shm inside a host, mpi between hosts"),
       row("nccl", nccl_problem, str("NCCL ", facts.nccl_version, ", ", facts.usable_gpus, " GPUs")),
-      row("tcp", "", "small tensors, over the connections that ranks have anyway"),
-      row("dry", "", "one process plays one rank of many")};
+      row("tcp", "", "small tensors, over the control connections of the ranks"),
+      row("dry", "", "one process simulates one rank of many")};
 }
 
 }  // namespace tessera::cli

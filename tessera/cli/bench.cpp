@@ -1,4 +1,4 @@
-// tessera bench: what this machine's collectives take.
+// tessera bench: measures collectives on this machine.
 
 #include <algorithm>
 #include <optional>
@@ -31,21 +31,21 @@ constexpr const char* kBenchExamples =
     "\n"
     "JSON is an array of {op, backend, memory, dtype, ranks, bytes, ms, min_ms, gb_per_s}. bytes "
     "is\n"
-    "the whole buffer (what all_reduce reduces, what all_gather ends with), ms the median over "
+    "the whole buffer (the input of all_reduce, the output of all_gather), ms the median over "
     "the\n"
-    "repetitions of the time on the slowest rank, min_ms the least, gb_per_s = bytes / time.";
+    "repetitions of the time on the slowest rank, min_ms the minimum, gb_per_s = bytes / time.";
 
 struct BenchArguments {
   BenchOptions bench;
   int ranks = 2;
   bool ranks_given = false;
   std::string backend = "auto";
-  std::string memory;  // empty: what the backend has
+  std::string memory;  // empty: all kinds that the backend supports
   std::string dtype = name(BenchOptions().dtype);
   bool json = false;
 };
 
-// An option that takes several values with commas between them; `read` takes them one by one.
+// Adds an option with a comma-separated list. `read` is called for each value.
 void add_list(CLI::App& app, const std::string& name, const std::string& shown,
               const std::string& help, const std::function<void()>& clear,
               const std::function<void(const std::string&)>& read) {
@@ -75,8 +75,8 @@ void read_operation(const std::string& text, std::vector<std::string>& ops) {
   }
   if (std::find(known.begin(), known.end(), text) == known.end()) {
     known.push_back("all");
-    throw UsageError(
-        str("got ", quote(text), ", wanted ", join(known, ", "), did_you_mean(text, known)));
+    throw UsageError(str("got ", quote(text), "; must be one of ", join(known, ", "),
+                         did_you_mean(text, known)));
   }
   ops.push_back(text);
 }
@@ -84,25 +84,25 @@ void read_operation(const std::string& text, std::vector<std::string>& ops) {
 void add_options(CommandLine& line, CLI::App& comm, BenchArguments& arguments) {
   BenchOptions& bench = arguments.bench;
   line.integer(comm, "-n,--ranks", arguments.ranks, 2, 4096,
-               "ranks to start on this machine; under torchrun, mpirun, srun and tessera run those "
-               "that are there")
+               "ranks to start on this machine; under torchrun, mpirun, srun or tessera run, the "
+               "ranks of the launcher")
       ->each([&](const std::string&) { arguments.ranks_given = true; });
   add_list(
       comm, "--sizes", "4KiB,1MiB,25MiB,100MiB", "sizes of the whole buffer",
       [&] { bench.sizes.clear(); },
       [&](const std::string& text) { bench.sizes.push_back(parse_bytes(text)); });
   add_list(
-      comm, "--ops", join(bench.ops, ","), "of " + join(bench_operations(), ", ") + "; or all",
-      [&] { bench.ops.clear(); },
+      comm, "--ops", join(bench.ops, ","),
+      "operations: " + join(bench_operations(), ", ") + "; or all", [&] { bench.ops.clear(); },
       [&](const std::string& text) { read_operation(text, bench.ops); });
   line.choice(comm, "--memory", arguments.memory, {"symmetric", "ordinary", "both"},
-              "kind of the buffers; otherwise both on shm, and ordinary elsewhere");
-  line.dtype(comm, "--dtype", arguments.dtype, comm::kMovedTypes, "type of the elements");
+              "kind of buffer; by default both on shm, otherwise ordinary");
+  line.dtype(comm, "--dtype", arguments.dtype, comm::kMovedTypes, "element type");
   line.choice(comm, "--backend", arguments.backend, comm::backend_names(),
-              "auto is shm on one host and two-level on several");
+              "auto: shm on one host, two-level on several");
   line.seconds(comm, "--time", bench.seconds, "time of each measurement");
   line.integer(comm, "--repeat", bench.repeat, 0, 1 << 20,
-               "repetitions of each measurement; 0 is as many as fit into --time");
+               "repetitions of each measurement; 0: as many as fit into --time");
   comm.add_flag("--json", arguments.json, "print JSON");
 }
 
@@ -114,7 +114,7 @@ std::vector<std::string> memories(const std::string& asked, const comm::Group& w
   }
   if (asked != "ordinary" && !symmetric) {
     throw UsageError(str("--memory: got ", asked, ", but the backend ", world.backend(),
-                         " has no symmetric memory; wanted ordinary"));
+                         " has no symmetric memory; must be ordinary"));
   }
   if (asked == "both") return {"symmetric", "ordinary"};
   return {asked};
@@ -139,7 +139,7 @@ int measure(BenchArguments& arguments) {
   }
   const std::vector<BenchResult> results = bench_comm(world, arguments.bench, progress);
   if (world.rank() == 0) {
-    // A log needs no last word: the figures follow.
+    // A log needs no final progress line: the figures follow.
     if (bar && bar->mode() == ProgressMode::kTerminal) {
       bar->update(static_cast<std::int64_t>(results.size()));
       bar->finish();
@@ -157,7 +157,7 @@ int bench_on_ranks(BenchArguments& arguments, int argc, char** argv) {
     if (arguments.ranks_given) {
       process::check_given_ranks(arguments.ranks, launch.launcher, launch.size);
     }
-    return told_by_launcher([&] { return measure(arguments); });
+    return report_to_launcher([&] { return measure(arguments); });
   }
   if (comm::backend_kind(arguments.backend).needs_mpi) {
     return process::become_mpirun(arguments.ranks, process::own_command(argc, argv));
@@ -172,7 +172,7 @@ int bench_command(int argc, char** argv) {
   BenchArguments arguments;
   CommandLine line("bench", "Measures this machine.", kBenchExamples);
   CLI::App& comm = *line.app().add_subcommand(
-      "comm", "Measures collectives, on ranks that it starts or on those of a launcher.");
+      "comm", "Measures collectives, on ranks that it starts or on the ranks of a launcher.");
   add_options(line, comm, arguments);
   line.app().require_subcommand(1);
   return line.run(argc, argv, [&] { return bench_on_ranks(arguments, argc, argv); });

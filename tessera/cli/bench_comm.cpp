@@ -25,24 +25,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kRepetition = 200e-6;  // seconds that a repetition should take at least
+constexpr double kRepetition = 200e-6;  // target minimum duration of a repetition, seconds
 constexpr int kMostRepetitions = 1000;
 constexpr int kFewestRepetitions = 5;
 
-// Known values: element i of rank r is (i + r) % kPeriod. Whatever is made of them repeats after
-// kPeriod elements too, so a buffer is filled and compared without another of its size.
+// Test values: element i of rank r is (i + r) % kPeriod. The results repeat after kPeriod elements
+// too, so buffers can be filled and compared without a second buffer of the same size.
 constexpr std::int64_t kPeriod = 8;
 using Value = std::function<std::int64_t(std::int64_t i)>;
 
-// Visits `part`, whose first element has the index `first`, as rows of kPeriod and a rest, together
-// with what should stand there.
+// Calls `visit` with rows of kPeriod elements of `part`, then its remainder, each with the expected
+// values. `first` is the index of the first element of `part`.
 void by_rows(const at::Tensor& part, std::int64_t first, const Value& value,
              const std::function<void(at::Tensor, at::Tensor)>& visit) {
-  std::array<double, kPeriod> wanted;
+  std::array<double, kPeriod> expected;
   for (std::int64_t i = 0; i < kPeriod; ++i) {
-    wanted[static_cast<std::size_t>(i)] = static_cast<double>(value(first + i));
+    expected[static_cast<std::size_t>(i)] = static_cast<double>(value(first + i));
   }
-  const at::Tensor row = at::tensor(wanted, at::kDouble).to(part.device(), part.scalar_type());
+  const at::Tensor row = at::tensor(expected, at::kDouble).to(part.device(), part.scalar_type());
   const std::int64_t rows = part.numel() / kPeriod, rest = part.numel() % kPeriod;
   if (rows > 0) {
     visit(part.narrow(0, 0, rows * kPeriod).view({rows, kPeriod}), row.expand({rows, kPeriod}));
@@ -51,17 +51,17 @@ void by_rows(const at::Tensor& part, std::int64_t first, const Value& value,
 }
 
 void fill(const at::Tensor& part, std::int64_t first, const Value& value) {
-  by_rows(part, first, value, [](at::Tensor x, at::Tensor wanted) { x.copy_(wanted); });
+  by_rows(part, first, value, [](at::Tensor x, at::Tensor expected) { x.copy_(expected); });
 }
 
 bool matches(const at::Tensor& part, std::int64_t first, const Value& value) {
   bool good = true;
   by_rows(part, first, value,
-          [&](at::Tensor x, at::Tensor wanted) { good = good && at::equal(x, wanted); });
+          [&](at::Tensor x, at::Tensor expected) { good = good && at::equal(x, expected); });
   return good;
 }
 
-// One operation on buffers of its own.
+// One operation with its own buffers.
 class Case {
  public:
   Case(const comm::Group& group, std::string op, std::string memory, std::int64_t count,
@@ -94,21 +94,21 @@ class Case {
   bool check() const {
     if (op_ == "barrier") return true;
     const int rank = group_.rank(), ranks = group_.size();
-    const auto given_by = [](int r) { return [r](std::int64_t i) { return (i + r) % kPeriod; }; };
+    const auto input_of = [](int r) { return [r](std::int64_t i) { return (i + r) % kPeriod; }; };
     const auto summed = [=](std::int64_t i) {
       std::int64_t sum = 0;
       for (int r = 0; r < ranks; ++r) sum += (i + r) % kPeriod;
       return sum;
     };
     const auto [begin, shard] = own();
-    fill(in_, op_ == "all_gather" ? begin : 0, given_by(rank));
+    fill(in_, op_ == "all_gather" ? begin : 0, input_of(rank));
     group_.barrier();
     run(1);
     if (op_ == "all_reduce") return matches(in_, 0, summed);
     if (op_ == "reduce") return rank != 0 || matches(in_, 0, summed);
-    if (op_ == "broadcast") return matches(in_, 0, given_by(0));
+    if (op_ == "broadcast") return matches(in_, 0, input_of(0));
     if (op_ == "reduce_scatter") return matches(out_, begin, summed);
-    if (op_ == "send_recv") return matches(out_, 0, given_by((rank + ranks - 1) % ranks));
+    if (op_ == "send_recv") return matches(out_, 0, input_of((rank + ranks - 1) % ranks));
     bool good = true;
     for (int r = 0; r < ranks; ++r) {
       const auto from = comm::shard_of(static_cast<std::size_t>(count_), ranks, r);
@@ -116,13 +116,13 @@ class Case {
       good = good &&
              (op_ == "all_gather" ? matches(out_.narrow(0, std::min(first, count_),
                                                         static_cast<std::int64_t>(from.size)),
-                                            first, given_by(r))
-                                  : matches(out_.narrow(0, r * shard, shard), begin, given_by(r)));
+                                            first, input_of(r))
+                                  : matches(out_.narrow(0, r * shard, shard), begin, input_of(r)));
     }
     return good;
   }
 
-  // Sums in place of zeros stay zeros, however often.
+  // Zeros do not overflow when they are summed in place repeatedly.
   void clear() const {
     if (in_.defined()) in_.zero_();
   }
@@ -168,7 +168,7 @@ class Case {
   at::Tensor in_, out_;
 };
 
-// The longest of what the ranks say, element by element.
+// Returns the maximum over the ranks, element by element.
 std::vector<double> slowest(const comm::Group& group, const std::vector<double>& mine) {
   at::Tensor all = at::tensor(mine, at::kDouble);
   group.all_reduce(all, {comm::ReduceOp::max, comm::Traffic::control, "bench times"}).wait();
@@ -176,7 +176,7 @@ std::vector<double> slowest(const comm::Group& group, const std::vector<double>&
   return {begin, begin + all.numel()};
 }
 
-// Seconds of each repetition on its slowest rank, ascending.
+// Returns the seconds of each repetition on its slowest rank, in ascending order.
 std::vector<double> measure(const comm::Group& group, const Case& what,
                             const BenchOptions& options) {
   const auto time = [&](int calls) {
@@ -209,8 +209,8 @@ void check_sizes(const BenchOptions& options) {
   const auto element = static_cast<std::int64_t>(comm::size_of(options.dtype));
   for (const std::int64_t size : options.sizes) {
     if (size >= element && size % element == 0) continue;
-    throw UsageError(str("--sizes: a buffer of ", size, " bytes is not a whole number of ",
-                         comm::name(options.dtype), " elements of ", element, " bytes"));
+    throw UsageError(str("--sizes: got ", size, " bytes; must be a multiple of the ", element,
+                         " bytes of a ", comm::name(options.dtype), " element"));
   }
 }
 
@@ -240,7 +240,7 @@ std::vector<BenchResult> bench_comm(const comm::Group& group, const BenchOptions
                         comm::to_scalar_type(options.dtype));
     if (!measured.check()) {
       throw Error(str("rank ", group.rank(), " of ", group.size(), ": ", what,
-                      " gave a wrong result over ", result.backend, "; its time means nothing"));
+                      " gave a wrong result over ", result.backend, "; it was not timed"));
     }
     measured.clear();
     const std::vector<double> times = measure(group, measured, options);

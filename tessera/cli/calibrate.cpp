@@ -1,4 +1,4 @@
-// tessera calibrate: measures this machine and writes it down as an entry for --hardware-file.
+// tessera calibrate: measures this machine and writes an entry for --hardware-file.
 
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
@@ -33,28 +33,27 @@ constexpr const char* kCalibrateExamples =
     "  tessera calibrate --device cuda --out gpu.toml\n"
     "  tessera train --device cuda --hardware-file gpu.toml --hardware this-machine\n"
     "\n"
-    "All ranks measure at the same time, as they would train: products, memory, small GPTs "
-    "forward\n"
-    "and backward, and collectives; on a GPU attention and the optimizer too. Keep the machine\n"
-    "otherwise idle.";
+    "All ranks measure at the same time, as in training: matrix products, memory, forward and\n"
+    "backward of small GPTs, and collectives; on a GPU attention and the optimizer too. Keep the\n"
+    "machine otherwise idle.";
 
 struct CalibrateArguments {
   int ranks = 0, threads = 0;  // ranks 0: 2 on the CPU, 1 on a GPU
-  int cores = 0;               // that they share; 0: not known
+  int cores = 0;               // shared by all ranks; 0: unknown
   std::string name = "this-machine", device = "cpu", layout, out;
   double seconds = 1;  // of each measurement
 
   bool gpu() const { return device == "cuda"; }
 };
 
-// A measured machine, and what its entry says of how it was measured.
+// Measured machine, and comments of its entry on how it was measured.
 struct Measured {
   planner::Hardware machine;
-  std::string notes;  // lines of comments
+  std::string notes;  // comment lines
 };
 
 Measured measure_cpu(const Bench& bench) {
-  constexpr std::int64_t kSize = 1024;  // large for a processor's caches
+  constexpr std::int64_t kSize = 1024;  // larger than the caches
   Measured result{planner::Catalogue().find("cpu"), ""};
   planner::Hardware& machine = result.machine;
   machine.memory = static_cast<double>(memory_info().total) / bench.world.size();
@@ -66,8 +65,9 @@ Measured measure_cpu(const Bench& bench) {
   return result;
 }
 
-// The entry of a card by what its driver calls it: "NVIDIA H200". Of an unknown one peaks are what
-// is measured, and what is not measured (links, watts) is h200's.
+// Returns the catalogue entry for a card by its driver name ("NVIDIA H200"), or null. For an
+// unknown card the peaks are the measured ones, and what is not measured (links, watts) is that of
+// h200.
 const char* known_card(const std::string& name) {
   constexpr std::pair<const char*, const char*> kCards[] = {{"B200", "b200"},
                                                             {"H200", "h200"},
@@ -84,7 +84,7 @@ Measured measure_gpu(const Bench& bench) {
   struct Product {
     std::int64_t m, n, k;
   };
-  // The largest, and those of a wide and of a narrow model.
+  // The largest, and products of a wide and of a narrow model.
   constexpr Product kProducts[] = {{8192, 8192, 8192}, {15360, 6400, 1600}, {15360, 1600, 6400},
                                    {16384, 3072, 768}, {8192, 8192, 2048},  {1024, 4800, 1600},
                                    {2560, 50304, 1600}};
@@ -98,7 +98,7 @@ Measured measure_gpu(const Bench& bench) {
   planner::Hardware& machine = result.machine;
   machine.figures.clear();
   machine.software = "tessera";
-  // What the software that is measured here makes of it.
+  // Properties of Tessera on the card.
   machine.launch = launch_time({bench.world, bench.device, std::min(bench.budget, 0.1)});
   machine.kernel_start = ours.kernel_start;
   machine.launch_skew = ours.launch_skew;
@@ -120,7 +120,7 @@ Measured measure_gpu(const Bench& bench) {
     machine.peak_fp32 = product_rate(bench, at::kFloat, 4096, 4096, 4096);
   }
   machine.product_efficiency = 1;
-  double share = 0;  // of what they would take at the peak, its logarithm
+  double share = 0;  // sum of log(time at the peak / measured time)
   for (std::size_t i = 0; i < rates.size(); ++i) {
     const auto m = static_cast<double>(kProducts[i].m), n = static_cast<double>(kProducts[i].n),
                k = static_cast<double>(kProducts[i].k);
@@ -138,7 +138,7 @@ Measured measure_gpu(const Bench& bench) {
   return result;
 }
 
-// An update by what it takes here, said as the bytes of gradient that it goes over.
+// Measures the optimizer update and expresses it as passes over the gradient.
 void set_update(const Bench& bench, const std::string& layout, Measured& result) {
   constexpr std::int64_t kParams = 256 << 20;
   planner::Hardware& machine = result.machine;
@@ -176,10 +176,10 @@ int measure(const CalibrateArguments& arguments, const comm::Launch& launch) {
     text += "# The host was too slow to keep the device busy: no passes were measured.\n";
   } else {
     const double error = planner::calibration_error(machine, samples);
-    text += str("# The steps it was set from are met within ",
-                std::max(1L, std::lround(100 * error)), "% on average");
+    text += str("# Average error on the passes it was fitted to: ",
+                std::max(1L, std::lround(100 * error)), "%");
     if (arguments.gpu()) {
-      text += ":";
+      text += "; predicted/measured:";
       for (const planner::PassSample& sample : samples) {
         planner::Question q = sample.question;
         q.hardware = machine;
@@ -190,7 +190,8 @@ int measure(const CalibrateArguments& arguments, const comm::Launch& launch) {
     }
     text += ".\n";
   }
-  if (!arguments.gpu()) machine.cores = arguments.cores;  // the passes were timed as they are
+  if (!arguments.gpu())
+    machine.cores = arguments.cores;  // after the fit: its passes shared the cores
   text += planner::hardware_toml(machine);
   if (arguments.out.empty()) {
     print_out(text);
@@ -202,19 +203,19 @@ int measure(const CalibrateArguments& arguments, const comm::Launch& launch) {
 
 int own_cores() { return process::threads_per_rank(process::topology(), process::cpu_quota(), 1); }
 
-// What is left out follows from the device.
-void settle_arguments(CalibrateArguments& arguments) {
+// Sets the defaults that depend on the device.
+void resolve_arguments(CalibrateArguments& arguments) {
   if (arguments.ranks == 0) arguments.ranks = arguments.gpu() ? 1 : 2;
   if (arguments.layout.empty()) arguments.layout = arguments.gpu() ? "bf16" : "fp32";
   if (!arguments.gpu()) return;
   const int gpus = comm::gpu_count();
   if (gpus == 0) {
-    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
+    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; must be cpu");
   }
   if (arguments.ranks > gpus) {
     throw UsageError(str("--ranks: got ", arguments.ranks, ", but there ",
                          gpus == 1 ? "is one GPU" : str("are ", gpus, " GPUs"),
-                         "; wanted at most that many"));
+                         "; must be at most that many"));
   }
 }
 
@@ -225,29 +226,28 @@ int calibrate_command(int argc, char** argv) {
   CommandLine line("calibrate", "Measures this machine for the planner.", kCalibrateExamples);
   CLI::App& app = line.app();
   line.integer(app, "-n,--ranks", arguments.ranks, 1, 4096,
-               "ranks to start on this machine (CPU: 2, GPU: 1); under a launcher those that are "
-               "there")
+               "ranks to start on this machine (CPU: 2, GPU: 1); under a launcher, its ranks")
       ->default_str("");
-  line.choice(app, "--device", arguments.device, {"cpu", "cuda"}, "what to measure");
+  line.choice(app, "--device", arguments.device, {"cpu", "cuda"}, "device to measure");
   line.integer(app, "--threads", arguments.threads, 0, 4096,
-               "of each rank; 0 is its share of the cores");
+               "threads per rank; 0: its share of the cores");
   line.integer(app, "--cores", arguments.cores, 1, 1 << 16,
-               "that all ranks share; left out those that this process may use, or under a "
-               "launcher not known")
+               "cores shared by all ranks; by default those this process may use; unknown under a "
+               "launcher")
       ->default_str("");
-  app.add_option("--name", arguments.name, "of the entry")->default_str(arguments.name);
+  app.add_option("--name", arguments.name, "name of the entry")->default_str(arguments.name);
   line.choice(app, "--layout", arguments.layout, {"fp32", "bf16", "bf16-fp32grad"},
-              "what the models that it measures are made of (CPU: fp32, GPU: bf16)");
-  app.add_option("-o,--out", arguments.out, "file to write; otherwise the entry is printed");
+              "state layout of the measured models (CPU: fp32, GPU: bf16)");
+  app.add_option("-o,--out", arguments.out, "file to write; by default the entry is printed");
   line.seconds(app, "--time", arguments.seconds, "time of each measurement");
   if (!line.parse(argc, argv)) return 0;
   constexpr double kShortest = 1e-3, kLongest = 3600;
   if (!(arguments.seconds >= kShortest && arguments.seconds <= kLongest)) {
     throw UsageError(str("--time: got ", format_time(arguments.seconds),
-                         ", must be 1ms to 1h; the default is 1s"));
+                         "; must be 1ms to 1h. The default is 1s."));
   }
-  settle_arguments(arguments);
-  // Better known before half a minute of measurements than after it.
+  resolve_arguments(arguments);
+  // Checked before half a minute of measurements.
   if (!arguments.out.empty()) check_publishable(arguments.out, "--out");
   const comm::Launch launch = comm::detect_launch();
   if (launch.launcher != "alone" && app.count("--ranks") > 0) {
@@ -256,11 +256,11 @@ int calibrate_command(int argc, char** argv) {
   if (launch.launcher != "alone" || arguments.ranks == 1) {
     if (launch.launcher == "alone" && arguments.cores == 0) arguments.cores = own_cores();
     if (arguments.threads > 0) at::set_num_threads(arguments.threads);
-    return told_by_launcher([&] { return measure(arguments, launch); });
+    return report_to_launcher([&] { return measure(arguments, launch); });
   }
   std::vector<std::string> command = process::own_command(argc, argv);
   if (arguments.cores == 0 && !arguments.gpu()) {
-    // A rank may be confined to its share of them, so who starts them says how many there are.
+    // A rank may be bound to its share of the cores, so the parent passes the total.
     command.insert(command.end(), {"--cores", str(own_cores())});
   }
   return process::start_ranks(

@@ -27,7 +27,7 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// So many calls in a row, by the clock of the device they run on.
+// Times `calls` calls in a row, with events on a device. Returns the average per call.
 CallTime run_timed(c10::Device device, int calls, const std::function<void()>& call) {
   if (device.is_cpu()) {
     const auto start = Clock::now();
@@ -57,9 +57,9 @@ at::Tensor numbers(const Bench& bench, at::IntArrayRef sizes, at::ScalarType dty
   return at::randn(sizes, at::device(bench.device)).to(dtype);
 }
 
-// As many of them as sums of two fill no cache.
+// Elements per tensor: more than fit into the caches.
 constexpr std::int64_t kValues = 16 << 20, kGpuValues = 256 << 20;
-// A GPU is timed over as many calls as take so long: the events around them cost some microseconds.
+// A GPU is timed over calls that take this many seconds together: events cost some microseconds.
 constexpr double kTogether = 5e-3;
 constexpr int kMostTogether = 200;
 
@@ -69,7 +69,7 @@ struct Shape {
 constexpr Shape kShapes[] = {{2, 512, 8, 8192, 256, 2},  {2, 512, 8, 512, 256, 2},
                              {2, 256, 4, 512, 1024, 1},  {1, 256, 4, 16384, 128, 2},
                              {1, 1024, 16, 512, 128, 2}, {4, 256, 4, 512, 256, 2}};
-// Products of wide layers, passes of narrow ones, logits, long sequences; and a bit of each.
+// Dominated by products of wide layers, passes of narrow ones, logits, long sequences; and mixed.
 constexpr Shape kGpuShapes[] = {{4, 1600, 25, 1024, 1024, 12}, {4, 768, 12, 1024, 1024, 32},
                                 {1, 768, 12, 50304, 1024, 24}, {4, 1024, 16, 1024, 4096, 6},
                                 {3, 2048, 16, 1024, 2048, 8},  {4, 1024, 16, 32000, 1024, 16}};
@@ -80,7 +80,7 @@ CallTime time_of(const Bench& bench, const std::function<void()>& call) {
   call();
   int calls = 1;
   if (!bench.device.is_cpu()) {
-    call();  // libraries choose their algorithms in the first
+    call();  // libraries choose their algorithms in the first call
     const double once = run_timed(bench.device, 1, call).seconds;
     calls = std::clamp(static_cast<int>(kTogether / std::max(once, 1e-7)), 1, kMostTogether);
   }
@@ -130,7 +130,7 @@ double attention_rate(const Bench& bench) {
     qkv.mutable_grad().reset();
     nn::attention(qkv, kHeads).backward(gradient);
   });
-  // Two products forward and five backward, each with half of a square.
+  // Two products forward and five backward, each over half of the score matrix.
   return 7.0 * kBatch * kHeads * kSeq * kSeq * kDim / time.seconds;
 }
 
@@ -172,7 +172,7 @@ std::vector<planner::PassSample> measure_passes(const Bench& bench, const std::s
     const at::Tensor ids = at::randint(shape.vocab, {shape.batch, shape.seq},
                                        at::device(bench.device).dtype(at::kLong));
     const CallTime time = time_of(bench, [&] {
-      // An engine has places for gradients on a GPU: nothing is added to what was there.
+      // On a GPU the engine writes gradients instead of accumulating into existing ones.
       if (gpu) model->zero_grad();
       model->loss(ids, ids).backward();
     });

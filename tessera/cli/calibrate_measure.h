@@ -11,39 +11,39 @@
 #include "tessera/comm/group.h"
 #include "tessera/planner/calibration.h"
 
-// What `tessera calibrate` measures, on the CPU or on a GPU.
+// Measurements of `tessera calibrate`, on the CPU or on a GPU.
 namespace tessera::cli {
 
 struct Bench {
-  const comm::Group& world;  // whose ranks measure at the same time, as they would train
+  const comm::Group& world;  // its ranks measure at the same time, as in training
   c10::Device device;
-  double budget = 1;  // seconds of each measurement
+  double budget = 1;  // seconds per measurement
 };
 
-// Of one call: on a GPU what the device takes for it, and what the host takes to ask for it.
+// Seconds of one call: of the device, and of the host to enqueue it. Equal on the CPU.
 struct CallTime {
   double seconds = 0, host = 0;
 };
-// The median, on ranks that start together.
+// Returns the medians over repeated calls, on ranks that start together.
 CallTime time_of(const Bench& bench, const std::function<void()>& call);
 
 // FLOP/s of a product [m, k] · [n, k]ᵀ.
 double product_rate(const Bench& bench, at::ScalarType dtype, std::int64_t m, std::int64_t n,
                     std::int64_t k);
-// Bytes/s of a sum of two tensors that are large for the caches.
+// Bytes/s of a sum of two tensors that are larger than the caches.
 double memory_rate(const Bench& bench);
-// Seconds of the host for a kernel that does next to nothing.
+// Seconds that the host needs to launch a tiny kernel.
 double launch_time(const Bench& bench);
-// FLOP/s of causal attention in bf16, forward and backward, counted below the diagonal.
+// FLOP/s of causal attention in bf16, forward and backward, counting only the lower triangle.
 double attention_rate(const Bench& bench);
-// Seconds of an update of so many parameters of a layout, by AdamW with clipping.
+// Seconds of an AdamW update of `params` parameters with gradient clipping.
 double update_time(const Bench& bench, const std::string& layout, std::int64_t params);
 
-// Small models forward and backward that differ in what they spend their time on. On a GPU those
-// that the host cannot keep busy are left out: runs have graphs for that.
+// Times forward and backward of small models that differ in what dominates their time. On a GPU,
+// omits models for which the host cannot keep the device busy: training uses CUDA graphs for them.
 std::vector<planner::PassSample> measure_passes(const Bench& bench, const std::string& layout);
 
-// A ring's latency and bandwidth from a short and a long all-reduce.
+// Returns the latency and bandwidth of a ring, from a short and a long all-reduce.
 planner::Link measure_link(const Bench& bench);
 
 }  // namespace tessera::cli

@@ -1,5 +1,4 @@
-// tessera checkpoint: looks at checkpoints, compares them, and writes them anew. No torch: they are
-// files.
+// tessera checkpoint: inspects, compares and rewrites checkpoints. Does not need torch.
 
 #include <algorithm>
 #include <map>
@@ -29,7 +28,7 @@ using Json = nlohmann::ordered_json;
 using checkpoint::Checkpoint;
 
 constexpr const char* kCheckpointExamples =
-    "  tessera checkpoint inspect runs/a                      the newest good one in there\n"
+    "  tessera checkpoint inspect runs/a                      the newest valid one of the run\n"
     "  tessera checkpoint verify runs/a/step-00000120         reads every byte\n"
     "  tessera checkpoint diff runs/a/step-00000120 runs/b/step-00000120\n"
     "  tessera checkpoint reshard runs/a runs/wide --dp 4 --tp 2\n"
@@ -38,17 +37,17 @@ constexpr const char* kCheckpointExamples =
     "\n"
     "`tessera checkpoint COMMAND --help` describes a command.";
 constexpr const char* kInspectExamples =
-    "  tessera checkpoint inspect runs/a                      the newest good one in there\n"
+    "  tessera checkpoint inspect runs/a                      the newest valid one of the run\n"
     "  tessera checkpoint inspect runs/a/step-00000120 --params\n"
     "  tessera checkpoint inspect runs/a --json | jq .step";
 constexpr const char* kVerifyExamples =
-    "  tessera checkpoint verify runs/a/step-00000120         finds accidents: bits that flipped\n"
+    "  tessera checkpoint verify runs/a/step-00000120         detects bit flips\n"
     "  tessera checkpoint verify runs/a --sha256 --out ~/safe/a.sha256\n"
-    "  tessera checkpoint verify runs/a --against ~/safe/a.sha256  finds forgery too\n"
+    "  tessera checkpoint verify runs/a --against ~/safe/a.sha256  detects forgery too\n"
     "  cd runs/a/step-00000120 && sha256sum -c ~/safe/a.sha256   the same without Tessera\n"
     "\n"
-    "Checksums lie in the checkpoint, so whoever changes it on purpose can change them too.\n"
-    "A list of hashes that you keep elsewhere, where only you can write, finds that.";
+    "The checksums are stored in the checkpoint, so a deliberate change can include them.\n"
+    "A list of hashes that you keep elsewhere, writable only by you, detects that.";
 constexpr const char* kDiffExamples =
     "  tessera checkpoint diff runs/a/step-00000120 runs/b/step-00000120\n"
     "  tessera checkpoint diff runs/a runs/a/step-00000100 --json";
@@ -67,7 +66,7 @@ std::string padded(const std::string& text, std::size_t width) {
   return text.size() < width ? text + std::string(width - text.size(), ' ') : text;
 }
 
-// What is stored of a state, over all parameters and files.
+// Total of one state over all parameters and files.
 struct StateTotal {
   checkpoint::DType dtype = checkpoint::DType::f32;
   std::int64_t elements = 0;
@@ -196,7 +195,7 @@ int diff(const std::string& left, const std::string& right, bool json) {
 int reshard(const std::string& path, const std::string& to, const Axes& mesh) {
   Checkpoint from = open_checkpoint(path);
   checkpoint::check_reshard(from, to, mesh, *checkpoint::local_files());
-  // A run that saves there would have its drafts removed.
+  // Without the lock, resharding would remove the unfinished saves of a run in this folder.
   const checkpoint::FolderLock lock(to, "tessera checkpoint reshard");
   if (!lock.missing().empty()) write_all(2, "warning: " + lock.missing() + "\n");
   checkpoint::Saved saved;
@@ -212,8 +211,8 @@ int reshard(const std::string& path, const std::string& to, const Axes& mesh) {
 
 int checkpoint_command(int argc, char** argv) {
   CommandLine line("checkpoint",
-                   "Looks at checkpoints, compares them, and writes them anew. A folder is one "
-                   "checkpoint, or a run's: then its newest good one is taken.",
+                   "Inspects, verifies, compares, reshards and exports checkpoints. DIR is a "
+                   "checkpoint, or the folder of a run: then its newest valid checkpoint is used.",
                    kCheckpointExamples);
   std::string path, other;
   VerifyOptions checks;
@@ -226,36 +225,37 @@ int checkpoint_command(int argc, char** argv) {
     app.add_option("DIR", path, "folder of a checkpoint or of a run")->required()->type_name("");
     return app;
   };
-  const auto takes_json = [&](CLI::App& app) { app.add_flag("--json", json, "print JSON"); };
+  const auto add_json = [&](CLI::App& app) { app.add_flag("--json", json, "print JSON"); };
 
-  CLI::App& inspects = command("inspect", "Shows what a checkpoint holds.", kInspectExamples);
+  CLI::App& inspects = command("inspect", "Shows the contents of a checkpoint.", kInspectExamples);
   inspects.add_flag("--params", params, "list the parameters too");
-  takes_json(inspects);
+  add_json(inspects);
   CLI::App& verifies =
-      command("verify", "Reads every byte; the status is 1 if anything is damaged or missing.",
+      command("verify", "Reads every byte; the exit status is 1 if anything is damaged or missing.",
               kVerifyExamples);
   verifies.add_flag("--sha256", checks.sha256,
-                    "print the SHA-256 hash of every file, as sha256sum does, if all is good");
+                    "print the SHA-256 hash of every file like sha256sum, if all are valid");
   verifies
       .add_option("--out", checks.out, "write these hashes to a file instead; keep it elsewhere")
       ->type_name("FILE");
   verifies
       .add_option("--against", checks.against,
-                  "compare with such a list: the status is 1 if a file was changed")
+                  "compare with such a list; the exit status is 1 if a file was changed")
       ->type_name("FILE");
-  takes_json(verifies);
-  CLI::App& diffs = command(
-      "diff", "Compares the tensors bit by bit; the status is 1 if any differs.", kDiffExamples);
+  add_json(verifies);
+  CLI::App& diffs =
+      command("diff", "Compares the tensors bit by bit; the exit status is 1 if any differs.",
+              kDiffExamples);
   diffs.add_option("OTHER", other, "folder of the checkpoint to compare with")
       ->required()
       ->type_name("");
-  takes_json(diffs);
+  add_json(diffs);
   CLI::App& reshards =
       command("reshard",
-              "Writes it anew as another mesh would have saved it. Loading never needs "
-              "this: it takes any mesh's.",
+              "Rewrites a checkpoint as another mesh would have saved it. Loading never needs "
+              "this: it accepts checkpoints of any mesh.",
               kReshardExamples);
-  reshards.add_option("TO", other, "the folder to put step-… into")->required()->type_name("");
+  reshards.add_option("TO", other, "folder in which to create step-…")->required()->type_name("");
   for (const Axis axis : kPrintedAxes) {
     line.integer(reshards, axis_flag(axis), sizes[axis], 1, 1 << 20, std::string(axis_help(axis)));
   }
@@ -264,28 +264,26 @@ int checkpoint_command(int argc, char** argv) {
               "Writes the parameters as one plain safetensors file, or as a folder that Hugging "
               "Face's from_pretrained() reads.",
               kExportExamples);
-  exports.add_option("TO", exported.to, "the file or the folder to write")
-      ->required()
-      ->type_name("");
+  exports.add_option("TO", exported.to, "file or folder to write")->required()->type_name("");
   line.choice(exports, "--format", exported.format, {"safetensors", "huggingface", "peft"},
-              "safetensors: a file with Tessera's names; huggingface: a folder; peft: the "
-              "folder of a run's adapters (--lora-rank) that peft reads");
-  exports.add_option("--state", exported.state, "which state; otherwise param, and buffers");
+              "safetensors: a file with Tessera's names; huggingface: a folder; peft: a "
+              "folder with the run's adapters (--lora-rank) that peft reads");
+  exports.add_option("--state", exported.state, "state to export; by default param and buffers");
   exports.add_option("--dtype", exported.dtype,
-                     "f32, bf16 or f16, rounded to nearest; otherwise (or auto) as stored");
+                     "f32, bf16 or f16, rounded to nearest; by default (or auto) as stored");
   exports
       .add_option("--base", exported.base,
-                  "of a run with adapters: the model it was tuned from. huggingface: the adapters "
-                  "are added to it (needed); peft: its name in adapter_config.json")
+                  "for a run with adapters: the model it was tuned from. huggingface: required, "
+                  "the adapters are merged into it; peft: its name in adapter_config.json")
       ->type_name("DIR");
   exports
       .add_option("--shard-size", exported.shard_size,
-                  "huggingface: a larger model is several files, with an index")
+                  "huggingface: largest file; a larger model is split into several, with an index")
       ->type_name("SIZE");
   exports
       .add_option("--tokenizer", exported.tokenizer,
-                  "huggingface: a folder whose tokenizer files and generation_config.json to copy; "
-                  "otherwise those that the run started from")
+                  "huggingface: folder whose tokenizer files and generation_config.json to copy; "
+                  "by default those that the run started from")
       ->type_name("DIR");
   line.app().require_subcommand(1);
   return line.run(argc, argv, [&] {

@@ -31,7 +31,7 @@ std::optional<DType> export_dtype(const std::string& text) {
   }
 }
 
-// Whether the text was read byte by byte: such a model has no tokenizer.json.
+// Returns true if the model was trained on bytes, so that there is no tokenizer.json.
 bool read_as_bytes(const checkpoint::Checkpoint& from) {
   const auto& extra = from.about().extra;
   const auto tokenizer = extra.find("tokenizer"), data = extra.find("data");
@@ -42,7 +42,7 @@ bool read_as_bytes(const checkpoint::Checkpoint& from) {
          !data::is_token_data(data->second);
 }
 
-// The tokens that begin and end texts, by the tokenizer that goes along.
+// Sets the begin and end tokens from the tokenizer that is exported with the model.
 void name_end_tokens(const checkpoint::Checkpoint& from, huggingface::FolderOptions& options) {
   const std::string folder =
       options.tokenizer.empty() ? huggingface::companions_of(from.folder()) : options.tokenizer;
@@ -54,11 +54,12 @@ void name_end_tokens(const checkpoint::Checkpoint& from, huggingface::FolderOpti
     const std::vector<data::TokenId> before = tokenizer->before_text();
     if (!options.begin_token && before.size() == 1) options.begin_token = before.front();
   } catch (const Error&) {
-    // Its files are copied whether or not they can be read here.
+    // The tokenizer files are copied even if they cannot be parsed here.
   }
 }
 
-// A model may be exported again. What is no safetensors file was somebody's: a name mistyped.
+// Throws UsageError if `path` is a file other than safetensors. An earlier export may be replaced;
+// another kind of file suggests a mistyped name.
 void refuse_other_file(const std::string& path) {
   if (kind_of_file(path) != "a regular file") return;
   const auto file = checkpoint::local_files()->open(path);
@@ -67,8 +68,8 @@ void refuse_other_file(const std::string& path) {
     checkpoint::read_header(*file, path);
   } catch (const DataError&) {
     throw UsageError(str(quote(path),
-                         " is there already, and is no safetensors file that this "
-                         "could replace; wanted another name, or remove it first"));
+                         " exists and is not a safetensors file. Use another name, or remove "
+                         "it first."));
   }
 }
 
@@ -91,7 +92,7 @@ int export_file(const ExportArguments& arguments) {
 int export_huggingface(const ExportArguments& arguments) {
   if (!arguments.state.empty()) {
     throw UsageError(
-        "--state: a Hugging Face folder has the parameters; wanted --format safetensors");
+        "--state: a Hugging Face folder holds only parameters; use --format safetensors");
   }
   huggingface::FolderOptions options;
   options.dtype = export_dtype(arguments.dtype);
@@ -113,7 +114,7 @@ int export_huggingface(const ExportArguments& arguments) {
   const std::string beside = !written.companions.empty() ? join(written.companions, ", ")
                              : read_as_bytes(from)
                                  ? "trained on bytes: tessera generate needs --tokenizer bytes"
-                                 : "no files of a tokenizer (--tokenizer DIR adds them)";
+                                 : "no tokenizer files (--tokenizer DIR adds them)";
   return print_out(str(arguments.to, ": step ", from.about().step, ", ",
                        format_bytes(written.bytes), " in ", plural(written.files, "file"), "; ",
                        beside, "\n"));
@@ -121,7 +122,7 @@ int export_huggingface(const ExportArguments& arguments) {
 
 int export_peft(const ExportArguments& arguments) {
   if (!arguments.state.empty() || !arguments.tokenizer.empty()) {
-    throw UsageError("--format peft: got --state or --tokenizer, and it has adapters alone");
+    throw UsageError("--format peft: exports only adapters; omit --state and --tokenizer");
   }
   huggingface::AdapterOptions options;
   options.dtype = export_dtype(arguments.dtype).value_or(DType::f32);

@@ -4,14 +4,14 @@
 
 namespace tessera::cli {
 
-// What `tessera checkpoint export` is told.
+// Arguments of `tessera checkpoint export`.
 struct ExportArguments {
   std::string from;  // a checkpoint, or the folder of a run
   std::string to;
   std::string format = "safetensors";  // or huggingface, peft
   std::string state, dtype;
   std::string shard_size = "5GB", tokenizer;  // huggingface
-  std::string base;                           // of a checkpoint with adapters
+  std::string base;                           // base model of a checkpoint with adapters
 };
 int export_checkpoint(const ExportArguments& arguments);
 

@@ -21,7 +21,8 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using checkpoint::Checkpoint;
 
-// The folders in `path` that have checkpoints, for somebody who is one folder too high.
+// Returns the folders in `path` that have checkpoints, to suggest them if `path` is one level too
+// high.
 std::vector<std::string> runs_in(const std::string& path) {
   const auto files = checkpoint::local_files();
   std::vector<std::string> runs;
@@ -35,25 +36,26 @@ std::vector<std::string> runs_in(const std::string& path) {
   return runs;
 }
 
-// Neither a checkpoint nor the folder of a run: what it is, and what to give instead.
+// Throws UsageError for a path that is neither a checkpoint nor the folder of a run.
 [[noreturn]] void refuse_path(const std::string& path) {
   std::error_code ignored;
-  if (path.empty()) throw UsageError("got \"\", wanted the folder of a checkpoint or of a run");
+  if (path.empty()) throw UsageError("got \"\"; must be the folder of a checkpoint or of a run");
   const fs::path here(path);
   const fs::path parent = here.has_parent_path() ? here.parent_path() : fs::path(".");
   if (!fs::exists(here, ignored)) {
     std::vector<std::string> names;
     if (fs::is_directory(parent, ignored)) names = checkpoint::local_files()->list(parent.string());
-    std::string meant = did_you_mean(here.filename().string(), names);
+    std::string suggestion = did_you_mean(here.filename().string(), names);
     std::erase_if(names, [](const std::string& name) { return !name.starts_with("step-"); });
-    if (meant.empty() && !names.empty() && here.filename().string().starts_with("step")) {
-      meant = str("; there are ", names.size(), ", from ", names.front(), " to ", names.back());
+    if (suggestion.empty() && !names.empty() && here.filename().string().starts_with("step")) {
+      suggestion =
+          str("; there are ", names.size(), ", from ", names.front(), " to ", names.back());
     }
-    throw UsageError(str(path, ": there is no such folder", meant));
+    throw UsageError(str(path, ": there is no such folder", suggestion));
   }
   const bool of_checkpoint = fs::exists(parent / checkpoint::kManifestName, ignored);
   throw UsageError(str(path, " is ", kind_of_file(path),
-                       ", wanted the folder of a checkpoint or of a run",
+                       "; must be the folder of a checkpoint or of a run",
                        of_checkpoint ? str("; did you mean ", parent.string(), "?") : ""));
 }
 
@@ -83,7 +85,7 @@ Checkpoint open_checkpoint(const std::string& path, bool with_files) {
   if (!latest.folder.empty()) return Checkpoint(latest.folder);
   const std::vector<std::string> runs =
       latest.skipped.empty() ? runs_in(path) : std::vector<std::string>{};
-  throw DataError(str(path, " has no checkpoint that can be read: no ", checkpoint::kManifestName,
+  throw DataError(str(path, " has no readable checkpoint: no ", checkpoint::kManifestName,
                       ", and no step-… with one",
                       runs.empty() ? "" : str("; did you mean ", join(runs, " or "), "?")));
 }
@@ -92,19 +94,19 @@ MegabyteBar::MegabyteBar(const std::string& label, std::int64_t total) {
   ProgressOptions options;
   options.label = label;
   options.unit = "MB";
-  // A file is no reason for a line in a log unless it takes its time.
+  // Without a terminal, log progress only if it takes longer than this.
   options.plain_least = 5;
   bar_.emplace(std::max<std::int64_t>(1, total / kMega), options);
 }
 
 int verify_checkpoint(const std::string& path, bool json, const VerifyOptions& options) {
   if (!options.out.empty() && !options.sha256) {
-    throw UsageError("--out: writes the hashes of --sha256, which is not given; add --sha256");
+    throw UsageError("--out: needs --sha256, whose hashes it writes");
   }
   std::vector<checkpoint::ListedHash> listed;
   if (!options.against.empty()) listed = read_list(options.against);
   if (!options.out.empty()) check_publishable(options.out, "--out");
-  Checkpoint from = open_checkpoint(path, false);  // what is missing is among the problems
+  Checkpoint from = open_checkpoint(path, false);  // missing files are reported as problems
   std::vector<std::string> problems;
   {
     MegabyteBar bar("verifying", from.bytes());
@@ -141,7 +143,7 @@ int verify_checkpoint(const std::string& path, bool json, const VerifyOptions& o
                            options.against.empty() ? "" : str(", as listed in ", options.against));
   if (!options.out.empty()) report += str("; hashes: ", options.out);
   const bool prints_list = options.sha256 && options.out.empty();
-  // The list alone, for a file or a pipe.
+  // Stdout gets only the list, so that it can be redirected.
   if (!prints_list) return print_out(report + "\n");
   const int printed = print_out(list);
   write_all(2, report + "\n");

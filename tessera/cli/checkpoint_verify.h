@@ -8,11 +8,11 @@
 
 namespace tessera::cli {
 
-// A folder of a checkpoint, or of a run: then the newest good one in it. Throws UsageError for what
-// is neither, and says what was probably meant.
+// Opens a checkpoint by its folder, or the newest valid one in the folder of a run. Throws
+// UsageError with a suggestion if `path` is neither.
 checkpoint::Checkpoint open_checkpoint(const std::string& path, bool with_files = true);
 
-// A bar in megabytes.
+// Progress bar in megabytes.
 class MegabyteBar {
  public:
   MegabyteBar(const std::string& label, std::int64_t total);
@@ -27,8 +27,8 @@ class MegabyteBar {
 
 struct VerifyOptions {
   bool sha256 = false;
-  std::string out;      // where the hashes go; empty: to stdout
-  std::string against;  // a list of hashes
+  std::string out;      // file for the hashes; empty: stdout
+  std::string against;  // file with expected hashes; empty: none
 };
 int verify_checkpoint(const std::string& path, bool json, const VerifyOptions& options);
 

@@ -19,12 +19,12 @@ namespace {
 
 bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
 
-// What could have been meant at this place: the options of the command and of the subcommands that
-// were given, or the names of subcommands.
+// Collects candidates for a suggestion: the options of the command and of the subcommands given, or
+// the names of subcommands.
 void collect_names(const CLI::App& app, bool options, std::vector<std::string>& names) {
   if (options) {
     for (const CLI::Option* option : app.get_options()) {
-      if (option->get_group().empty()) continue;  // not offered: there to say what was meant
+      if (option->get_group().empty()) continue;  // hidden: exists only for a better error
       for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
       for (const std::string& name : option->get_snames()) names.push_back("-" + name);
     }
@@ -44,14 +44,14 @@ std::vector<std::string> subcommands_of(const CLI::App& app) {
   return names;
 }
 
-// What is missing, with what it is: "DIR is required" says little.
+// Adds the description of the missing option: "DIR is required" alone says little.
 std::string describe_missing(const CLI::App& app, const std::string& message) {
   const CLI::App* inner = &app;
   while (!inner->get_subcommands().empty()) inner = inner->get_subcommands().front();
   const std::vector<std::string> commands = subcommands_of(*inner);
   if (!commands.empty() && message.find("ubcommand") != std::string::npos)
-    return (commands.size() == 1 ? "a command is missing; wanted "
-                                 : "a command is missing; wanted one of ") +
+    return (commands.size() == 1 ? "a command is missing; must be "
+                                 : "a command is missing; must be one of ") +
            join(commands, ", ");
   for (const CLI::Option* option : inner->get_options()) {
     const std::string name = option->get_name();
@@ -62,7 +62,7 @@ std::string describe_missing(const CLI::App& app, const std::string& message) {
 
 constexpr std::size_t kHelpColumns = 100;
 
-// The text in lines of at most `most` columns, cut at spaces; its own line ends stay.
+// Wraps text at spaces into lines of at most `most` columns. Keeps its own line breaks.
 std::vector<std::string> folded(const std::string& text, std::size_t most) {
   std::vector<std::string> lines;
   std::istringstream all(text);
@@ -83,9 +83,9 @@ std::vector<std::string> folded(const std::string& text, std::size_t most) {
   return lines;
 }
 
-// CLI11's help, but for three things. Of a pair --x, --no-x it also shows what the negation stands
-// for, --no-x{false}, which reads like its default; it counts bytes where a column is a character,
-// and never folds a line; and it puts two empty lines between groups.
+// CLI11's help formatter with three fixes. CLI11 shows a pair as --x, --no-x{false}, which reads
+// like a default; it counts bytes instead of columns and never wraps lines; and it puts two empty
+// lines between groups.
 class Formatter final : public CLI::Formatter {
  public:
   std::string make_option_name(const CLI::Option* option, bool positional) const override {
@@ -118,7 +118,7 @@ class Formatter final : public CLI::Formatter {
   }
 
  private:
-  // A name, and what it is beside it, or below where the name is long.
+  // Formats a name with its description beside it, or below it if the name is long.
   std::string entry(const std::string& name, const std::string& description) const {
     std::string text = "  " + name;
     std::size_t at = columns_of(text);
@@ -134,7 +134,7 @@ class Formatter final : public CLI::Formatter {
   }
 };
 
-// Of an option's names ("-n,--ranks") the long one that was typed; else the first long one.
+// Returns the long name of an option ("-n,--ranks") that was typed, otherwise its first long name.
 std::string typed_name(const std::string& names, const std::vector<std::string>& words) {
   std::string first;
   std::istringstream all(names);
@@ -148,7 +148,7 @@ std::string typed_name(const std::string& names, const std::vector<std::string>&
   return first.empty() ? names : first;
 }
 
-// An option whose text goes through `read`, with the option's name in front of its errors.
+// Adds an option whose text is parsed by `read`. Its errors are prefixed with the option's name.
 CLI::Option* converted(CLI::App& app, const std::vector<std::string>& words,
                        const std::string& names, const std::string& help, const std::string& type,
                        const std::string& shown, std::function<void(const std::string&)> read) {
@@ -182,7 +182,7 @@ CommandLine::CommandLine(const std::string& name, const std::string& summary,
     : app_(summary, "tessera " + name) {
   app_.footer("Examples:\n" + examples);
   app_.formatter(std::make_shared<Formatter>());
-  // Extras are allowed here and refused in parse(), which knows how to suggest.
+  // parse() rejects extra arguments itself, with suggestions.
   app_.allow_extras();
   app_.fallthrough();  // an option of the command may also stand after its subcommand
   app_.set_help_flag("-h,--help", "print this help and exit");
@@ -195,10 +195,10 @@ CLI::Option* CommandLine::integer(CLI::App& app, const std::string& names, int& 
     try {
       number = parse_count(text);
     } catch (const UsageError&) {
-      throw UsageError(str("got ", quote(text), ", wanted a whole number, ", least, " to ", most));
+      throw UsageError(str("got ", quote(text), "; must be an integer from ", least, " to ", most));
     }
     if (number < least || number > most) {
-      throw UsageError(str("got ", number, ", wanted ", least, " to ", most,
+      throw UsageError(str("got ", number, "; must be ", least, " to ", most,
                            number > most && !bound.empty() ? ": " + bound : std::string()));
     }
     value = static_cast<int>(number);
@@ -211,9 +211,9 @@ CLI::Option* CommandLine::number(CLI::App& app, const std::string& names, double
     double number = 0;
     const char* const last = text.data() + text.size();
     const auto [end, problem] = std::from_chars(text.data(), last, number);
-    // What is no number is not between them either.
+    // The negated comparison rejects NaN too.
     if (problem != std::errc() || end != last || !(number >= least && number <= most)) {
-      throw UsageError(str("got ", quote(text), ", wanted ", least, " to ", most));
+      throw UsageError(str("got ", quote(text), "; must be ", least, " to ", most));
     }
     value = number;
   });
@@ -225,7 +225,7 @@ CLI::Option* CommandLine::rate(CLI::App& app, const std::string& names, double& 
                    [&value](auto& text) {
                      const double rate = parse_rate(text);
                      if (!(rate > 0)) {
-                       throw UsageError(str("got ", quote(text), ", wanted more than 0"));
+                       throw UsageError(str("got ", quote(text), "; must be greater than 0"));
                      }
                      value = rate;
                    });
@@ -239,7 +239,7 @@ CLI::Option* CommandLine::seconds(CLI::App& app, const std::string& names, doubl
 
 CLI::Option* CommandLine::bytes(CLI::App& app, const std::string& names, std::int64_t& value,
                                 const std::string& help) {
-  // In the unit that says it exactly: 256 MB is no 244 MiB.
+  // Shows the default in the unit that is exact: 256 MB is not 244 MiB.
   std::string shown = format_bytes(value);
   if (parse_bytes(shown) != value) shown = format_bytes(value, ByteUnits::kBinary);
   return converted(app, words_, names, help, "SIZE", shown,
@@ -251,8 +251,8 @@ CLI::Option* CommandLine::choice(CLI::App& app, const std::string& names, std::s
   return converted(app, words_, names, help, join(choices, "|"), value,
                    [&value, choices](auto& text) {
                      if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-                       throw UsageError(str("got ", quote(text), ", wanted ", join(choices, " or "),
-                                            did_you_mean(text, choices)));
+                       throw UsageError(str("got ", quote(text), "; must be ",
+                                            join(choices, " or "), did_you_mean(text, choices)));
                      }
                      value = text;
                    });
@@ -278,19 +278,19 @@ void CommandLine::takes_program() {
 
 void CommandLine::refuse_unknown(const std::vector<std::string>& unknown) const {
   if (unknown.empty()) return;
-  // The value of a mistyped option is left over as well: the option is what is wrong.
+  // The value of a mistyped option is left over too. Report the option.
   const auto option = std::find_if(unknown.begin(), unknown.end(), is_option);
   std::string word = option != unknown.end() ? *option : unknown.front();
   word = word.substr(0, word.find('='));
   std::vector<std::string> names;
   collect_names(app_, is_option(word), names);
-  const std::string meant = did_you_mean(word, names);
-  if (is_option(word) || !meant.empty()) throw UsageError(word + ": unknown" + meant);
+  const std::string suggestion = did_you_mean(word, names);
+  if (is_option(word) || !suggestion.empty()) throw UsageError(word + ": unknown" + suggestion);
   const bool chosen = !app_.get_subcommands().empty();
   const std::vector<std::string> commands = subcommands_of(app_);
   throw UsageError(chosen || commands.empty()
-                       ? word + ": unknown, one word too many"
-                       : word + ": unknown; wanted one of " + join(commands, ", "));
+                       ? word + ": unexpected argument"
+                       : word + ": unknown; must be one of " + join(commands, ", "));
 }
 
 bool CommandLine::parse(int argc, char** argv) {
@@ -319,7 +319,7 @@ bool CommandLine::parse(int argc, char** argv) {
     print_out(app_.help());
     return false;
   } catch (const CLI::ParseError& error) {
-    // A mistyped option often makes a required one seem missing: report the cause.
+    // A mistyped option often makes a required one appear missing: report the cause.
     refuse_unknown(left_over());
     const bool missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
     throw UsageError(missing ? describe_missing(app_, error.what()) : error.what());
@@ -329,18 +329,18 @@ bool CommandLine::parse(int argc, char** argv) {
 }
 
 int CommandLine::run(int argc, char** argv, const std::function<int()>& body) {
-  bool goes_on = false;
-  std::exception_ptr wrong;
+  bool parsed = false;
+  std::exception_ptr error;
   try {
-    goes_on = parse(argc, argv);
+    parsed = parse(argc, argv);
   } catch (...) {
-    wrong = std::current_exception();
+    error = std::current_exception();
   }
   std::string name = app_.get_name();
   for (const CLI::App* sub : app_.get_subcommands()) name += " " + sub->get_name();
   return guarded(name, [&] {
-    if (wrong) std::rethrow_exception(wrong);
-    return goes_on ? body() : 0;
+    if (error) std::rethrow_exception(error);
+    return parsed ? body() : 0;
   });
 }
 

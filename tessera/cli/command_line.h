@@ -11,28 +11,28 @@
 
 namespace tessera::cli {
 
-// What a flag such as --svg names, written whole or not at all; nothing where it names nothing.
+// Writes the output file of a flag such as --svg atomically. Does nothing if `path` is empty.
 void write_file(const char* flag, const std::string& path,
                 const std::function<std::string()>& text);
 
-// A command's options, read by CLI11 under our conventions: --help ends with examples, values are
-// written as core/units.h reads them, and whatever is wrong becomes a UsageError that names the
-// option, shows the value and suggests the near name.
+// Options of a command, parsed by CLI11 with these conventions: --help ends with examples, values
+// have the units of core/units.h, and errors become a UsageError that names the option, shows the
+// value and suggests a similar name.
 class CommandLine {
  public:
-  // `examples` is shown at the end of --help, a line each.
+  // `examples` is shown at the end of --help, one per line.
   CommandLine(const std::string& name, const std::string& summary, const std::string& examples);
 
-  // For whatever the helpers below do not cover: subcommands, plain flags and strings.
+  // For options that the helpers below do not cover: subcommands, plain flags and strings.
   CLI::App& app() { return app_; }
 
-  // Each also takes the app of a subcommand. The default shown by --help is the present value.
-  // `bound`: why it may not be more, and what to do instead.
+  // Each adds an option to `app`, which may be a subcommand. --help shows the current value as the
+  // default. `bound` says why there is an upper limit and what to do instead.
   CLI::Option* integer(CLI::App& app, const std::string& names, int& value, int least, int most,
                        const std::string& help, const std::string& bound = "");
   CLI::Option* number(CLI::App& app, const std::string& names, double& value, double least,
                       double most, const std::string& help);
-  // Bytes in a second, more than none.
+  // Bytes per second, greater than 0.
   CLI::Option* rate(CLI::App& app, const std::string& names, double& value,
                     const std::string& help);
   CLI::Option* seconds(CLI::App& app, const std::string& names, double& value,
@@ -42,27 +42,27 @@ class CommandLine {
   CLI::Option* choice(CLI::App& app, const std::string& names, std::string& value,
                       const std::vector<std::string>& choices, const std::string& help);
 
-  // A type of elements, by any of the names that parse_dtype() takes; `value` becomes name() of it.
-  // "auto" is taken too where that is the present value.
+  // An element type by any name that parse_dtype() accepts; `value` is set to its name(). "auto" is
+  // accepted if it is the current value.
   CLI::Option* dtype(CLI::App& app, const std::string& names, std::string& value,
                      std::span<const DType> accepted, const std::string& help);
 
-  // The command ends in a program with its arguments, after "--" or from the first word that is no
-  // option; parse() leaves them in program().
+  // Accepts a program and its arguments at the end, after "--" or from the first word that is not
+  // an option. parse() stores them in program().
   void takes_program();
   const std::vector<std::string>& program() const { return program_; }
 
-  // Returns false when --help was asked for and printed: there is nothing more to do.
+  // Parses the arguments. Returns false if it printed --help and the command is done.
   bool parse(int argc, char** argv);
-  // For a command with subcommands: parses, runs `body`, and lets errors name the subcommand, whose
-  // --help has the option that was wrong.
+  // For a command with subcommands: parses, runs `body`, and names the subcommand in errors, so
+  // that they refer to its --help.
   int run(int argc, char** argv, const std::function<int()>& body);
 
  private:
   void refuse_unknown(const std::vector<std::string>& unknown) const;
 
   CLI::App app_;
-  std::vector<std::string> words_;  // as they were typed
+  std::vector<std::string> words_;  // arguments as typed
   bool takes_program_ = false;
   std::vector<std::string> program_;
 };

@@ -25,18 +25,18 @@ std::string own_folder() {
   return path.substr(0, path.rfind('/'));
 }
 
-// Where a standard descriptor is closed (`2>&-`, some daemons), the next file to be opened would
-// get its number, and then what is meant for people: a checkpoint, say. So something else has it,
-// which can be read and written as little as before.
-void hold_standard_descriptors() {
+// Opens /dev/null in place of closed standard descriptors (`2>&-`, some daemons). Otherwise the
+// next file opened, such as a checkpoint, would get the number and receive messages. The open modes
+// keep the descriptor unusable, as before.
+void reserve_standard_descriptors() {
   for (const int fd : {0, 1, 2}) {
     if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
-    // The lowest number that is free. Programs that we start must have it too.
+    // open() returns the lowest free number. Without O_CLOEXEC: child programs need it too.
     ::open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
   }
 }
 
-// Beside the programs of an installation.
+// LibTorch folder of an installation.
 std::string installed_torch() {
   const std::string folder = own_folder();
   return folder.substr(0, folder.rfind('/')) + "/lib/tessera/torch";
@@ -75,20 +75,20 @@ int execute_sibling(const std::string& program, const std::string& how, const st
 }
 
 int execute_torch_program(const std::string& command, std::vector<char*> arguments) {
-  // The loader would end the program without a word of what to do.
+  // The dynamic loader would exit without saying how to get the libraries.
   if (const auto missing = missing_libraries(sibling("tessera-torch")); !missing.empty()) {
     throw Error(str("the command ", command,
                     " cannot start: ", missing_libraries_text(missing, installed_torch())));
   }
   return execute_sibling("tessera-torch",
-                         "It is in the Debian package tessera; from sources it is built where "
-                         "LibTorch is found: run `make build`, or configure CMake with "
+                         "It is in the Debian package tessera. A source build makes it if LibTorch "
+                         "is found: run `make build`, or configure CMake with "
                          "-DTESSERA_TORCH=ON and -DTORCH_DIR=<libtorch>",
                          command, std::move(arguments));
 }
 
 int guarded(const std::string& who, const std::function<int()>& body) {
-  hold_standard_descriptors();
+  reserve_standard_descriptors();
   try {
     return body();
   } catch (const UsageError& error) {

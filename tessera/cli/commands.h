@@ -7,8 +7,8 @@
 
 namespace tessera::cli {
 
-// Every command is such a function. It returns the exit status, and throws UsageError for a call
-// that is wrong; argv[0] is the command's name.
+// Commands: each returns the exit status and throws UsageError for wrong arguments. argv[0] is the
+// command's name.
 #define TESSERA_FRONT(name, summary) int name##_command(int argc, char** argv);
 #define TESSERA_TORCH(name, summary) int name##_command(int argc, char** argv);
 #define TESSERA_PART(name) int name##_command(int argc, char** argv);
@@ -23,25 +23,25 @@ struct CommandInfo {
   bool torch;
 };
 
-// All commands, also those of the other program.
+// Returns all commands, including those of tessera-torch.
 std::vector<CommandInfo> commands();
 std::vector<std::string> command_names();
 
-// Becomes tessera-torch, the sibling of this program, with these arguments; throws Error that says
-// how to get it where there is none. `command` is what the user called.
+// Replaces this process with tessera-torch from the same folder, with these arguments. If it is
+// missing, throws Error that says how to get it. `command` is the command the user ran.
 int execute_torch_program(const std::string& command, std::vector<char*> arguments);
-// The same for another program beside this one; `how` says how to get it.
+// The same for another program in the folder of this one. `how` says how to get it.
 int execute_sibling(const std::string& program, const std::string& how, const std::string& command,
                     std::vector<char*> arguments);
-// The path of such a program.
+// Returns the path of a program in the folder of this one.
 std::string sibling(const std::string& program);
 
-// Runs `body` and turns what it throws into one line on stderr and an exit status: 2 for a
-// UsageError, 1 for all else. `who` begins the line: "tessera run".
+// Runs `body` and turns exceptions into a message on stderr and an exit status: 2 for UsageError, 1
+// otherwise. `who` starts the message: "tessera run".
 int guarded(const std::string& who, const std::function<int()>& body);
 
-// A command's answer to stdout; its exit status. Throws Error where it cannot be written, as to a
-// full disk; a reader that has gone is told nothing.
+// Writes a command's result to stdout and returns the exit status. Throws Error if the write fails,
+// for example on a full disk. A closed pipe gives status 1 without a message.
 int print_out(const std::string& text);
 
 }  // namespace tessera::cli

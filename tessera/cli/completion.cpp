@@ -1,5 +1,5 @@
-// Completion scripts. The names of commands stand in the script; the options of a command are read
-// from its --help when they are first asked for, so the script never lies about them.
+// Completion scripts. The script contains the names of commands; the options of a command are read
+// from its --help on completion, so the script is never out of date.
 
 #include <string>
 #include <vector>
@@ -45,11 +45,11 @@ complete -o filenames -F _tessera tessera
 }  // namespace
 
 int completion_command(int argc, char** argv) {
-  CommandLine line("completion", "Prints a script that completes commands and options with Tab.",
+  CommandLine line("completion", "Prints a shell script that completes commands and options.",
                    "  source <(tessera completion bash)\n"
                    "  tessera completion zsh >> ~/.zshrc");
   std::string shell;
-  line.choice(line.app(), "shell", shell, {"bash", "zsh"}, "the shell to complete in")->required();
+  line.choice(line.app(), "shell", shell, {"bash", "zsh"}, "shell to complete in")->required();
   if (!line.parse(argc, argv)) return 0;
   std::string script = kBash;
   const std::string mark = "@COMMANDS@";

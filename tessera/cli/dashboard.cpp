@@ -1,4 +1,4 @@
-// tessera dashboard: becomes the program that serves the page, see dashboard_main.cpp.
+// tessera dashboard: execs the program in dashboard_main.cpp, which serves the page.
 
 #include "tessera/cli/commands.h"
 
@@ -6,8 +6,8 @@ namespace tessera::cli {
 
 int dashboard_command(int argc, char** argv) {
   return execute_sibling("tessera-dashboard",
-                         "In a source tree `make build` builds it, and needs zlib (Debian: "
-                         "zlib1g-dev); `make train` builds the trainer alone",
+                         "In a source tree `make build` builds it; this needs zlib (Debian: "
+                         "zlib1g-dev). `make train` builds only the trainer",
                          "dashboard", std::vector<char*>(argv + 1, argv + argc));
 }
 

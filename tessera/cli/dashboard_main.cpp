@@ -1,4 +1,4 @@
-// The program that serves the dashboard; the front program `tessera` executes it.
+// The program tessera-dashboard: serves the dashboard. The front program `tessera` executes it.
 
 #include <signal.h>
 #include <spawn.h>
@@ -37,7 +37,7 @@ struct DashboardArguments {
   int port = 0;
 };
 
-// The server that a signal ends.
+// Server that the signal handler stops.
 std::atomic<dashboard::Server*>& served() {
   static std::atomic<dashboard::Server*> server{nullptr};
   return server;
@@ -53,7 +53,7 @@ void stop_on(int signal) {
 
 std::string new_token() {
   unsigned char bytes[16];
-  if (::getentropy(bytes, sizeof bytes) != 0) throw Error("this system gives no random bytes");
+  if (::getentropy(bytes, sizeof bytes) != 0) throw Error("getentropy() failed: no random bytes");
   std::string text;
   for (const unsigned char byte : bytes) text += hex(byte, 2);
   return text;
@@ -64,41 +64,43 @@ void check_token(const std::string& token) {
     return std::isalnum(c) != 0 || c == '-' || c == '_';
   });
   if (token.empty() || (plain && token.size() >= 16 && token.size() <= 256)) return;
-  throw UsageError("--token: wanted 16 to 256 letters, digits, - and _; or new, which makes one");
+  throw UsageError(
+      "--token: must be 16 to 256 letters, digits, - and _, or \"new\" to generate one");
 }
 
-// Beside us, and nobody waits for it.
+// Starts the browser without waiting for it.
 void open_browser(const std::string& url) {
   char program[] = "xdg-open";
   std::string word = url;
   char* const arguments[] = {program, word.data(), nullptr};
   pid_t pid = -1;
   if (::posix_spawnp(&pid, program, nullptr, nullptr, arguments, environ) != 0) {
-    write_all(2,
-              "tessera dashboard: --open: there is no xdg-open here; open the address yourself\n");
+    write_all(2, "tessera dashboard: --open: xdg-open was not found; open the address yourself\n");
   }
 }
 
 int serve(int argc, char** argv) {
   DashboardArguments a;
-  CommandLine line("dashboard", "Serves a page on this machine: calculators, schedules, live runs.",
+  CommandLine line("dashboard",
+                   "Serves a web page on this machine: calculators, schedules, live runs.",
                    kDashboardExamples);
   CLI::App& app = line.app();
-  line.integer(app, "--port", a.port, 0, 65535, "to listen at; 0: a free one");
+  line.integer(app, "--port", a.port, 0, 65535, "port to listen on; 0: a free one");
   app.add_option("--address", a.address,
-                 "of this machine, in numbers; others than 127.0.0.1 need --token")
+                 "numeric address of this machine; addresses other than 127.0.0.1 need --token")
       ->capture_default_str();
   app.add_option("--token", a.token,
-                 "that a browser must show: 16 letters and digits or more; new: make one");
+                 "secret that browsers must send: at least 16 letters and digits; new: generate "
+                 "one");
   app.add_option("--runs", a.runs, "metrics of tessera train: a file, or a folder with *.jsonl")
       ->type_name("PATH");
   line.choice(app, "--open", a.open, {"yes", "no"}, "open the page in a browser (xdg-open)");
-  app.add_option("--pages", a.pages, "for work on the page: serve it from this folder")
+  app.add_option("--pages", a.pages, "for development: serve the page from this folder")
       ->type_name("DIR");
   if (!line.parse(argc, argv)) return 0;
   if (!dashboard::is_loopback(a.address) && a.token.empty()) {
     throw UsageError(str("--address: ", a.address,
-                         " can be reached from elsewhere: wanted --token too, or 127.0.0.1"));
+                         " is reachable from other machines; add --token, or use 127.0.0.1"));
   }
   if (a.token == "new") a.token = new_token();
   check_token(a.token);
@@ -128,7 +130,7 @@ int serve(int argc, char** argv) {
   for (const std::string& path : a.runs) {
     if (::access(path.c_str(), F_OK) == 0) continue;
     write_all(2, str("tessera dashboard: --runs: ", quote(path),
-                     " is not there yet; it is shown when it appears\n"));
+                     " does not exist yet; it is shown when it appears\n"));
   }
   if (a.open == "yes") open_browser(url);
   server.run();

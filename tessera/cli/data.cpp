@@ -1,4 +1,4 @@
-// tessera data: makes tokens of texts, and looks at them. No torch: they are files.
+// tessera data: tokenizes text, and inspects and verifies tokens. Does not need torch.
 
 #include "tessera/cli/data.h"
 
@@ -23,30 +23,31 @@ namespace {
 using DataJson = nlohmann::ordered_json;
 
 constexpr const char* kDataExamples =
-    "  tessera data prepare book.txt --out tokens             a byte is a token\n"
+    "  tessera data prepare book.txt --out tokens             one token per byte\n"
     "  tessera data prepare --tokenizer bytes rows.jsonl --text-field model --out tokens-rows\n"
     "  tessera data inspect tokens                            counts, lengths, a sample\n"
     "  tessera data verify tokens                             reads every byte\n"
     "\n"
     "`tessera data COMMAND --help` describes a command.";
 constexpr const char* kPrepareExamples =
-    "  tessera data prepare --tokenizer gpt2/ book.txt --out tokens    a folder of Hugging Face\n"
+    "  tessera data prepare --tokenizer gpt2/ book.txt --out tokens    a Hugging Face folder\n"
     "  tessera data prepare --tokenizer gpt2/tokenizer.json web.jsonl.zst wiki/ --out tokens\n"
     "  tessera data prepare notes.txt --split-documents blank-line --out tokens\n"
     "  tessera data prepare --tokenizer qwen/ --format chat chats.jsonl --out tokens\n"
-    "  tessera data prepare --format prompt questions.jsonl --out tokens   learns the responses\n"
+    "  tessera data prepare --format prompt questions.jsonl --out tokens   trains on the "
+    "responses\n"
     "  tessera data prepare more.txt --out tokens --append\n"
     "\n"
     "A folder is searched for .txt, .text, .md, .jsonl and .ndjson, each also as .gz or .zst.\n"
-    "A run that was killed goes on where it stopped when the same command is given again.";
+    "Run the same command again to continue a run that was killed.";
 constexpr const char* kInspectDataExamples =
     "  tessera data inspect tokens\n"
     "  tessera data inspect tokens --sample 10\n"
     "  tessera data inspect tokens --json | jq .tokens\n"
-    "  tessera data inspect fineweb_train_000001.bin          of llm.c or nanoGPT";
+    "  tessera data inspect fineweb_train_000001.bin          from llm.c or nanoGPT";
 constexpr const char* kVerifyDataExamples =
     "  tessera data verify tokens\n"
-    "  tessera data verify train.bin --vocab 50257            is every token below it?";
+    "  tessera data verify train.bin --vocab 50257            checks that tokens are below it";
 
 std::string grouped(std::uint64_t count) {
   return format_grouped(static_cast<std::int64_t>(count));
@@ -88,19 +89,19 @@ std::string summary_text(const data::PrepareOptions& options, const data::Prepar
       manifest.documents() == 1 ? " document" : " documents", " (", manifest.tokenizer,
       ", vocabulary ", grouped(static_cast<std::uint64_t>(manifest.vocab)), ", ",
       plural(static_cast<std::int64_t>(manifest.shards.size()), "shard"), ")\n");
-  if (summary.was_finished) return text + "  it was finished already: nothing to do\n";
+  if (summary.was_finished) return text + "  already finished: nothing to do\n";
   const data::DocumentCounts& counts = summary.counts;
   const auto note = [&](std::uint64_t count, const char* noun, const char* what) {
     if (count > 0)
       text += str("  ", grouped(count), " ", noun, count == 1 ? " " : "s ", what, "\n");
   };
-  if (manifest.masked) note(counts.learnt, "token", "to be learnt");
-  note(summary.resumed_at, "byte", "of the input had been done before");
-  note(counts.replaced, "sequence", "of bytes that are no UTF-8 became U+FFFD");
-  note(counts.empty, "empty document", "left out");
-  note(summary.empty_files, "empty file", "left out");
-  note(summary.left_out, "other file", "of the folders left out: neither text nor .jsonl by name");
-  note(summary.cuts, "cut", "in documents longer than 1 MiB, at line ends where there are any");
+  if (manifest.masked) note(counts.learnt, "token", "to train on");
+  note(summary.resumed_at, "byte", "of the input done by an earlier run");
+  note(counts.replaced, "sequence", "of invalid UTF-8 replaced by U+FFFD");
+  note(counts.empty, "empty document", "skipped");
+  note(summary.empty_files, "empty file", "skipped");
+  note(summary.left_out, "other file", "of the folders skipped: the names are not text or .jsonl");
+  note(summary.cuts, "cut", "in documents longer than 1 MiB, at line ends if there are any");
   return text;
 }
 
@@ -126,8 +127,8 @@ int prepare_data(const data::PrepareOptions& options, bool json) {
 
 int data_command(int argc, char** argv) {
   CommandLine line("data",
-                   "Makes tokens of texts, once, for all runs that train on them; and looks at "
-                   "them.",
+                   "Tokenizes text once for all runs that train on it, and inspects and verifies "
+                   "tokens.",
                    kDataExamples);
   data::PrepareOptions options;
   std::string format = "text", split = "file", invalid = "replace", begin = "auto", path;
@@ -142,67 +143,67 @@ int data_command(int argc, char** argv) {
   };
 
   CLI::App& prepares =
-      command("prepare", "Writes a folder of tokens from texts and JSON lines.", kPrepareExamples);
+      command("prepare", "Tokenizes text and JSON lines into a folder.", kPrepareExamples);
   prepares
       .add_option("INPUT", options.inputs,
-                  "files of text or JSON lines, also as .gz or .zst, and "
-                  "folders of them")
+                  "files of text or JSON lines, also as .gz or .zst, and folders of them")
       ->required()
       ->type_name("");
-  prepares.add_option("--out", options.out, "the folder to write")->required()->type_name("DIR");
+  prepares.add_option("--out", options.out, "folder to write")->required()->type_name("DIR");
   prepares
-      .add_option("--tokenizer", options.tokenizer,
-                  "bytes, a tokenizer.json, or a folder that has one")
+      .add_option("--tokenizer", options.tokenizer, "bytes, a tokenizer.json, or a folder with one")
       ->type_name("bytes|FILE|DIR")
       ->default_str(options.tokenizer);
   line.choice(prepares, "--format", format, {"text", "prompt", "chat"},
-              "what a line of JSON is: a text; \"prompt\" and \"response\" (or \"completion\"); "
-              "\"messages\" with \"role\" and \"content\". Of the last two only the response, or "
-              "what the assistant says, is learnt");
-  prepares.add_option("--text-field", options.text_field, "the field of JSON lines with the text")
+              "content of a JSON line: a text; \"prompt\" and \"response\" (or \"completion\"); "
+              "\"messages\" with \"role\" and \"content\". For the last two the loss covers only "
+              "the response or the assistant's messages");
+  prepares.add_option("--text-field", options.text_field, "field of a JSON line with the text")
       ->default_str(options.text_field);
   prepares
       .add_option("--template", options.chat_template,
-                  "how a conversation is written: chatml, llama3, mistral or plain (no Jinja)")
+                  "format of a conversation: chatml, llama3, mistral or plain (no Jinja)")
       ->default_str(options.chat_template);
   line.choice(prepares, "--split-documents", split, {"file", "blank-line", "line"},
-              "what one document of a text is: the file, what stands between blank lines, a line");
+              "document boundaries in a text file: one per file, at blank lines, or one per line");
   line.choice(prepares, "--invalid-utf8", invalid, {"replace", "refuse"},
-              "bytes that are no UTF-8: U+FFFD in their place, counted, or an error");
+              "for invalid UTF-8: replace it by U+FFFD and count it, or fail");
   prepares.add_flag("--allow-special", options.special_text,
-                    "text such as <|endoftext|> inside a document becomes that token; otherwise it "
-                    "stays text");
+                    "encode text such as <|endoftext|> in a document as that token instead of as "
+                    "text");
   prepares
       .add_option("--end-token", options.end_token,
-                  "the token behind each document, by its text; otherwise the tokenizer's own")
+                  "text of the token after each document; by default the tokenizer's own")
       ->type_name("TEXT");
   line.choice(prepares, "--begin-token", begin, {"auto", "always", "never"},
-              "the tokenizer's token that begins a text, in front of each document; auto: where "
-              "the tokenizer itself puts it");
-  line.integer(prepares, "--threads", options.threads, 0, 4096, "0: one for each core");
-  line.bytes(prepares, "--shard-size", options.shard_bytes, "of tokens in one file, at most");
-  line.bytes(prepares, "--longest-line", longest_line, "of JSON lines; a longer one is an error");
-  prepares.add_flag("--append", options.append, "add to the tokens that the folder has");
+              "the tokenizer's begin-of-text token before each document; auto: if the tokenizer "
+              "itself adds it");
+  line.integer(prepares, "--threads", options.threads, 0, 4096, "threads; 0: one per core");
+  line.bytes(prepares, "--shard-size", options.shard_bytes, "largest file of tokens");
+  line.bytes(prepares, "--longest-line", longest_line,
+             "largest JSON line; a longer one is an error");
+  prepares.add_flag("--append", options.append, "append to the tokens in the folder");
   prepares.add_flag("--restart", options.restart,
-                    "begin anew: what the folder has of tokens is removed");
+                    "start over: remove the tokens that the folder holds");
 
-  CLI::App& inspects =
-      command("inspect", "Shows what a folder of tokens or a .bin holds.", kInspectDataExamples);
-  line.integer(inspects, "--sample", samples, 0, 10'000, "so many documents, decoded");
-  CLI::App& verifies = command(
-      "verify", "Reads every byte; the status is 1 if anything is damaged.", kVerifyDataExamples);
-  int wanted_vocab = 0;
-  line.integer(verifies, "--vocab", wanted_vocab, 0, INT32_MAX,
-               "every token has to be below it; 0: below the tokenizer's own");
+  CLI::App& inspects = command("inspect", "Shows the contents of a folder of tokens or a .bin.",
+                               kInspectDataExamples);
+  line.integer(inspects, "--sample", samples, 0, 10'000, "number of documents to show decoded");
+  CLI::App& verifies =
+      command("verify", "Reads every byte; the exit status is 1 if anything is damaged.",
+              kVerifyDataExamples);
+  int expected_vocab = 0;
+  line.integer(verifies, "--vocab", expected_vocab, 0, INT32_MAX,
+               "every token must be below this; 0: the vocabulary of the tokenizer");
   for (CLI::App* app : {&inspects, &verifies}) {
-    app->add_option("PATH", path, "a folder of tokens, or a .bin of llm.c or nanoGPT")
+    app->add_option("PATH", path, "folder of tokens, or a .bin from llm.c or nanoGPT")
         ->required()
         ->type_name("");
   }
   line.app().require_subcommand(1);
   return line.run(argc, argv, [&] {
     if (inspects.parsed()) return inspect_data(path, samples, json);
-    vocab = wanted_vocab;
+    vocab = expected_vocab;
     if (verifies.parsed()) return verify_data(path, vocab, json);
     options.format = format == "text"     ? data::DocumentFormat::text
                      : format == "prompt" ? data::DocumentFormat::prompt
@@ -216,10 +217,10 @@ int data_command(int argc, char** argv) {
                                        : data::PrepareOptions::Begin::always;
     if (options.shard_bytes < 1 << 16) {
       throw UsageError(str("--shard-size: got ", format_bytes(options.shard_bytes),
-                           ", wanted at least 65,536 bytes"));
+                           "; must be at least 65,536 bytes"));
     }
     if (longest_line < 1 << 10) {
-      throw UsageError(str("--longest-line: got ", longest_line, ", wanted at least 1,024 bytes"));
+      throw UsageError(str("--longest-line: got ", longest_line, "; must be at least 1,024 bytes"));
     }
     options.longest_line = static_cast<std::size_t>(longest_line);
     return prepare_data(options, json);

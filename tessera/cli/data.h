@@ -6,7 +6,7 @@
 
 namespace tessera::cli {
 
-// The parts of `tessera data`. Each returns the exit status.
+// Subcommands of `tessera data`. Each returns the exit status.
 int prepare_data(const data::PrepareOptions& options, bool json);
 int inspect_data(const std::string& path, int samples, bool json);
 int verify_data(const std::string& path, std::int64_t vocab, bool json);

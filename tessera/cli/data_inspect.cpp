@@ -24,13 +24,13 @@ namespace {
 using InspectJson = nlohmann::ordered_json;
 using data::TokenData;
 
-constexpr std::uint64_t kSampleTokens = 200;  // of a document
+constexpr std::uint64_t kSampleTokens = 200;  // shown per document
 
 std::string with_commas(std::uint64_t count) {
   return format_grouped(static_cast<std::int64_t>(count));
 }
 
-// Documents by their length: bin i has those of 2^i to 2^(i+1) - 1 tokens.
+// Histogram of document lengths: bin i counts documents of 2^i to 2^(i+1) - 1 tokens.
 struct Lengths {
   std::array<std::uint64_t, 64> bins{};
   std::uint64_t shortest = 0, median = 0, longest = 0;
@@ -43,7 +43,7 @@ std::uint64_t power_of(std::uint64_t length) {
 Lengths lengths_of(const TokenData& from) {
   Lengths out;
   out.shortest = UINT64_MAX;
-  // A median within its bin would need them all at once: a histogram that is fine enough will do.
+  // An exact median would need all lengths in memory; a finer histogram approximates it.
   std::vector<std::uint64_t> fine(64 * 64);
   const auto fine_bin = [](std::uint64_t length) {
     const std::uint64_t power = power_of(length);
@@ -91,11 +91,11 @@ std::string histogram(const Lengths& lengths) {
 
 struct Sample {
   std::uint64_t number = 0, tokens = 0;
-  std::string text;    // or the numbers, where there is no tokenizer
-  std::string learnt;  // of it, where there is a mask
+  std::string text;    // decoded; token ids if there is no tokenizer
+  std::string learnt;  // tokens that the loss covers, if there is a mask
 };
 
-// Documents that are spread over all of them.
+// Returns evenly spaced documents.
 std::vector<Sample> samples_of(const TokenData& from, const data::Tokenizer* tokenizer,
                                std::uint64_t count) {
   std::vector<Sample> all;
@@ -130,10 +130,10 @@ std::vector<Sample> samples_of(const TokenData& from, const data::Tokenizer* tok
 }
 
 std::unique_ptr<TokenData> open_data(const std::string& path) {
-  // Any file could be one of nanoGPT, which has no header: its name has to say so.
+  // Files of nanoGPT have no header, so any file could be one. Require the extension.
   if (path.empty() || (!path.ends_with(".bin") && kind_of_file(path) == "a regular file")) {
-    throw UsageError(str(quote(path), " is ", path.empty() ? "no name" : kind_of_file(path),
-                         "; wanted a folder of tokens, or a .bin"));
+    throw UsageError(str(quote(path), " is ", path.empty() ? "empty" : kind_of_file(path),
+                         "; must be a folder of tokens, or a .bin"));
   }
   return data::open_tokens(path);
 }
@@ -148,7 +148,7 @@ int inspect_data(const std::string& path, int samples, bool json) {
   try {
     tokenizer = data::tokenizer_of(*from);
   } catch (const Error& error) {
-    problem = error.what();  // told below; the numbers are still there
+    problem = error.what();  // reported below, after the figures
   }
   const Lengths lengths = lengths_of(*from);
   const std::vector<Sample> shown =

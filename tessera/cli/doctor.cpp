@@ -1,4 +1,4 @@
-// tessera doctor: what is here, and which backends work.
+// tessera doctor: shows versions and hardware, and which backends work.
 
 #include <optional>
 #include <string>
@@ -53,8 +53,8 @@ DoctorReport examine() {
 
 int doctor_command(int argc, char** argv) {
   CommandLine line("doctor",
-                   "Shows versions, hardware, limits, and which backends work here and why not.\n"
-                   "The status is 0 when the shm backend works.",
+                   "Shows versions, hardware, limits, and which backends work here, with reasons.\n"
+                   "The exit status is 0 if the shm backend works.",
                    "  tessera doctor\n"
                    "  tessera doctor --json | jq '.backends[] | select(.works | not)'");
   bool json = false;

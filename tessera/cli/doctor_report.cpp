@@ -29,8 +29,8 @@ std::string memory_rows(const DoctorReport& report) {
                                        (memory.limit ? ", limited to " + size(*memory.limit) : ""));
   text += row("/dev/shm", memory.dev_shm_total ? size(*memory.dev_shm_total) + ", " +
                                                      size(memory.dev_shm_free.value_or(0)) +
-                                                     " free (not used by shm: it takes memfds)"
-                                               : "not there (not needed: shm takes memfds)");
+                                                     " free (shm does not use it: it uses memfds)"
+                                               : "missing (not needed: shm uses memfds)");
   std::vector<std::string> parts;
   for (const Limit& limit : report.limits) {
     parts.push_back(limit.name + " " +
@@ -43,7 +43,7 @@ std::string memory_rows(const DoctorReport& report) {
 
 std::string gpu_rows(const DoctorReport& report) {
   if (!report.gpus) return row("GPUs", "none: no NVIDIA driver (libcuda.so.1) here");
-  if (report.gpus->empty()) return row("GPUs", "none: the driver shows no device");
+  if (report.gpus->empty()) return row("GPUs", "none: the driver lists no device");
   std::string text;
   for (const Gpu& gpu : *report.gpus) {
     text += row("GPU", str(gpu.name, ", ", size(gpu.memory),
@@ -90,13 +90,14 @@ std::string to_text(const DoctorReport& report) {
   text += row("topology", topology.source);
   text += "\nMachine\n";
   text += row("CPU", str(report.cpu.model, " (", report.cpu.architecture, ")"));
-  text += row("features", report.cpu.features.empty() ? "none of those that we know"
-                                                      : join(report.cpu.features, ", "));
-  text += row(
-      "cores",
-      str(plural(cores, "core"), ", ", plural(topology.cpus(), "thread"), ", ",
-          plural(topology.packages(), "socket"), ", ", plural(topology.numa_nodes(), "NUMA node"),
-          report.cpu_quota ? str(", limited to the time of ", *report.cpu_quota) : std::string()));
+  text +=
+      row("features", report.cpu.features.empty() ? "none known" : join(report.cpu.features, ", "));
+  text +=
+      row("cores", str(plural(cores, "core"), ", ", plural(topology.cpus(), "thread"), ", ",
+                       plural(topology.packages(), "socket"), ", ",
+                       plural(topology.numa_nodes(), "NUMA node"),
+                       report.cpu_quota ? str(", limited to the CPU time of ", *report.cpu_quota)
+                                        : std::string()));
   text += memory_rows(report);
   text += gpu_rows(report);
   text += "\nBackends\n";

@@ -11,16 +11,16 @@
 
 namespace tessera::cli {
 
-// All that `tessera doctor` finds out, before it is written in either form.
+// Results of `tessera doctor`.
 struct DoctorReport {
   std::string tessera_version;
   std::string compiler;
   TorchInfo torch;
-  std::optional<std::string> mpi;   // no value: not in this build
-  std::optional<std::string> nccl;  // no value: none was found
+  std::optional<std::string> mpi;   // nullopt: not in this build
+  std::optional<std::string> nccl;  // nullopt: not found
   std::optional<std::string> cublaslt;
-  std::optional<std::string> driver;  // of NVIDIA's GPUs
-  bool cuda_kernels = false;          // are ours in this program?
+  std::optional<std::string> driver;  // NVIDIA driver version
+  bool cuda_kernels = false;          // Tessera's CUDA kernels are built in
   CpuInfo cpu;
   process::Topology topology;
   std::optional<double> cpu_quota;
@@ -29,11 +29,11 @@ struct DoctorReport {
   std::optional<std::vector<Gpu>> gpus;
   std::vector<BackendStatus> backends;
 
-  // shm is what one machine needs, so it decides.
+  // Returns true if shm works: it is the backend that one machine needs.
   bool healthy() const;
 };
 
-// The compiler that this program was built with: "g++ 12.2.0".
+// Returns the compiler that built this program: "g++ 12.2.0".
 std::string compiler_version();
 
 std::string to_text(const DoctorReport& report);

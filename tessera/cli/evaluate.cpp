@@ -1,4 +1,4 @@
-// tessera evaluate: how well a trained model predicts tokens, on one rank or a mesh of them.
+// tessera evaluate: measures the loss of a trained model, on one rank or a mesh.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -40,7 +40,7 @@ constexpr const char* kEvaluateExamples =
     "  tessera evaluate --from runs/b --data book.txt --seq 64 --batch 4\n"
     "\n"
     "--from takes a checkpoint of any mesh, the folder of a run or a Hugging Face folder; --data\n"
-    "what --val-data of tessera train takes. The result is the same on every mesh.";
+    "takes the same as --val-data of tessera train. The result is the same on every mesh.";
 
 struct EvaluateArguments {
   std::string from, base, data, documents = "join", dtype = "auto", device = "cpu",
@@ -49,26 +49,26 @@ struct EvaluateArguments {
   bool force = false, json = false;
 
   Axes axes() const { return Axes({{Axis::dp_shard, dp}, {Axis::tp, tp}, {Axis::pp, pp}}); }
-  int ranks() const { return static_cast<int>(axes().world()); }  // once it is known to be few
+  int ranks() const { return static_cast<int>(axes().world()); }  // after the kMostRanks check
 };
 
-// Tokens of another tokenizer are numbers without a meaning.
+// Throws UsageError if the data was tokenized differently from the model's training data.
 void check_same_tokenizer(const EvaluateArguments& a, const train::ModelFiles& files,
                           const data::Source& source) {
   if (source.vocab() > files.shape().vocab) {
     throw UsageError(str("--data: ", source.name(), " has ", source.vocab(),
-                         " different tokens; wanted at most the ", files.shape().vocab,
+                         " different tokens; must be at most the ", files.shape().vocab,
                          " of the model in ", files.folder()));
   }
-  // Digits to sort are numbers that mean something else in any text.
+  // Token ids of the sorting task have another meaning than those of text.
   const bool digits = files.data() == "synthetic";
-  const bool told = !files.data().empty() && files.data() != "unknown";
-  if (told && digits != (a.data == "synthetic")) {
-    throw UsageError(digits ? str("--data: got ", quote(a.data), ", and the model of ",
-                                  files.folder(), " learnt to sort digits; wanted synthetic")
-                            : str("--data: got synthetic, digits to sort, and the model of ",
-                                  files.folder(), " learnt ", quote(files.data()),
-                                  "; wanted tokens or a text of that kind"));
+  const bool known = !files.data().empty() && files.data() != "unknown";
+  if (known && digits != (a.data == "synthetic")) {
+    throw UsageError(digits ? str("--data: got ", quote(a.data), ", but the model of ",
+                                  files.folder(), " was trained to sort digits; must be synthetic")
+                            : str("--data: got synthetic (digits to sort), but the model of ",
+                                  files.folder(), " was trained on ", quote(files.data()),
+                                  "; must be tokens or text of that kind"));
   }
   std::string own = files.tokenizer();
   if (own.empty() && files.huggingface() && !source.fingerprint().empty()) {
@@ -77,14 +77,14 @@ void check_same_tokenizer(const EvaluateArguments& a, const train::ModelFiles& f
   if (own == source.fingerprint() || (own.empty() && !files.huggingface())) return;
   if (source.fingerprint().empty() && !data::has_tokens(a.data)) {
     throw UsageError(str("--data: ", quote(a.data),
-                         " would be read byte by byte, and the model of ", files.folder(),
-                         " was trained with a tokenizer; wanted tokens of it, "
-                         "as tessera data prepare makes them"));
+                         " would be read byte by byte, but the model of ", files.folder(),
+                         " was trained with a tokenizer. Tokenize the text with it: "
+                         "tessera data prepare"));
   }
-  if (own.empty() || source.fingerprint().empty()) return;  // tokens that say nothing of it
+  if (own.empty() || source.fingerprint().empty()) return;  // the tokens have no fingerprint
   throw UsageError(str("--data: ", source.name(), " was made with another tokenizer (",
                        source.fingerprint(), ") than the model of ", files.folder(), " (", own,
-                       "); wanted the same"));
+                       "); must be the same"));
 }
 
 struct Opened {
@@ -104,7 +104,7 @@ Opened open_all(const EvaluateArguments& a) {
                                        : 1024;
   if (shape.longest() > 0 && options.seq > shape.longest()) {
     throw UsageError(str("--seq: got ", options.seq, ", but ", longest_reason(shape),
-                         "; wanted at most ", shape.longest()));
+                         "; must be at most ", shape.longest()));
   }
   try {
     models::check_tp(shape, a.tp);
@@ -124,7 +124,7 @@ train::InferenceNeed need_of(const EvaluateArguments& a, const Opened& all) {
   return {.tp = a.tp, .pp = a.pp, .element_bytes = bytes, .tokens = a.batch * all.source->seq()};
 }
 
-// A batch that would fill this host until the kernel ends a rank is not started.
+// Throws if the batch does not fit into host memory, before the OOM killer ends a rank.
 void check_host(const EvaluateArguments& a, const Opened& all, int ranks_here) {
   if (a.force || a.device != "cpu") return;
   const auto free = process::free_host_memory();
@@ -134,7 +134,7 @@ void check_host(const EvaluateArguments& a, const Opened& all, int ranks_here) {
                                 "a smaller --batch or --seq");
 }
 
-int take_part_in_evaluation(const EvaluateArguments& a, Opened all) {
+int evaluate_on_rank(const EvaluateArguments& a, Opened all) {
   comm::InitOptions init;
   init.backend = a.backend;
   init.cuda = a.device == "cuda";
@@ -149,7 +149,7 @@ int take_part_in_evaluation(const EvaluateArguments& a, Opened all) {
                                  std::max(1, comm::gpu_count()));
     options.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
     c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(options.device);
-    at::empty({1}, at::device(options.device));  // wakes the device: before, nothing is known of it
+    at::empty({1}, at::device(options.device));  // initializes the device: device_free() needs it
     if (const auto free = memory::device_free(options.device); free && !a.force) {
       train::check_inference_memory(train::need_of_inference(all.files->shape(), need_of(a, all)),
                                     1, *free, options.device.str(), "a smaller --batch or --seq");
@@ -192,48 +192,49 @@ int evaluate_command(int argc, char** argv) {
   CommandLine line("evaluate", "Measures the loss of a trained model on tokens or text.",
                    kEvaluateExamples);
   CLI::App& app = line.app();
-  app.add_option("--from", a.from, "the trained model")->required()->type_name("FOLDER");
+  app.add_option("--from", a.from, "trained model")->required()->type_name("FOLDER");
   app.add_option("--base", a.base,
-                 "of adapters: the model they are for; otherwise where their files say")
+                 "for adapters: their base model; by default the one that their files name")
       ->type_name("FOLDER");
-  app.add_option("--data", a.data, "tokens or a text file, which it should not have seen")
+  app.add_option("--data", a.data, "tokens or a text file that the model was not trained on")
       ->required()
       ->type_name("PATH");
-  line.integer(app, "--batches", a.batches, 0, 1 << 30, "so many at most; 0: all of the data");
+  line.integer(app, "--batches", a.batches, 0, 1 << 30,
+               "most batches to evaluate; 0: all of the data");
   line.integer(app, "--batch", a.batch, 1, 1 << 20, "sequences computed at once");
   line.integer(app, "--seq", a.seq, 0, 1 << 24,
                "tokens in a sequence; 0: as in training, or at most 1024");
   line.choice(app, "--documents", a.documents, {"join", "separate"},
-              "whether tokens attend to other documents of their sequence");
+              "join: tokens attend to earlier documents of their sequence; separate: they do not");
   line.integer(app, "--dp", a.dp, 1, 4096, "replicas, which share the data");
   line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix");
   line.integer(app, "--pp", a.pp, 1, 4096, "ranks that share the layers");
   line.dtype(app, "--dtype", a.dtype, train::kComputeTypes, "auto: as the model is stored");
   line.choice(app, "--device", a.device, {"cpu", "cuda"}, "where to compute");
-  line.choice(app, "--backend", a.backend, comm::backend_names(), "of the collectives");
-  line.integer(app, "--threads", a.threads, 0, 4096, "of each rank; 0: its share of the cores");
-  app.add_flag("--force", a.force, "start although memory seems too small");
+  line.choice(app, "--backend", a.backend, comm::backend_names(), "backend of the collectives");
+  line.integer(app, "--threads", a.threads, 0, 4096, "threads per rank; 0: its share of the cores");
+  app.add_flag("--force", a.force, "start even if memory seems insufficient");
   app.add_flag("--json", a.json, "print JSON");
   if (!line.parse(argc, argv)) return 0;
 
   if (a.axes().world() > kMostRanks) {
     throw UsageError(str("--dp ", a.dp, " × --tp ", a.tp, " × --pp ", a.pp, " = ", a.axes().world(),
-                         " ranks; wanted at most ", kMostRanks, ": ", kMostRanksWhy));
+                         " ranks; must be at most ", kMostRanks, ": ", kMostRanksWhy));
   }
   const comm::Launch launch = comm::detect_launch();
   if (comm::backend_kind(a.backend).simulated) {
-    throw UsageError(str("--backend: got ", a.backend, ", whose other ranks are not there"));
+    throw UsageError(str("--backend: got ", a.backend, ", which simulates the other ranks"));
   }
   if (launch.launcher != "alone" && launch.size != a.ranks()) {
     throw UsageError(str("--dp ", a.dp, " × --tp ", a.tp, " × --pp ", a.pp, " = ", a.ranks(),
                          ", but ", launch.launcher, " started ", launch.size,
-                         " ranks; wanted as many"));
+                         " ranks; the two must be equal"));
   }
   if (a.device == "cuda" && comm::gpu_count() == 0) {
-    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
+    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; must be cpu");
   }
   if (a.threads > 0) at::set_num_threads(a.threads);
-  // Whatever is wrong is said once, before ranks are started.
+  // Reports errors once, before ranks are started.
   Opened all = open_all(a);
   check_host(a, all, launch.launcher == "alone" ? a.ranks() : launch.local_size);
   if (a.ranks() == 1 || (launch.launcher != "alone" && launch.rank == 0)) {
@@ -244,7 +245,7 @@ int evaluate_command(int argc, char** argv) {
     }
   }
   if (launch.launcher != "alone" || a.ranks() == 1) {
-    return told_by_launcher([&] { return take_part_in_evaluation(a, std::move(all)); });
+    return report_to_launcher([&] { return evaluate_on_rank(a, std::move(all)); });
   }
   if (comm::backend_kind(a.backend).needs_mpi) {
     return process::become_mpirun(a.ranks(), process::own_command(argc, argv));

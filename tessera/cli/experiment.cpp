@@ -1,4 +1,4 @@
-// tessera experiment: runs the rows of an experiment as processes of their own, and compares.
+// tessera experiment: runs the rows of an experiment as separate processes and compares them.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -46,7 +46,7 @@ constexpr const char* kExperimentExamples =
     "  tessera calibrate --ranks 2 --threads 1 --out mine.toml\n"
     "  tessera experiment ablation --hardware-file mine.toml --hardware this-machine\n"
     "\n"
-    "Rows of more ranks than there are here run as one of them (--backend dry), for memory alone.\n"
+    "Rows with more ranks than this machine has run as one rank (--backend dry), for memory only.\n"
     "JSON: {experiment, scale, date, rows:[{run, zero, dp, memory, step_s, planned:{…}, …}], "
     "plot:[…],\n"
     "planner_differs:{memory:{…}, step:{…}}}, in bytes and seconds.";
@@ -67,13 +67,13 @@ std::string text_of(const std::filesystem::path& path) {
   return text.str();
 }
 
-// The end of what a program said, for a message.
+// Returns the end of a program's output, for a message.
 std::string last_lines(const std::string& text) {
   constexpr std::size_t kMost = 1500;
   return text.size() <= kMost ? text : "…" + text.substr(text.size() - kMost);
 }
 
-// `tessera train` as a process of its own.
+// Runs `tessera train` as a separate process.
 class TrainProcess {
  public:
   explicit TrainProcess(const ScratchFolder& folder) : folder_(folder) {}
@@ -100,14 +100,14 @@ class TrainProcess {
     const int status = run(command, out, err);
     if (status == 0) return facts(metrics);
     RunFacts none;
-    const std::string said = text_of(err);
-    const std::size_t at = said.find("out of memory");
+    const std::string messages = text_of(err);
+    const std::size_t at = messages.find("out of memory");
     if (at == std::string::npos) {
-      throw Error(str("this ended with status ", status, ":\n  ", join(command, " "), "\n",
-                      last_lines(said)));
+      throw Error(str("this command failed with status ", status, ":\n  ", join(command, " "), "\n",
+                      last_lines(messages)));
     }
-    const std::size_t line = said.rfind('\n', at) + 1;
-    none.why_not = said.substr(line, said.find('\n', at) - line);
+    const std::size_t line = messages.rfind('\n', at) + 1;
+    none.why_not = messages.substr(line, messages.find('\n', at) - line);
     return none;
   }
 
@@ -133,13 +133,14 @@ class TrainProcess {
       throw Error(str("cannot start ", command.front(), ": ", std::strerror(started.exec_errno)));
     }
     int status = 0;
-    bool told = false;
+    bool terminated = false;
     for (;;) {
-      if (interrupt() != 0 && !told) {
-        told = true;
+      if (interrupt() != 0 && !terminated) {
+        terminated = true;
         ::kill(-started.pid, SIGTERM);
       }
-      // A signal that came just before a wait without end would be seen only when the run is over.
+      // Polls: a signal that arrives just before a blocking wait would be seen only when it
+      // returns.
       const pid_t ended = ::waitpid(started.pid, &status, WNOHANG);
       if (ended == started.pid) break;
       if (ended < 0 && errno != EINTR) throw Error(str("waitpid: ", std::strerror(errno)));
@@ -170,7 +171,7 @@ class TrainProcess {
         }
       }
     }
-    if (!ended) throw Error(str("the run wrote no summary to ", metrics.string()));
+    if (!ended) throw Error(str("the run did not write a summary to ", metrics.string()));
     out.exposed = median(seconds["comm_exposed_s"]);
     out.forward = median(seconds["forward_s"]);
     out.backward = median(seconds["backward_s"]);
@@ -181,7 +182,7 @@ class TrainProcess {
   const ScratchFolder& folder_;
 };
 
-// The planner's answer to the words of a run.
+// Predicts runs with the planner and the simulator.
 class PlannerAnswers {
  public:
   PlannerAnswers(std::string hardware, const std::string& file)
@@ -190,7 +191,7 @@ class PlannerAnswers {
   }
 
   Predicted operator()(const RunWords& words) const {
-    const planner::Question question = settled(words);
+    const planner::Question question = question_of(words);
     const planner::Plan plan = planner::plan_numbers(question);
     Predicted out;
     out.reserve = question.hardware.reserve;
@@ -200,10 +201,10 @@ class PlannerAnswers {
     return out;
   }
 
-  // The same step played by the simulator, with the computing times of a run.
+  // Simulates the same step with the computing times of a run. Returns seconds.
   double simulated(const RunWords& words, const RunFacts& computing) const {
     simulator::Scenario scenario;
-    static_cast<planner::Step&>(scenario) = planner::describe_step(settled(words));
+    static_cast<planner::Step&>(scenario) = planner::describe_step(question_of(words));
     const double micros = static_cast<double>(scenario.micros);
     for (planner::StepChunk& chunk : scenario.chunks.front()) {
       chunk.forward = computing.forward / micros;
@@ -214,7 +215,7 @@ class PlannerAnswers {
   }
 
  private:
-  planner::Question settled(const RunWords& words) const {
+  planner::Question question_of(const RunWords& words) const {
     planner::Settings settings;
     for (const auto& [name, value] : words) {
       if (name != "hardware") take_run_setting(name, value, settings);
@@ -226,13 +227,13 @@ class PlannerAnswers {
     if (value_of(words, "layout", "").empty()) settings.set("layout", "fp32");
     if (!gpu) settings.set("gpus-per-node", value_of(words, "dp", "1"));
     planner::Question question = settings.question(catalogue_);
-    slow_down(question.hardware, words);
+    throttle_link(question.hardware, words);
     return planner::settle(question);
   }
 
-  // The link of the run. What its transfers cost the kernels beside them is the copying, which goes
-  // on for as short a time as before.
-  static void slow_down(planner::Hardware& hardware, const RunWords& words) {
+  // Applies the link limits of the run. Transfers slow concurrent kernels down only while they
+  // copy, which takes as long as without the limit.
+  static void throttle_link(planner::Hardware& hardware, const RunWords& words) {
     const std::string rate = value_of(words, "link-bandwidth", ""),
                       time = value_of(words, "link-latency", "");
     if (!rate.empty()) {
@@ -268,7 +269,7 @@ std::string list_of_experiments() {
           text += str("    ", row.name, ": ", row.what, "\n");
         }
       } catch (const UsageError&) {
-        continue;  // it is not for this scale
+        continue;  // does not have this scale
       }
     }
   }
@@ -287,7 +288,7 @@ void watch_interrupts() {
   for (const int number : {SIGINT, SIGTERM}) {
     struct sigaction action {};
     action.sa_handler = [](int signal) { interrupt().store(signal); };
-    ::sigaction(number, &action, nullptr);  // without SA_RESTART: a wait ends
+    ::sigaction(number, &action, nullptr);  // without SA_RESTART: interrupts waits
   }
 }
 
@@ -311,7 +312,7 @@ ExperimentResults run_all(const Experiment& experiment, const ExperimentArgument
     if (!progress) progress.emplace(of, shown);
     progress->update(done, what);
   };
-  // Without a place to put it, and in JSON, a picture's points are still wanted: all at once.
+  // The points of the plot are also part of the JSON of all rows, so compute them without --svg.
   const bool plot = !given.svg.empty() || given.only.empty();
   ExperimentResults results = run_experiment(experiment, given.only, plot, tools);
   if (progress) progress->finish();
@@ -323,35 +324,37 @@ ExperimentResults run_all(const Experiment& experiment, const ExperimentArgument
 int experiment_command(int argc, char** argv) {
   ExperimentArguments given;
   CommandLine line("experiment",
-                   "Runs an experiment: trains its rows, finds what fits, and compares with what "
-                   "was reported and planned.",
+                   "Runs an experiment: trains its rows, finds what fits, and compares with the "
+                   "reported and planned figures.",
                    kExperimentExamples);
   CLI::App& app = line.app();
   app.add_option("name", given.name, "one of --list, or a TOML file")->type_name("NAME");
-  line.choice(app, "--scale", given.scale, {"cpu", "gpu"}, "small models here, or large on a GPU");
-  app.add_flag("--list", given.list, "say which there are, with their rows, and do nothing else");
+  line.choice(app, "--scale", given.scale, {"cpu", "gpu"},
+              "small models on the CPU, or large ones on a GPU");
+  app.add_flag("--list", given.list, "list the experiments with their rows and exit");
   app.add_flag("--json", given.json, "print the results as JSON");
-  app.add_option("--svg", given.svg, "draw memory against DP into this file")->type_name("FILE");
-  app.add_option("--only", given.only, "these rows, and those that they refer to")
+  app.add_option("--svg", given.svg, "plot memory against DP into this file")->type_name("FILE");
+  app.add_option("--only", given.only, "run only these rows and those that they refer to")
       ->delimiter(',')
       ->type_name("ROWS");
-  app.add_option("--hardware", given.hardware, "to plan by, instead of the experiment's")
+  app.add_option("--hardware", given.hardware, "hardware to plan with, instead of the experiment's")
       ->type_name("NAME");
   app.add_option("--hardware-file", given.hardware_file, "entries such as tessera calibrate writes")
       ->type_name("FILE");
   line.integer(app, "--ranks", given.ranks, 0, 4096,
-               "most ranks that are run together; 0: as the experiment says");
+               "most ranks to run at once; 0: as in the experiment");
   if (!line.parse(argc, argv)) return 0;
   if (given.list) return print_out(list_of_experiments());
   if (given.name.empty()) {
-    throw UsageError("wanted the name of an experiment; tessera experiment --list has them");
+    throw UsageError(
+        "the name of an experiment is missing; tessera experiment --list shows the names");
   }
   if (!given.svg.empty()) check_publishable(given.svg, "--svg");
   Experiment experiment = find_experiment(given.name, given.scale);
   if (given.ranks > 0) experiment.scale.real_ranks = given.ranks;
   if (!given.hardware.empty()) experiment.scale.hardware = given.hardware;
   if (!given.svg.empty() && experiment.plot.dp.empty()) {
-    throw UsageError(str("--svg: ", experiment.name, " has no [plot]; wanted it left out"));
+    throw UsageError(str("--svg: ", experiment.name, " has no [plot]; omit --svg"));
   }
   ExperimentResults results;
   try {

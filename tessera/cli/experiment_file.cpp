@@ -35,7 +35,8 @@ BatchReference parse_batch(const std::string& text) {
     if (problem != std::errc() || end != digits.data() + digits.size() || value < 1 ||
         value > 1'000'000'000) {
       throw UsageError(str("micro-batch: got ", quote(text),
-                           ", wanted a number of at least 1, a row, or a row and more, as R3+1"));
+                           "; must be a number of at least 1, a row, or a row plus a number such "
+                           "as R3+1"));
     }
     return value;
   };
@@ -57,7 +58,7 @@ Experiment find_experiment(const std::string& name, const std::string& scale) {
     return found;
   }
   if (name.find('/') == std::string::npos && !name.ends_with(".toml")) {
-    throw UsageError(str(quote(name), " is no experiment; wanted ", join(names, ", "),
+    throw UsageError(str(quote(name), " is not an experiment; must be ", join(names, ", "),
                          ", or a .toml file", did_you_mean(name, names)));
   }
   const std::string text = read_small_file(name, planner::kMostToml, "a TOML file");

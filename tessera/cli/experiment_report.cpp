@@ -51,7 +51,7 @@ std::string found_text(const ExperimentResult& one) {
              one.predicted_found);
 }
 
-// What the numbers say of a row against its base.
+// Compares a row with its base in a sentence.
 std::string sentence(const ExperimentResult& one, const ExperimentResult& base) {
   if (!one.facts.fits || !base.facts.fits) return "";
   const double memory = one.facts.memory - base.facts.memory;
@@ -69,7 +69,7 @@ std::string sentence(const ExperimentResult& one, const ExperimentResult& base) 
     text += str(", waits ", one.facts.exposed > 0 ? time_text(one.facts.exposed) : "0 s",
                 " of it for communication instead of ",
                 base.facts.exposed > 0 ? time_text(base.facts.exposed) : "0 s");
-    // The difference in time is that in waiting, or something else.
+    // Attributes the time difference to waiting if the two are close.
     if (std::fabs(time) > 0.02 * base.facts.step) {
       text += std::fabs(time - waiting) < 0.35 * std::fabs(time)
                   ? ", which is where the difference comes from"
@@ -84,47 +84,47 @@ std::string sentence(const ExperimentResult& one, const ExperimentResult& base) 
   return text + ".\n";
 }
 
-PlannerMiss miss_of(const std::vector<double>& misses) {
-  PlannerMiss out;
-  out.count = static_cast<int>(misses.size());
-  if (misses.empty()) return out;
-  out.most = *std::max_element(misses.begin(), misses.end());
-  out.median = median(misses);
+PredictionError error_of(const std::vector<double>& errors) {
+  PredictionError out;
+  out.count = static_cast<int>(errors.size());
+  if (errors.empty()) return out;
+  out.most = *std::max_element(errors.begin(), errors.end());
+  out.median = median(errors);
   return out;
 }
 
-const char* stage_colour(std::int64_t zero) {
-  constexpr const char* kColours[] = {colours::kParams, colours::kOptimizer, colours::kGrads,
-                                      colours::kActivations};
-  return kColours[std::clamp<std::int64_t>(zero, 0, 3)];
+const char* stage_color(std::int64_t zero) {
+  constexpr const char* kColors[] = {colours::kParams, colours::kOptimizer, colours::kGrads,
+                                     colours::kActivations};
+  return kColors[std::clamp<std::int64_t>(zero, 0, 3)];
 }
 
 }  // namespace
 
-PlannerMiss memory_miss(const ExperimentResults& results) {
-  std::vector<double> misses;
+PredictionError memory_error(const ExperimentResults& results) {
+  std::vector<double> errors;
   for (const ExperimentResult& one : results.rows) {
     if (!one.facts.fits || one.facts.memory <= 0 || one.predicted.memory <= 0) continue;
-    misses.push_back(std::fabs(one.predicted.memory / one.facts.memory - 1));
+    errors.push_back(std::fabs(one.predicted.memory / one.facts.memory - 1));
   }
-  return miss_of(misses);
+  return error_of(errors);
 }
 
-PlannerMiss time_miss(const ExperimentResults& results) {
-  std::vector<double> misses;
+PredictionError time_error(const ExperimentResults& results) {
+  std::vector<double> errors;
   for (const ExperimentResult& one : results.rows) {
     if (!timed(one) || one.facts.step <= 0 || one.predicted.step <= 0) continue;
-    misses.push_back(std::fabs(one.predicted.step / one.facts.step - 1));
+    errors.push_back(std::fabs(one.predicted.step / one.facts.step - 1));
   }
-  return miss_of(misses);
+  return error_of(errors);
 }
 
-PlannerMiss simulator_miss(const ExperimentResults& results) {
-  std::vector<double> misses;
+PredictionError simulator_error(const ExperimentResults& results) {
+  std::vector<double> errors;
   for (const ExperimentResult& one : results.rows) {
-    if (one.simulated > 0) misses.push_back(std::fabs(one.simulated / one.facts.step - 1));
+    if (one.simulated > 0) errors.push_back(std::fabs(one.simulated / one.facts.step - 1));
   }
-  return miss_of(misses);
+  return error_of(errors);
 }
 
 std::string experiment_text(const Experiment& experiment, const ExperimentResults& results) {
@@ -167,29 +167,29 @@ std::string experiment_text(const Experiment& experiment, const ExperimentResult
     table.row(cells);
   }
   text += table.text();
-  text += "  memory: of a rank, at its peak; batch: of all ranks and micro-batches\n";
-  if (dry) text += "  *: one rank of them (--backend dry), for its memory alone\n";
+  text += "  memory: peak of a rank; batch: of all ranks and micro-batches\n";
+  if (dry) text += "  *: only one of the ranks ran (--backend dry), for its memory\n";
   std::string sentences;
   for (const ExperimentResult& one : results.rows) {
     if (const ExperimentResult* base = base_of(one, results)) sentences += sentence(one, *base);
   }
   if (!sentences.empty()) text += "\n" + sentences;
   text += "\n";
-  const std::pair<PlannerMiss, const char*> misses[] = {
-      {memory_miss(results), "planner's memory"},
-      {simulated ? PlannerMiss{} : time_miss(results), "planner's step time"},
-      {simulator_miss(results), "simulator's step time"}};
-  for (const auto& [miss, what] : misses) {
-    if (miss.count == 0) continue;
-    text += str("  The ", what, " differs from what was measured by ", fixed(100 * miss.most, 1),
-                "% at most, ", fixed(100 * miss.median, 1), "% in the middle of ",
-                plural(miss.count, "run"), ".\n");
+  const std::pair<PredictionError, const char*> errors[] = {
+      {memory_error(results), "planner's memory"},
+      {simulated ? PredictionError{} : time_error(results), "planner's step time"},
+      {simulator_error(results), "simulator's step time"}};
+  for (const auto& [error, what] : errors) {
+    if (error.count == 0) continue;
+    text +=
+        str("  The ", what, " differs from the measurement by at most ", fixed(100 * error.most, 1),
+            "%, median ", fixed(100 * error.median, 1), "% of ", plural(error.count, "run"), ".\n");
   }
   for (const ExperimentResult& one : results.rows) {
     if (one.row->find.empty() && one.facts.fits == one.row->out_of_memory) {
-      text += str(
-          "  ", label_of(one),
-          one.facts.fits ? " fits, which it should not.\n" : " does not fit, which it should.\n");
+      text += str("  ", label_of(one),
+                  one.facts.fits ? " fits, but was expected not to.\n"
+                                 : " does not fit, but was expected to.\n");
     }
   }
   return text;
@@ -235,7 +235,7 @@ std::string experiment_json(const Experiment& experiment, const ExperimentResult
                       {"memory", at.memory},
                       {"planned", at.predicted}});
   }
-  const auto miss = [](const PlannerMiss& of) {
+  const auto error = [](const PredictionError& of) {
     return Json{{"runs", of.count}, {"most", of.most}, {"median", of.median}};
   };
   Json all = {{"experiment", experiment.name},
@@ -244,8 +244,8 @@ std::string experiment_json(const Experiment& experiment, const ExperimentResult
               {"rows", rows},
               {"plot", points},
               {"planner_differs",
-               {{"memory", miss(memory_miss(results))}, {"step", miss(time_miss(results))}}}};
-  if (experiment.scale.simulate) all["simulator_differs"] = miss(simulator_miss(results));
+               {{"memory", error(memory_error(results))}, {"step", error(time_error(results))}}}};
+  if (experiment.scale.simulate) all["simulator_differs"] = error(simulator_error(results));
   return json_text(all);
 }
 
@@ -275,26 +275,26 @@ std::string experiment_svg(const Experiment& experiment, const ExperimentResults
   for (const PlotPoint& at : points) {
     if (std::find(named.begin(), named.end(), at.dp) != named.end()) continue;
     named.push_back(at.dp);
-    const double centre = x(static_cast<double>(at.dp));
-    svg.text(centre, y(0) + 18, str("DP ", at.dp), Svg::Anchor::middle);
-    svg.text(centre, y(0) + 34, str("batch ", at.batch), Svg::Anchor::middle);
+    const double center = x(static_cast<double>(at.dp));
+    svg.text(center, y(0) + 18, str("DP ", at.dp), Svg::Anchor::middle);
+    svg.text(center, y(0) + 34, str("batch ", at.batch), Svg::Anchor::middle);
   }
   double legend = kLeft;
   for (std::size_t i = 0; i < points.size(); ++i) {
     const PlotPoint& at = points[i];
     const bool first = i == 0 || points[i - 1].zero != at.zero;
-    const char* const colour = stage_colour(at.zero);
+    const char* const color = stage_color(at.zero);
     const auto dp = static_cast<double>(at.dp);
     if (first) {
-      legend = svg.legend(legend, 44, colour,
+      legend = svg.legend(legend, 44, color,
                           at.zero == 0 ? std::string("plain (stage 0)") : str("stage ", at.zero));
     } else {
       const PlotPoint& last = points[i - 1];
       const auto before = static_cast<double>(last.dp);
-      svg.line(x(before), y(last.memory), x(dp), y(at.memory), colour);
-      svg.line(x(before), y(last.predicted), x(dp), y(at.predicted), colour, "3 4");
+      svg.line(x(before), y(last.memory), x(dp), y(at.memory), color);
+      svg.line(x(before), y(last.predicted), x(dp), y(at.predicted), color, "3 4");
     }
-    svg.dot(x(dp), y(at.memory), colour,
+    svg.dot(x(dp), y(at.memory), color,
             str("DP ", at.dp, ", stage ", at.zero, ": ", size_text(at.memory), ", planned ",
                 size_text(at.predicted)));
   }

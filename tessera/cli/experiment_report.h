@@ -6,20 +6,20 @@
 
 namespace tessera::cli {
 
-// The table, what follows from it, and how far the planner was off.
+// Returns the table, comparisons with base rows, and the error of the planner.
 std::string experiment_text(const Experiment& experiment, const ExperimentResults& results);
 std::string experiment_json(const Experiment& experiment, const ExperimentResults& results,
                             const std::string& date);
-// Total memory against dp; throws UsageError where there is nothing to draw.
+// Plots total memory against dp. Throws UsageError if there are no points.
 std::string experiment_svg(const Experiment& experiment, const ExperimentResults& results);
 
-// Of what was measured, by how much the planner was off, at most and in the middle.
-struct PlannerMiss {
+// Relative error of predictions over all measured rows: largest and median.
+struct PredictionError {
   int count = 0;
-  double most = 0, median = 0;  // shares
+  double most = 0, median = 0;  // relative to the measurement
 };
-PlannerMiss memory_miss(const ExperimentResults& results);
-PlannerMiss time_miss(const ExperimentResults& results);
-PlannerMiss simulator_miss(const ExperimentResults& results);
+PredictionError memory_error(const ExperimentResults& results);
+PredictionError time_error(const ExperimentResults& results);
+PredictionError simulator_error(const ExperimentResults& results);
 
 }  // namespace tessera::cli

@@ -70,7 +70,7 @@ class ExperimentRunner {
     return out;
   }
 
-  // The further rounds, all rows by turns and each time another one first.
+  // Runs the further rounds. Rows alternate, and each round starts with another row.
   void repeat(std::vector<ExperimentResult>& rows) {
     const ExperimentScale& scale = experiment_.scale;
     std::vector<RunWords> timed;
@@ -99,9 +99,9 @@ class ExperimentRunner {
     }
     for (ExperimentResult& one : rows) {
       if (one.dry || !one.facts.fits) continue;
-      one.facts = middle(memory_.at(key_of(one.words)));
+      one.facts = median_of(memory_.at(key_of(one.words)));
       if (!scale.simulate) continue;
-      const RunFacts computing = middle(memory_.at(key_of(without_overlap(one.words))));
+      const RunFacts computing = median_of(memory_.at(key_of(without_overlap(one.words))));
       one.simulated = tools_.simulates(one.words, computing);
     }
   }
@@ -150,7 +150,7 @@ class ExperimentRunner {
 
   void search(const ExperimentRow& row, ExperimentResult& out) {
     if (limit_ <= 0) {
-      throw UsageError(str("row ", quote(row.name), ": find needs memory-limit at its scale"));
+      throw UsageError(str("row ", quote(row.name), ": find needs memory-limit in its scale"));
     }
     const bool model = row.find == "model";
     const RunWords start = out.words;
@@ -163,7 +163,7 @@ class ExperimentRunner {
       }
       return words;
     };
-    // Whether it fits is known after two steps.
+    // Two steps are enough to see whether a run fits.
     const auto probe = [&](std::int64_t n) {
       RunWords words = with(n);
       put(words, "steps", "2");
@@ -184,7 +184,7 @@ class ExperimentRunner {
   const ExperimentTools& tools_;
   double limit_ = 0;
   ModelShape base_;
-  std::map<std::string, std::vector<RunFacts>> memory_;  // by the words of the run, its rounds
+  std::map<std::string, std::vector<RunFacts>> memory_;  // rounds of a run, by its settings
   std::map<std::string, std::int64_t> found_;            // by row
   std::int64_t runs_ = 0, done_ = 0, total_ = 0;
   std::string doing_;
@@ -198,7 +198,7 @@ std::int64_t largest_that_fits(std::int64_t guess, std::int64_t most,
   std::int64_t good = 0, bad = most + 1;
   std::int64_t next = std::clamp<std::int64_t>(guess, 1, most), stride = 1;
   bool up = true;
-  // Away from the guess in growing strides, until there is one that fits below one that does not.
+  // Moves away from the guess in growing strides until one fits and a larger one does not.
   for (bool first = true; bad - good > 1; first = false) {
     const bool fit = fits(next);
     (fit ? good : bad) = next;
@@ -214,7 +214,7 @@ std::int64_t largest_that_fits(std::int64_t guess, std::int64_t most,
   return good;
 }
 
-RunFacts middle(const std::vector<RunFacts>& rounds) {
+RunFacts median_of(const std::vector<RunFacts>& rounds) {
   RunFacts out = rounds.front();
   const auto of = [&](double RunFacts::*number) {
     std::vector<double> all;
@@ -259,12 +259,12 @@ ExperimentResults run_experiment(const Experiment& experiment, const std::vector
   for (const ExperimentRow& row : experiment.rows) names.push_back(row.name);
   for (const std::string& name : only) {
     if (std::find(names.begin(), names.end(), name) == names.end()) {
-      throw UsageError(str("--only: got ", quote(name), ", wanted of ", join(names, ", "),
+      throw UsageError(str("--only: got ", quote(name), "; must be some of ", join(names, ", "),
                            did_you_mean(name, names)));
     }
   }
   const bool plotting = with_plot && !experiment.plot.dp.empty();
-  // Those that they refer to stand before them.
+  // Rows refer only to earlier rows, so one backward pass finds all of them.
   const auto want = [&](const std::string& name) {
     if (!name.empty()) wanted.insert(name);
   };

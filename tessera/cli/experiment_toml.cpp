@@ -34,7 +34,7 @@ class ExperimentReader {
         }
       } else if (key == "row") {
         const auto* rows = node.as_array();
-        if (rows == nullptr) fail(node, "row: wanted [[row]], one for each run");
+        if (rows == nullptr) fail(node, "row: must be [[row]], one per run");
         for (const toml::node& each : *rows) out.rows.push_back(row(table(each, "row")));
       } else if (key == "plot") {
         out.plot = plot(table(node, "plot"));
@@ -46,7 +46,8 @@ class ExperimentReader {
       throw UsageError(str("--scale: got ", scale_, ", but ", where_, " has ",
                            scales.empty() ? "none" : join(scales, ", ")));
     }
-    if (out.rows.empty()) throw UsageError(str(where_, " has no [[row]]; wanted at least one"));
+    if (out.rows.empty())
+      throw UsageError(str(where_, " has no [[row]]; at least one is required"));
     check_references(out);
     return out;
   }
@@ -56,40 +57,40 @@ class ExperimentReader {
     throw UsageError(str(where_, ", line ", node.source().begin.line, ": ", problem));
   }
   [[noreturn]] void unknown(const toml::node& node, std::string_view key,
-                            const std::vector<std::string>& wanted) const {
-    fail(node, str(quote(key), " is no key here; wanted ", join(wanted, ", "),
-                   did_you_mean(key, wanted)));
+                            const std::vector<std::string>& allowed) const {
+    fail(node, str(quote(key), " is not a key here; must be one of ", join(allowed, ", "),
+                   did_you_mean(key, allowed)));
   }
   const toml::table& table(const toml::node& node, std::string_view key) const {
     if (const auto* inner = node.as_table()) return *inner;
-    fail(node, str(key, ": wanted a table"));
+    fail(node, str(key, ": must be a table"));
   }
   std::string text(const toml::node& node, std::string_view key) const {
     if (const auto* value = node.as_string()) return value->get();
-    fail(node, str(key, ": wanted a text"));
+    fail(node, str(key, ": must be a string"));
   }
   std::int64_t whole(const toml::node& node, std::string_view key, std::int64_t least,
                      std::int64_t most) const {
     const auto* value = node.as_integer();
     if (value != nullptr && value->get() >= least && value->get() <= most) return value->get();
-    fail(node, str(key, ": wanted a whole number, ", least, " to ", most));
+    fail(node, str(key, ": must be an integer from ", least, " to ", most));
   }
   std::vector<std::int64_t> wholes(const toml::node& node, std::string_view key, std::int64_t least,
                                    std::int64_t most) const {
     if (const auto* list = node.as_array()) {
       std::vector<std::int64_t> all;
       for (const toml::node& each : *list) all.push_back(whole(each, key, least, most));
-      if (all.empty()) fail(node, str(key, ": wanted at least one number"));
+      if (all.empty()) fail(node, str(key, ": must have at least one number"));
       return all;
     }
     return {whole(node, key, least, most)};
   }
 
-  // A setting of train, checked as far as one can without the others.
+  // Reads a setting of train. Checks its value, but not its combination with other settings.
   void setting(RunWords& words, std::string_view key, const toml::node& node) const {
-    const std::optional<std::string> said = planner::flag_text(node);
-    if (!said) fail(node, str(key, ": ", planner::kWantedFlagText));
-    const std::string& value = *said;
+    const std::optional<std::string> given = planner::flag_text(node);
+    if (!given) fail(node, str(key, ": ", planner::kWantedFlagText));
+    const std::string& value = *given;
     std::string name(key);
     for (char& c : name) c = c == '_' ? '-' : c;
     std::vector<std::string> names;
@@ -124,7 +125,7 @@ class ExperimentReader {
         out.rounds = static_cast<int>(whole(node, "rounds", 1, 1000));
       } else if (key == "simulate") {
         const auto* truth = node.as_boolean();
-        if (truth == nullptr) fail(node, "simulate: wanted true or false");
+        if (truth == nullptr) fail(node, "simulate: must be true or false");
         out.simulate = truth->get();
       } else if (key == "hardware") {
         out.hardware = text(node, "hardware");
@@ -147,11 +148,11 @@ class ExperimentReader {
     } else if (key == "find") {
       out.find = text(node, key);
       if (out.find != "batch" && out.find != "model") {
-        fail(node, str("find: got ", quote(out.find), ", wanted batch or model"));
+        fail(node, str("find: got ", quote(out.find), "; must be batch or model"));
       }
     } else if (key == "out-of-memory") {
       const auto* truth = node.as_boolean();
-      if (truth == nullptr) fail(node, "out-of-memory: wanted true or false");
+      if (truth == nullptr) fail(node, "out-of-memory: must be true or false");
       out.out_of_memory = truth->get();
     } else if (key == "zero") {
       out.zero = wholes(node, key, 0, 3);
@@ -172,7 +173,7 @@ class ExperimentReader {
     if (const auto* own = from.get_as<toml::table>(scale_)) {
       for (const auto& [key, node] : *own) row_key(out, key.str(), node);
     }
-    if (out.name.empty()) fail(from, "row: wanted a name");
+    if (out.name.empty()) fail(from, "row: name is missing");
     return out;
   }
 
@@ -195,7 +196,7 @@ class ExperimentReader {
       }
     }
     if (out.dp.empty() || out.zero.empty() || out.batch.empty()) {
-      fail(from, "plot: wanted dp, zero and batch");
+      fail(from, "plot: needs dp, zero and batch");
     }
     return out;
   }
@@ -205,17 +206,17 @@ class ExperimentReader {
     const auto check = [&](const std::string& batch, const std::string& who) {
       const BatchReference to = parse_batch(batch);
       if (to.row.empty() || finding.count(to.row) > 0) return;
-      throw UsageError(str(where_, ": ", who, " asks for the batch of ", quote(to.row),
-                           ", which is no row before it with find = \"batch\""));
+      throw UsageError(str(where_, ": ", who, " refers to the batch of ", quote(to.row),
+                           ", which is not an earlier row with find = \"batch\""));
     };
     for (const ExperimentRow& each : all.rows) {
       check(value_of(each.settings, "micro-batch", "1"), str("row ", quote(each.name)));
       if (!each.base.empty() && before.count(each.base) == 0) {
         throw UsageError(str(where_, ": row ", quote(each.name), " has the base ", quote(each.base),
-                             ", which is no row before it"));
+                             ", which is not an earlier row"));
       }
       if (!before.insert(each.name).second) {
-        throw UsageError(str(where_, ": two rows are called ", quote(each.name)));
+        throw UsageError(str(where_, ": two rows have the name ", quote(each.name)));
       }
       if (each.find == "batch") finding.insert(each.name);
     }

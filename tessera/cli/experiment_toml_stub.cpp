@@ -1,4 +1,4 @@
-// Where toml++ was not found.
+// Built instead of experiment_toml.cpp if toml++ was not found.
 
 #include "tessera/cli/experiment_file.h"
 #include "tessera/core/errors.h"
@@ -7,8 +7,8 @@
 namespace tessera::cli {
 
 Experiment parse_experiment(std::string_view, const std::string& where, const std::string&) {
-  throw UsageError(str(where, ": this build cannot read TOML, as experiments are: toml++ was not ",
-                       "found (Debian: libtomlplusplus-dev)"));
+  throw UsageError(str(where, ": experiments are TOML, which this build cannot read: toml++ was ",
+                       "not found (Debian: libtomlplusplus-dev)"));
 }
 
 }  // namespace tessera::cli

@@ -1,5 +1,5 @@
-// tessera explain: one formula with the numbers put in. `explain sync` runs the engine on a small
-// network and is part of the torch program.
+// tessera explain: shows a formula with its numbers. `explain sync` runs the engine on a small
+// network and is part of tessera-torch.
 
 #include <algorithm>
 #include <iterator>
@@ -34,7 +34,7 @@ constexpr const char* kExplainExamples =
     "  tessera explain schedule --stages 4 --micro-batches 8 --schedule 1f1b\n"
     "  tessera explain sync --ranks 3\n";
 
-// Those that parse their own options.
+// Topics that parse their own options.
 struct OwnTopic {
   std::string_view name, summary;
   int (*run)(int argc, char** argv);
@@ -43,10 +43,10 @@ constexpr OwnTopic kOwnTopics[] = {
     {"zero", "DDP and the ZeRO stages side by side", explain_zero},
     {"parallel", "data, tensor and pipeline parallelism compared", explain_parallel},
     {"collective", "an all-reduce, step by step", explain_collective},
-    {"schedule", "a pipeline's, drawn", explain_schedule},
+    {"schedule", "a drawing of a pipeline schedule", explain_schedule},
 };
 
-// An option that says nothing to the other topics.
+// Option that only some topics use.
 struct TopicOption {
   const CLI::Option* option;
   std::string topics;  // "ring, tensor"
@@ -74,7 +74,7 @@ void add_explain_options(CommandLine& line, Words& words) {
   }
   names.emplace_back("sync");
   help +=
-      "\nsync: gradients of a small network before and after synchronisation (tessera explain "
+      "\nsync: gradients of a small network before and after synchronization (tessera explain "
       "sync --help)";
   ExplainArguments& a = words.arguments;
   line.choice(app, "topic", words.topic, names, help)->required();
@@ -82,28 +82,29 @@ void add_explain_options(CommandLine& line, Words& words) {
     option->description(str(topics, ": ", option->get_description()));
     words.options.push_back({option, topics});
   };
-  of("ring", line.bytes(app, "--bytes", a.bytes, "of the buffer"));
+  of("ring", line.bytes(app, "--bytes", a.bytes, "size of the buffer"));
   of("ring, overlap",
-     line.integer(app, "--ranks", a.ranks, 1, 1'000'000, "how many; left out: --dp"));
+     line.integer(app, "--ranks", a.ranks, 1, 1'000'000, "number of ranks; by default --dp"));
   of("ring, tensor", line.rate(app, "--bandwidth", a.bandwidth, "of a link, in one direction"));
   of("ring, tensor", line.seconds(app, "--latency", a.latency, "of a step"));
-  of("limits", line.bytes(app, "--memory", a.memory, "of a device; 0: what the hardware can fill"));
+  of("limits",
+     line.bytes(app, "--memory", a.memory, "of a device; 0: the usable memory of the hardware"));
   of("overlap", line.seconds(app, "--transfer", a.transfer, "time of the communication"));
-  of("overlap", line.seconds(app, "--hiding", a.hiding, "time of the computation beside it"));
+  of("overlap", line.seconds(app, "--hiding", a.hiding, "time of the concurrent computation"));
   of("overlap",
-     line.number(app, "--overhead", a.overhead, 0, 10, "cost of each doubling, as a share"));
-  of("bubble", line.seconds(app, "--forward", a.forward, "of a stage and micro-batch"));
-  of("bubble", line.seconds(app, "--backward", a.backward, "likewise"));
-  of("bubble", line.seconds(app, "--hop", a.hop, "between stages"));
+     line.number(app, "--overhead", a.overhead, 0, 10, "cost of each doubling, as a fraction"));
+  of("bubble", line.seconds(app, "--forward", a.forward, "forward of a stage and micro-batch"));
+  of("bubble", line.seconds(app, "--backward", a.backward, "backward of a stage and micro-batch"));
+  of("bubble", line.seconds(app, "--hop", a.hop, "transfer between stages"));
   add_plan_flags(app, words.settings);
 }
 
-// What another topic's option says would be ignored without a word.
+// Throws UsageError for options of other topics, which would be ignored silently.
 void check_options(const Words& words) {
   for (const TopicOption& each : words.options) {
     if (each.option->count() == 0 || each.topics.find(words.topic) != std::string::npos) continue;
-    throw UsageError(str(each.option->get_name(), ": is for ", each.topics,
-                         ", and says nothing of ", words.topic, "; leave it out"));
+    throw UsageError(str(each.option->get_name(), ": applies only to ", each.topics, ", not to ",
+                         words.topic, "; omit it"));
   }
 }
 
@@ -118,25 +119,25 @@ int explain_command(int argc, char** argv) {
   }
   for (const OwnTopic& topic : kOwnTopics) {
     if (argc < 2 || argv[1] != topic.name) continue;
-    // Errors send to the help that has the option.
+    // Errors then refer to the help of the topic.
     return guarded(str("tessera explain ", topic.name),
                    [&] { return topic.run(argc - 1, argv + 1); });
   }
   Words words;
-  CommandLine line("explain", "Prints one formula with the numbers put in, step by step.",
-                   kExplainExamples);
+  CommandLine line("explain", "Prints a formula with its numbers, step by step.", kExplainExamples);
   add_explain_options(line, words);
   if (!line.parse(argc, argv)) return 0;
   const bool own = std::any_of(std::begin(kOwnTopics), std::end(kOwnTopics),
                                [&](const OwnTopic& topic) { return topic.name == words.topic; });
   if (own || words.topic == "sync") {
-    throw UsageError(str(words.topic, ": comes first, as in tessera explain ", words.topic));
+    throw UsageError(
+        str(words.topic, ": must be the first argument: tessera explain ", words.topic));
   }
   check_options(words);
   if (words.settings.has("dp") && line.app().count("--ranks") == 0) {
     words.arguments.ranks = words.settings.question(make_catalogue()).dp();
   }
-  // A pipeline's formulas need no model: one that has too few layers must not stand in their way.
+  // The formulas of a pipeline need no model: avoid an error because the default has few layers.
   const bool modelled = words.settings.has("model") || words.settings.has("layers") ||
                         words.settings.has("hidden") || words.settings.has("heads");
   if (words.topic == "bubble" && !modelled) words.settings.set("params", "1B");

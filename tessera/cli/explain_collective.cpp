@@ -22,7 +22,7 @@ constexpr const char* kCollectiveExamples =
     "--between-bandwidth 25GB/s\n"
     "  tessera explain collective --ranks 4 --json\n";
 
-// Steps that are alike share a row.
+// Formats the steps. Consecutive equal steps share a row.
 std::string steps_text(const planner::CollectiveStory& story) {
   Table table("lrrr");
   table.row({"phase", "steps", "sent by a rank in each", "time of each"});
@@ -48,22 +48,22 @@ int explain_collective(int argc, char** argv) {
   double between_bandwidth = 0;
   bool json = false;
   CommandLine line("explain collective",
-                   "Plays an all-reduce step by step: what each step sends, and how long it takes.",
+                   "Shows an all-reduce step by step: what each step sends and how long it takes.",
                    kCollectiveExamples);
   CLI::App& app = line.app();
-  line.choice(app, "--algorithm", ask.algorithm, planner::collective_algorithms(), "which");
-  line.integer(app, "--ranks", ask.ranks, 1, 64, "how many");
-  line.bytes(app, "--bytes", bytes, "of the buffer");
+  line.choice(app, "--algorithm", ask.algorithm, planner::collective_algorithms(), "algorithm");
+  line.integer(app, "--ranks", ask.ranks, 1, 64, "number of ranks");
+  line.bytes(app, "--bytes", bytes, "size of the buffer");
   line.rate(app, "--bandwidth", ask.bandwidth, "of a link, in one direction");
   line.seconds(app, "--latency", ask.latency, "of a step");
   line.integer(app, "--per-node", ask.per_node, 1, 1024, "ranks on a node");
   line.rate(app, "--between-bandwidth", between_bandwidth,
-            "of a link between nodes; left out: --bandwidth");
+            "of a link between nodes; by default --bandwidth");
   CLI::Option* const between_latency = line.seconds(app, "--between-latency", ask.between_latency,
-                                                    "between nodes; left out: --latency");
+                                                    "between nodes; by default --latency");
   app.add_flag("--json", json, "print JSON, with the values in every cell");
   if (!line.parse(argc, argv)) return 0;
-  if (bytes < 1) throw UsageError(str("--bytes: got ", bytes, ", wanted 1 or more"));
+  if (bytes < 1) throw UsageError(str("--bytes: got ", bytes, "; must be at least 1"));
   ask.bytes = static_cast<double>(bytes);
   ask.between_bandwidth = between_bandwidth > 0 ? between_bandwidth : ask.bandwidth;
   if (between_latency->count() == 0) ask.between_latency = ask.latency;

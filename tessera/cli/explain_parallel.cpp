@@ -25,10 +25,10 @@ constexpr const char* kParallelExamples =
     "  tessera explain parallel --model gpt3-1.3b --gpus 8 --global-batch 128 --svg ways.svg\n"
     "  tessera explain parallel --model llama3-8b --gpus 8 --json\n"
     "\n"
-    "Each way has the global batch of the others (8 sequences a GPU, unless --global-batch says\n"
-    "otherwise) and the micro-batch, recomputation and schedule that are fastest for it.";
+    "All ways have the same global batch (8 sequences per GPU by default). Each has the\n"
+    "micro-batch, recomputation and schedule that are fastest for it.";
 
-// At 88 columns.
+// Wraps text at 88 columns.
 std::string wrapped(const std::string& text) {
   std::string out;
   std::size_t column = 0, at = 0;
@@ -79,11 +79,11 @@ std::string ways_text(const planner::WaysCompared& compared) {
     const planner::Question& q = any->question;
     text = str(q.model.name.empty() ? format_count(q.model.params()) + " parameters" : q.model.name,
                " on ", q.world(), " × ", q.hardware.name, " (",
-               planner::size(usable_memory(q.hardware)), " to fill each), layout ", q.layout.name,
+               planner::size(usable_memory(q.hardware)), " usable each), layout ", q.layout.name,
                ", seq ", q.seq, ", global batch ", q.global_batch, "\n\n");
   }
   text += table.text();
-  if (!refused.empty()) text += "\nCannot be\n" + refused;
+  if (!refused.empty()) text += "\nNot possible\n" + refused;
   return text + "\n" + wrapped(compared.conclusion);
 }
 
@@ -98,7 +98,7 @@ int explain_parallel(int argc, char** argv) {
                    kParallelExamples);
   CLI::App& app = line.app();
   app.add_flag("--json", json, "print JSON");
-  app.add_option("--svg", svg, "write it as an image too")->type_name("FILE");
+  app.add_option("--svg", svg, "also write an SVG image")->type_name("FILE");
   add_plan_flags(app, settings);
   constexpr std::array kChosen = {"dp", "tp", "pp", "zero", "grad-accum", "micro-batch"};
   for (const char* own : kChosen) app.get_option(str("--", own))->group("");
@@ -111,7 +111,7 @@ int explain_parallel(int argc, char** argv) {
   if (!modelled) settings.set("model", "llama2-7b");
   for (const char* own : kChosen) {
     if (settings.has(own)) {
-      throw UsageError(str("--", own, ": each way chooses its own; wanted --gpus"));
+      throw UsageError(str("--", own, ": is chosen for each way; use --gpus instead"));
     }
   }
   const auto compared = planner::compare_ways(settings.question(make_catalogue()));

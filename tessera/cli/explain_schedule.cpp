@@ -1,4 +1,4 @@
-// tessera explain schedule: draws a pipeline schedule, and puts a real run beside it.
+// tessera explain schedule: draws a pipeline schedule, and shows the bubble of a real run with it.
 
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -21,11 +21,9 @@ constexpr const char* kScheduleExamples =
     "  tessera train --pp 2 --grad-accum 8 --metrics run.jsonl\n"
     "  tessera explain schedule --stages 2 --micro-batches 8 --metrics run.jsonl\n"
     "\n"
-    "F3 is the forward of micro-batch 3 and B3 its backward; I3 and W3 are the two halves of it "
-    "in\n"
-    "zero-bubble schedules; dots are the bubble. A rank with several chunks has F3a, F3b, or "
-    "where\n"
-    "there is no room F3, f3.";
+    "F3 is the forward of micro-batch 3 and B3 its backward; in zero-bubble schedules I3 and W3\n"
+    "are its two halves. Dots are the bubble. A rank with several chunks has F3a, F3b, or F3, f3\n"
+    "if there is no room.";
 
 constexpr std::int64_t kMostMetrics = std::int64_t{1} << 30;
 
@@ -49,8 +47,8 @@ std::string measured_bubble(const std::string& path) {
   const auto json = nlohmann::json::parse(last, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("summary") || !json["summary"].contains("bubble")) {
     throw UsageError(str("--metrics: ", quote(path),
-                         " does not end with the summary of a run with a pipeline; wanted what "
-                         "tessera train --pp 2 --metrics wrote"));
+                         " does not end with the summary of a run with a pipeline; must be the "
+                         "output of tessera train --pp 2 --metrics"));
   }
   return str("measured in ", path, ": bubble ",
              fixed(100 * json["summary"]["bubble"].get<double>(), 1), "%\n");
@@ -61,28 +59,30 @@ std::string measured_bubble(const std::string& path) {
 int explain_schedule(int argc, char** argv) {
   ScheduleArguments a;
   CommandLine line("explain schedule",
-                   "Draws a pipeline schedule: who does what when, the bubble, and what is held.",
+                   "Draws a pipeline schedule: the passes of each rank, the bubble and the "
+                   "activations held.",
                    kScheduleExamples);
   CLI::App& app = line.app();
   line.integer(app, "--stages,--pp", a.stages, 1, 64, "ranks of the pipeline");
-  line.integer(app, "--micro-batches,--grad-accum", a.micros, 1, 512, "in a step");
-  line.choice(app, "--schedule", a.schedule, schedule::names(), "which");
-  line.integer(app, "--chunks", a.chunks, 1, 16, "interleaved: stages on each rank; left out: 2")
+  line.integer(app, "--micro-batches,--grad-accum", a.micros, 1, 512, "micro-batches per step");
+  line.choice(app, "--schedule", a.schedule, schedule::names(), "schedule");
+  line.integer(app, "--chunks", a.chunks, 1, 16, "interleaved: stages per rank; by default 2")
       ->default_str("");
   line.number(app, "--forward", a.forward, 1e-6, 1e6, "time of a forward pass, in any unit");
-  line.number(app, "--backward", a.backward, 1e-6, 1e6, "of a backward pass, in the same");
+  line.number(app, "--backward", a.backward, 1e-6, 1e6,
+              "time of a backward pass, in the same unit");
   line.integer(app, "--columns", a.columns, 20, 10000, "width of the drawing");
-  app.add_option("--svg", a.svg, "write it as an image too")->type_name("FILE");
-  app.add_option("--metrics", a.metrics, "metrics of a run: its bubble is shown beside")
+  app.add_option("--svg", a.svg, "also write an SVG image")->type_name("FILE");
+  app.add_option("--metrics", a.metrics, "metrics of a run whose bubble to show")
       ->type_name("FILE");
   if (!line.parse(argc, argv)) return 0;
   const schedule::Schedule schedule = schedule::make(a.schedule, a.stages, a.micros, a.chunks);
   if (a.chunks > 0 && a.chunks != schedule.chunks) {
     throw UsageError(str("--chunks: got ", a.chunks, ", but --schedule ", a.schedule, " has ",
-                         schedule.chunks, " on every rank; wanted --schedule interleaved"));
+                         schedule.chunks, " on every rank; use --schedule interleaved"));
   }
   schedule::validate(schedule);
-  const double share = 1.0 / schedule.chunks;  // a chunk has this part of a rank's layers
+  const double share = 1.0 / schedule.chunks;  // of a rank's layers, per chunk
   const schedule::Durations durations{a.forward * share, a.backward * share / 2,
                                       a.backward * share / 2};
   std::string text = schedule::draw_text(schedule, durations, a.columns);

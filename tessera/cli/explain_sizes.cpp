@@ -1,4 +1,4 @@
-// Topics of explain: the time of tensor parallelism's collectives, and the largest models.
+// Topics of explain: the time of tensor-parallel collectives, and the largest models that fit.
 
 #include <algorithm>
 #include <cmath>
@@ -19,12 +19,10 @@ namespace tessera::cli {
 std::string explain_tensor(const ExplainArguments& a) {
   const planner::Question& q = a.plan.question;
   if (q.state_only()) {
-    throw UsageError(
-        "--params: says nothing of b·s·h; wanted --model, or --layers --hidden "
-        "--heads");
+    throw UsageError("--params: does not define b·s·h; use --model, or --layers --hidden --heads");
   }
   if (q.tp() == 1) {
-    return "tp 1 shares no matrix and sends nothing. Give --tp 2 or more.\n";
+    return "tp 1 shards no matrix and sends nothing. Use --tp 2 or more.\n";
   }
   const double values =
       planner::real(q.micro_batch) * planner::real(q.seq) * planner::real(q.model.hidden);
@@ -52,8 +50,8 @@ std::string explain_tensor(const ExplainArguments& a) {
       each == 6 ? "forward, its recomputation, backward: two each" : "two forward, two backward",
       "): ", format_grouped(std::llround(count)), " a step, ", planner::size(sent * count),
       " sent, ", format_time(one * count),
-      "\nThey stand between the layers' products: nothing hides them, unless products are "
-      "cut for it.\n\nOther links\n",
+      "\nThe products of the layers depend on them: nothing hides them, unless products are "
+      "split for it.\n\nOther links\n",
       table.text(), "\nOn ", q.hardware.name, " the plan counts ",
       planner::size(a.plan.traffic.sent[Axis::tp]), " (with embedding, head and loss) and ",
       format_time(a.plan.time.comm[Axis::tp]), " of ", format_time(step), " a step.\n");
@@ -103,7 +101,7 @@ std::string explain_limits(const ExplainArguments& a) {
   return str(text, "\nWith activations, buffers and temporaries: models of the form of ",
              q.model.name.empty() ? "yours" : q.model.name, ", seq ", q.seq, ", micro-batch ",
              q.micro_batch, ", recomputed: ", name(q.recompute), "\n", grown.text(),
-             "  tessera plan --max-model has all of them\n");
+             "  tessera plan --max-model shows all of them\n");
 }
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// tessera explain sync: shows on a small network what the engine does.
+// tessera explain sync: shows gradient synchronization on a small network.
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -63,7 +63,7 @@ at::Tensor input(int rank, int rows, int columns) {
   return (at::arange(rows * columns, at::kFloat) * (rank + 1)).cos().view({rows, columns});
 }
 
-// The first few.
+// Returns the first values, at most 4.
 std::vector<double> first_values(const at::Tensor& values) {
   const at::Tensor flat = values.flatten();
   std::vector<double> all;
@@ -85,13 +85,13 @@ std::string numbers(const std::vector<double>& values) {
 
 using Clock = std::chrono::steady_clock;
 
-// What a rank did, in seconds since its pass began.
+// Activity of a rank, in seconds since its pass began.
 struct SyncSpan {
   std::string lane, what;
   double begin = 0, end = 0;
 };
 
-// Hears of a rank's calls while it exists.
+// Records the collective calls of a rank.
 class CallClock : public comm::Observer {
  public:
   explicit CallClock(Time zero) : zero_(zero) {}
@@ -113,23 +113,23 @@ class CallClock : public comm::Observer {
   std::vector<SyncSpan> spans_;
 };
 
-// What each rank has before and after, by parameter; filled by the ranks, each its own row.
-struct Story {
+// Gradients before and after synchronization, by parameter. Each rank fills its own row.
+struct SyncRecord {
   std::vector<std::map<std::string, std::vector<double>>> before, after;
   std::map<std::string, std::int64_t> elements;
   std::vector<zero::BucketInfo> buckets;
-  // Of rank 0, in seconds since backward began.
-  std::map<std::string, double> ready;  // when a parameter's gradient was there
-  std::vector<SyncSpan> calls;          // of the buckets, in their order
+  // Rank 0 only, in seconds since backward began.
+  std::map<std::string, double> ready;  // when the gradient of a parameter was ready
+  std::vector<SyncSpan> calls;          // of the buckets, in order
 };
 
-void tell_rank(const comm::Group& group, const SyncArguments& arguments, Story& story) {
+void record_rank(const comm::Group& group, const SyncArguments& arguments, SyncRecord& record) {
   torch::nn::Sequential net = make_net({4, 6, 5, 2});
   const at::Tensor x = input(group.rank(), 8, 4);
   const auto loss = [&](const at::Tensor& y) { return y.square().mean(); };
-  // By itself, as without other ranks.
+  // Without synchronization.
   loss(net->forward(x)).backward();
-  auto& before = story.before[static_cast<std::size_t>(group.rank())];
+  auto& before = record.before[static_cast<std::size_t>(group.rank())];
   for (const auto& p : net->named_parameters()) before[p.key()] = first_values(p.value().grad());
 
   zero::Options options;
@@ -142,54 +142,54 @@ void tell_rank(const comm::Group& group, const SyncArguments& arguments, Story& 
   if (group.rank() == 0) {
     group.observe(clock);
     for (const auto& p : net->named_parameters()) {
-      p.value().register_hook([&story, clock, name = p.key()](const at::Tensor&) {
-        story.ready[name] = clock->since(Clock::now());
+      p.value().register_hook([&record, clock, name = p.key()](const at::Tensor&) {
+        record.ready[name] = clock->since(Clock::now());
       });
     }
   }
   engine.backward(last);
   if (group.rank() == 0) {
-    story.buckets = engine.buckets();
-    for (const auto& p : net->named_parameters()) story.elements[p.key()] = p.value().numel();
+    record.buckets = engine.buckets();
+    for (const auto& p : net->named_parameters()) record.elements[p.key()] = p.value().numel();
   }
   engine.finish_reduction();
   if (group.rank() == 0) {
     group.observe(nullptr);
-    story.calls = clock->take();
+    record.calls = clock->take();
   }
-  auto& after = story.after[static_cast<std::size_t>(group.rank())];
+  auto& after = record.after[static_cast<std::size_t>(group.rank())];
   for (const auto& p : net->named_parameters()) after[p.key()] = first_values(p.value().grad());
 }
 
-std::string tell(const Story& story) {
+std::string record_text(const SyncRecord& record) {
   std::string text =
       "Backward runs from the last layer to the first, so the gradients of the last layer are "
-      "ready first.\nBuckets leave as soon as all their gradients are there, while backward goes "
-      "on.\n";
-  for (std::size_t b = 0; b < story.buckets.size(); ++b) {
-    const zero::BucketInfo& bucket = story.buckets[b];
-    text += str("\nbucket ", b, ", ", format_bytes(bucket.bytes), ", leaves ",
-                b == 0                          ? "first"
-                : b + 1 == story.buckets.size() ? "last"
-                                                : "next",
+      "ready first.\nA bucket is sent as soon as all its gradients are ready, while backward "
+      "continues.\n";
+  for (std::size_t b = 0; b < record.buckets.size(); ++b) {
+    const zero::BucketInfo& bucket = record.buckets[b];
+    text += str("\nbucket ", b, ", ", format_bytes(bucket.bytes), ", sent ",
+                b == 0                           ? "first"
+                : b + 1 == record.buckets.size() ? "last"
+                                                 : "next",
                 "\n");
     for (const std::string& name : bucket.params) {
       text += str("  ", name, "\n");
-      for (std::size_t r = 0; r < story.before.size(); ++r) {
-        text += str("    rank ", r, "  before  ", numbers(story.before[r].at(name)), "\n");
+      for (std::size_t r = 0; r < record.before.size(); ++r) {
+        text += str("    rank ", r, "  before  ", numbers(record.before[r].at(name)), "\n");
       }
-      for (std::size_t r = 0; r < story.after.size(); ++r) {
-        text += str("    rank ", r, "  after   ", numbers(story.after[r].at(name)), "\n");
+      for (std::size_t r = 0; r < record.after.size(); ++r) {
+        text += str("    rank ", r, "  after   ", numbers(record.after[r].at(name)), "\n");
       }
     }
   }
-  return text + "\nAfter synchronisation every rank has the mean of what the ranks had before.\n";
+  return text + "\nAfter synchronization every rank has the mean of the ranks' gradients.\n";
 }
 
-// Milliseconds of a backward pass with its synchronisation, one after another for each way.
+// Way to synchronize, with its measurements.
 struct Way {
   std::string name;
-  std::vector<double> times;
+  std::vector<double> times;                      // milliseconds of each pass
   std::vector<std::vector<SyncSpan>> spans = {};  // [rank], of one pass
 };
 
@@ -258,31 +258,31 @@ void time_rank(const comm::Group& group, const SyncArguments& arguments, std::ve
   }
 }
 
-nlohmann::ordered_json sync_json(const Story& story, const std::vector<Way>& ways,
+nlohmann::ordered_json sync_json(const SyncRecord& record, const std::vector<Way>& ways,
                                  const SyncArguments& arguments) {
   using Json = nlohmann::ordered_json;
   Json parameters = Json::array(), buckets = Json::array(), all = Json::array();
-  for (std::size_t b = 0; b < story.buckets.size(); ++b) {
-    const zero::BucketInfo& bucket = story.buckets[b];
+  for (std::size_t b = 0; b < record.buckets.size(); ++b) {
+    const zero::BucketInfo& bucket = record.buckets[b];
     double ready = 0;
     for (const std::string& name : bucket.params) {
       Json before = Json::array(), after = Json::array();
-      for (const auto& rank : story.before) before.push_back(rank.at(name));
-      for (const auto& rank : story.after) after.push_back(rank.at(name));
-      const auto when = story.ready.find(name);
-      if (when != story.ready.end()) ready = std::max(ready, when->second);
+      for (const auto& rank : record.before) before.push_back(rank.at(name));
+      for (const auto& rank : record.after) after.push_back(rank.at(name));
+      const auto when = record.ready.find(name);
+      if (when != record.ready.end()) ready = std::max(ready, when->second);
       parameters.push_back({{"name", name},
-                            {"elements", story.elements.at(name)},
+                            {"elements", record.elements.at(name)},
                             {"bucket", b},
-                            {"ready", when == story.ready.end() ? Json() : Json(when->second)},
+                            {"ready", when == record.ready.end() ? Json() : Json(when->second)},
                             {"before", std::move(before)},
                             {"after", std::move(after)}});
     }
     Json one = {
         {"index", b}, {"bytes", bucket.bytes}, {"parameters", bucket.params}, {"ready", ready}};
-    if (b < story.calls.size()) {
-      one["sent"] = story.calls[b].begin;
-      one["done"] = story.calls[b].end;
+    if (b < record.calls.size()) {
+      one["sent"] = record.calls[b].begin;
+      one["done"] = record.calls[b].end;
     }
     buckets.push_back(std::move(one));
   }
@@ -316,7 +316,7 @@ nlohmann::ordered_json sync_json(const Story& story, const std::vector<Way>& way
 }
 
 std::string show(std::vector<Way> ways, const SyncArguments& arguments) {
-  std::string text = str("\nTimes of forward, backward and synchronisation, ", arguments.layers,
+  std::string text = str("\nTimes of forward, backward and synchronization, ", arguments.layers,
                          " layers of ", arguments.width, " × ", arguments.width, " on ",
                          arguments.ranks, " ranks (median and best of ", arguments.rounds, "):\n");
   for (Way& way : ways) {
@@ -336,17 +336,17 @@ int sync(const SyncArguments& arguments) {
       body(comm::Group(std::move(backend)));
     });
   };
-  Story story;
-  story.before.resize(static_cast<std::size_t>(arguments.ranks));
-  story.after.resize(static_cast<std::size_t>(arguments.ranks));
-  over([&](const comm::Group& group) { tell_rank(group, arguments, story); });
-  if (!arguments.json) print_out(tell(story));
+  SyncRecord record;
+  record.before.resize(static_cast<std::size_t>(arguments.ranks));
+  record.after.resize(static_cast<std::size_t>(arguments.ranks));
+  over([&](const comm::Group& group) { record_rank(group, arguments, record); });
+  if (!arguments.json) print_out(record_text(record));
   std::vector<Way> ways = {{"per parameter, after backward", {}},
                            {"in buckets of 4 MiB, after backward", {}},
                            {"in buckets, overlapping backward", {}}};
   for (Way& way : ways) way.spans.resize(static_cast<std::size_t>(arguments.ranks));
   over([&](const comm::Group& group) { time_rank(group, arguments, ways); });
-  if (arguments.json) return print_out(sync_json(story, ways, arguments).dump() + "\n");
+  if (arguments.json) return print_out(sync_json(record, ways, arguments).dump() + "\n");
   return print_out(show(std::move(ways), arguments));
 }
 
@@ -355,17 +355,17 @@ int sync(const SyncArguments& arguments) {
 int explain_sync_command(int argc, char** argv) {
   SyncArguments arguments;
   CommandLine line("explain sync",
-                   "Each parameter's gradient on every rank before and after synchronisation, its "
-                   "bucket, and what buckets and overlap save.",
+                   "Shows the gradient of each parameter on every rank before and after "
+                   "synchronization, its bucket, and the time that buckets and overlap save.",
                    kExplainSyncExamples);
   CLI::App& app = line.app();
-  line.integer(app, "-n,--ranks", arguments.ranks, 1, 64, "ranks");
-  line.integer(app, "--width", arguments.width, 1, 8192, "width of the layers that are timed");
-  line.integer(app, "--layers", arguments.layers, 1, 256, "how many of them");
-  line.integer(app, "--rounds", arguments.rounds, 1, 1000, "repetitions, the ways taking turns");
+  line.integer(app, "-n,--ranks", arguments.ranks, 1, 64, "number of ranks");
+  line.integer(app, "--width", arguments.width, 1, 8192, "width of the timed layers");
+  line.integer(app, "--layers", arguments.layers, 1, 256, "number of timed layers");
+  line.integer(app, "--rounds", arguments.rounds, 1, 1000, "repetitions; the ways alternate");
   line.integer(app, "--bucket-size", arguments.bucket_bytes, 16, 1 << 30,
                "bytes of a bucket of the small network");
-  app.add_flag("--json", arguments.json, "print JSON, with who did what when");
+  app.add_flag("--json", arguments.json, "print JSON, with a timeline of every rank");
   if (!line.parse(argc, argv)) return 0;
   return sync(arguments);
 }

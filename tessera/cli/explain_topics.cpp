@@ -27,15 +27,15 @@ std::string explain_batch(const ExplainArguments& a) {
              " · ", q.grad_accum, " · ", q.dp(), " = ", format_grouped(q.global_batch),
              " sequences\n",
              q.seq == 0 ? "tokens       = global batch · sequence length, which --params does not "
-                          "say: give --seq"
+                          "define: give --seq"
                         : str("tokens       = global batch · sequence length\n             = ",
                               format_grouped(q.global_batch), " · ", q.seq, " = ",
                               format_grouped(q.global_batch * q.seq)),
-             "\n\nThree levers: the micro-batch is bounded by memory, dp by the GPUs there are, "
-             "accumulation\nonly by time, since its micro-batches run one after another. Take as "
-             "much dp as there is,\nand fill the rest with accumulation.\n"
-             "Ranks with unequal parts weigh their gradients by tokens: a plain mean over ranks is "
-             "right\nonly for equal parts.\n");
+             "\n\nThree levers: the micro-batch is limited by memory, dp by the number of GPUs, "
+             "accumulation\nonly by time, since its micro-batches run one after another. Use as "
+             "much dp as possible,\nand accumulation for the rest.\n"
+             "Ranks with unequal batches weight their gradients by tokens: a plain mean over ranks "
+             "is\ncorrect only for equal batches.\n");
 }
 
 std::string state_steps(const Question& q, double psi) {
@@ -56,16 +56,15 @@ std::string state_steps(const Question& q, double psi) {
   return table.text();
 }
 
-// What --params leaves open.
+// Describes what --params does not define.
 std::string assumed_text(const planner::Plan& plan) {
   if (!plan.assumed) {
-    return "\nActivations, buffers and temporaries are not known without the model's sizes, and "
-           "not "
+    return "\nActivations, buffers and temporaries are unknown without the model's sizes, and not "
            "counted.\n";
   }
   const planner::Memory& m = plan.assumed->memory;
   const ModelShape& shape = plan.assumed->model;
-  return str("\nNot known of a size alone, and estimated for a GPT of ", shape.layers,
+  return str("\nUnknown from the parameter count, and estimated for a GPT of ", shape.layers,
              " layers, hidden ", shape.hidden, ", ", shape.heads, " heads, seq ", plan.assumed->seq,
              ":\n  activations ~ ", bytes_text(m.activations), ", buffers ~ ",
              bytes_text(m.buffers), ", temporary ~ ", bytes_text(m.temporary), "\n");
@@ -82,14 +81,14 @@ std::string explain_memory(const ExplainArguments& a) {
           "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp(),
           " · pp ", q.pp(), " (never by dp) -> ", whole_text(psi), "\n", state_steps(q, psi));
   if (q.software == planner::Software::tessera && !q.state_only()) {
-    text += str(
-        "\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
-        name(q.recompute), "): ", bytes_text(m.activations), " for ", in_flight(q, a.plan.rank),
-        " in flight\nBuffers (gathered units, buckets, "
-        "pipeline)  ",
-        bytes_text(m.buffers), "\nTemporary (gradients of the loss or of a layer)  ",
-        bytes_text(m.temporary), "\nOf these not at once (activations go as backward goes on)  -",
-        bytes_text(m.not_at_once), "\n");
+    text +=
+        str("\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
+            name(q.recompute), "): ", bytes_text(m.activations), " for ", in_flight(q, a.plan.rank),
+            " in flight\nBuffers (gathered units, buckets, "
+            "pipeline)  ",
+            bytes_text(m.buffers), "\nTemporary (gradients of the loss or of a layer)  ",
+            bytes_text(m.temporary), "\nNot at once (backward frees activations)  -",
+            bytes_text(m.not_at_once), "\n");
   } else if (!q.state_only()) {
     const double sbh = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);
     const double layer = layer_activations(q);
@@ -114,9 +113,9 @@ std::string explain_memory(const ExplainArguments& a) {
                                             : "fits\n";
   return text + str("\nTotal  ", bytes_text(a.plan.needed()), "; ", q.hardware.name, " can fill ",
                     bytes_text(usable_memory(q.hardware)), ": ", verdict,
-                    "\nOften told wrong: stage 1 is p + g + o/N and stage 2 is p + (g + o)/N bytes "
-                    "a parameter,\nnot 8 + 4/N and 4 + 8/N. Every rank has its share: 70B at stage "
-                    "3 over 8 is 105 GB each\n(12 B a parameter), not 105 GB in all.\n");
+                    "\nCommon mistakes: stage 1 is p + g + o/N and stage 2 is p + (g + o)/N bytes "
+                    "per parameter,\nnot 8 + 4/N and 4 + 8/N. Every rank has its shard: 70B at "
+                    "stage 3 over 8 is 105 GB each\n(12 B per parameter), not 105 GB in total.\n");
 }
 
 std::string explain_traffic(const ExplainArguments& a) {
@@ -161,7 +160,7 @@ std::string explain_traffic(const ExplainArguments& a) {
   }
   text += table.text();
   return text + str("total  ", bytes_text(t.total()),
-                    "\n\nOften told wrong: ZeRO-3 sends 1.5 times as much as plain data "
+                    "\n\nCommon mistakes: ZeRO-3 sends 1.5 times as much as plain data "
                     "parallelism, not less and not\n3 times. Tensor parallelism sends activations "
                     "(b·s·h), not weights. Some count an all-reduce\nas D instead of 2·D: the "
                     "numbers here are bytes sent per rank.\n");
@@ -177,7 +176,7 @@ std::string explain_ring(const ExplainArguments& a) {
              "\n  = ", format_time(time), "\n\nEach rank sends ",
              bytes_text(planner::ring_all_reduce_bytes(d, a.ranks)), " in ", 2 * (a.ranks - 1),
              " steps of D/N = ", bytes_text(d / n),
-             ".\n\nOften told wrong: B is one direction. NVLink's 600 GB/s counts both, a ring "
+             ".\n\nCommon mistake: B is one direction. NVLink's 600 GB/s counts both; a ring "
              "gets 300 each way.\n");
 }
 
@@ -188,18 +187,18 @@ std::string explain_overlap(const ExplainArguments& a) {
       "exposed = max(0, transfer - computation that can hide it)\n        = max(0, ",
       format_time(a.transfer), " - ", format_time(a.hiding), ") = ", format_time(left),
       "\n\nBackward runs from the last layer to the first, so the last layers' gradients are "
-      "ready first\nand travel while the rest is computed; the first layers' can hide "
-      "behind nothing.\n\nThe simple law of scaling, ",
+      "ready first\nand are sent while the rest is computed; those of the first layers cannot be "
+      "hidden.\n\nThe simple law of scaling, ",
       share_text(a.overhead),
       " for each doubling:\n  efficiency(N) = 1 / (1 + c·log2 N) = 1 / (1 "
       "+ ",
       fixed(a.overhead, 3), " · ", fixed(std::log2(n), 2),
       ") = ", share_text(planner::scaling_efficiency(n, a.overhead)), " at N = ", a.ranks, "; ",
       fixed(n * planner::scaling_efficiency(n, a.overhead), 2),
-      " times one GPU\nIt knows neither overlap nor links: `tessera simulate` does.\n");
+      " times one GPU\nIt ignores overlap and links; `tessera simulate` models them.\n");
 }
 
-// Where the bubble is a twentieth of the step, and from where on it is less.
+// Names the K at which the bubble is 5% of the step, and from which it is less.
 std::string five_percent(int p, int v) {
   const std::int64_t slots = 19LL * (p - 1);  // (P-1) / (v·K + P-1) = 1/20
   const std::int64_t below = slots / v + 1;
@@ -212,18 +211,18 @@ std::string bubble_text(const ExplainArguments& a) {
   const int p = q.pp(), k = static_cast<int>(q.grad_accum), v = q.chunks;
   if (p == 1) {
     return "A pipeline of one stage (--pp 1) never waits for another: bubble = 0 for every K.\n"
-           "Give --pp 2 or more.\n";
+           "Use --pp 2 or more.\n";
   }
   if (q.schedule == "zb-h1" || q.schedule == "zb-v") {
     if (!(a.forward + a.backward > 0)) {
-      throw UsageError("--forward, --backward: got 0 for both, wanted more");
+      throw UsageError("--forward, --backward: got 0 for both; one must be greater than 0");
     }
     const double share_of_rank = 1.0 / v;
     const auto timing = schedule::time(schedule::make(q.schedule, p, k, v),
                                        {a.forward * share_of_rank, a.backward / 2 * share_of_rank,
                                         a.backward / 2 * share_of_rank});
     return str("bubble of ", q.schedule, " with P = ", p, " stages and K = ", k,
-               " micro-batches, played action by action: ", share_text(timing.bubble), "\n",
+               " micro-batches, simulated action by action: ", share_text(timing.bubble), "\n",
                "(1f1b: (P-1) / (K + P-1) = ", share_text(planner::bubble_fraction(p, k)),
                ")\n\nstep = ", format_time(timing.step), " for T_f ", format_time(a.forward),
                " and T_b ", format_time(a.backward), " of a rank, half of it for the weights");
@@ -247,15 +246,15 @@ std::string explain_bubble(const ExplainArguments& a) {
   return str(bubble_text(a), "\n\nHeld on the first rank: ", in_flight(q, 0),
              in_flight(q, 0) == 1 ? " activation with " : " activations with ", q.schedule,
              "; gpipe would hold ", q.grad_accum,
-             "\n\nOften told wrong: each slot costs T_f + T_b, not the larger of the two.\n");
+             "\n\nCommon mistake: each slot costs T_f + T_b, not the larger of the two.\n");
 }
 
 std::string explain_step(const ExplainArguments& a) {
   const Question& q = a.plan.question;
   const planner::StepTime& t = a.plan.time;
   if (q.state_only()) {
-    return "Nothing is known of the time of a model that is known by its size alone; give --model, "
-           "or --layers --hidden --heads.\n";
+    return "The parameter count alone does not define the time of a step; use --model, or --layers "
+           "--hidden --heads.\n";
   }
   const double peak = q.layout.param >= 4 ? q.hardware.peak_fp32 : q.hardware.peak_16bit;
   const double ideal = a.plan.model_flops / (q.world() * peak);
@@ -268,7 +267,7 @@ std::string explain_step(const ExplainArguments& a) {
              "gradients and parameters that nothing hides"});
   if (q.replicas() > 1) {
     table.row({"waiting for replicas", format_time(t.comm[Axis::dp_replicate]),
-               "sums of gradients over replicas, likewise"});
+               "sums of gradients over replicas that nothing hides"});
   }
   table.row({"bubble", format_time(t.bubble), "waiting for other stages"});
   table.row({"optimizer", format_time(t.optimizer), ""});
@@ -295,10 +294,9 @@ const std::vector<ExplainTopic>& explain_topics() {
       {"ring", "time of a ring all-reduce", explain_ring},
       {"overlap", "what computation hides, and the simple law of scaling", explain_overlap},
       {"bubble", "idle time and step time of a pipeline", explain_bubble},
-      {"tensor",
-       "time of tensor parallelism's all-reduces, by bandwidth; llama2-7b at tp 8 unless told",
+      {"tensor", "time of tensor-parallel all-reduces by bandwidth; by default llama2-7b at tp 8",
        explain_tensor},
-      {"limits", "the largest model that a GPU's memory holds", explain_limits},
+      {"limits", "the largest model that fits into a GPU's memory", explain_limits},
       {"step", "where the time of a step goes", explain_step},
   };
   return all;

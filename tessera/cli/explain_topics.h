@@ -9,17 +9,17 @@
 
 namespace tessera::cli {
 
-// What a formula is shown with: a plan, and the numbers that a plan does not hold.
+// Inputs of the formulas: a plan, and numbers that are not part of a plan.
 struct ExplainArguments {
   planner::Plan plan;
-  std::int64_t bytes = 200'000'000;  // of a buffer
+  std::int64_t bytes = 200'000'000;  // size of a buffer
   int ranks = 16;
   double bandwidth = 100e9;  // bytes/s in one direction
   double latency = 0;
-  std::int64_t memory = 0;                  // bytes of a device; 0: what the hardware can fill
+  std::int64_t memory = 0;                  // bytes of a device; 0: usable memory of the hardware
   double transfer = 0.0408, hiding = 0.03;  // seconds
   double forward = 0.120, backward = 0.220, hop = 0.005;
-  double overhead = 0.05;  // of each doubling of the ranks
+  double overhead = 0.05;  // per doubling of the ranks
 };
 
 struct ExplainTopic {
@@ -30,7 +30,7 @@ struct ExplainTopic {
 // In the order of --help.
 const std::vector<ExplainTopic>& explain_topics();
 
-// Topics with options of their own; argv[0] is the topic's name.
+// Topics with their own options; argv[0] is the topic's name.
 int explain_collective(int argc, char** argv);
 int explain_schedule(int argc, char** argv);
 int explain_zero(int argc, char** argv);

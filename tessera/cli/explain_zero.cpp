@@ -30,7 +30,7 @@ constexpr const char* kZeroExamples =
 
 constexpr std::size_t kBarWidth = 56;
 
-// Letters, so that a bar needs no colours: p, g, o and a.
+// Draws a bar of letters (p, g, o and a) instead of colors.
 std::string stage_bar(const std::vector<std::pair<char, double>>& parts, double most) {
   std::string bar;
   double sum = 0;
@@ -43,12 +43,12 @@ std::string stage_bar(const std::vector<std::pair<char, double>>& parts, double 
   return bar;
 }
 
-std::string cut_words(const StageAnswer& s) {
-  std::vector<std::string> cut;
-  if (s.sharded.params) cut.emplace_back("params");
-  if (s.sharded.grads) cut.emplace_back("grads");
-  if (s.sharded.optimizer) cut.emplace_back("optimizer");
-  return cut.empty() ? "nothing" : join(cut, ", ");
+std::string sharded_text(const StageAnswer& s) {
+  std::vector<std::string> sharded;
+  if (s.sharded.params) sharded.emplace_back("params");
+  if (s.sharded.grads) sharded.emplace_back("grads");
+  if (s.sharded.optimizer) sharded.emplace_back("optimizer");
+  return sharded.empty() ? "nothing" : join(sharded, ", ");
 }
 
 std::string bytes_of_stages(const std::vector<StageAnswer>& stages) {
@@ -61,7 +61,7 @@ std::string bytes_of_stages(const std::vector<StageAnswer>& stages) {
   for (const StageAnswer& s : stages) {
     const planner::Memory& m = s.plan.memory;
     std::vector<std::string> row = {s.name,
-                                    cut_words(s),
+                                    sharded_text(s),
                                     planner::size(m.params),
                                     planner::size(m.grads),
                                     planner::size(m.optimizer),
@@ -73,7 +73,7 @@ std::string bytes_of_stages(const std::vector<StageAnswer>& stages) {
     }
     table.row(row);
   }
-  std::string text = str("What a rank keeps", sized ? " (total: with buffers and temporaries)" : "",
+  std::string text = str("Memory of a rank", sized ? " (total: with buffers and temporaries)" : "",
                          "\n", table.text());
   double most = 0;
   const auto kept = [&](const StageAnswer& s) {
@@ -97,22 +97,22 @@ std::string traffic_of_stages(const std::vector<StageAnswer>& stages) {
   const Question& q = stages.front().plan.question;
   const double least = stages.front().sent();
   Table table("lrrrrr");
-  table.row({"", "forward", "backward", "optimizer step", "in all", "of DDP's"});
+  table.row({"", "forward", "backward", "optimizer step", "total", "of DDP"});
   for (const StageAnswer& s : stages) {
     table.row({s.name, planner::size(s.forward), planner::size(s.backward),
                planner::size(s.optimizer), planner::size(s.sent()),
                least > 0 ? fixed(s.sent() / least, 2) + "×" : "-"});
   }
-  return str("\nWhat a rank sends along dp in a step of ", q.micros(),
+  return str("\nBytes that a rank sends along dp in a step of ", q.micros(),
              q.micros() > 1 ? " micro-batches" : " micro-batch", " (ring)\n", table.text(),
              "  backward reduces gradients; forward and backward of stage 3 gather parameters; "
-             "after the\n  step stages 1 and 2 gather the updated ones\n");
+             "after the\n  step stages 1 and 2 gather the updated parameters\n");
 }
 
 std::string copies_of_stages(const std::vector<StageAnswer>& stages) {
   const Question& q = stages.front().plan.question;
   Table table("lrr");
-  table.row({"", "state in all", "copies"});
+  table.row({"", "total state", "copies"});
   for (const StageAnswer& s : stages) {
     table.row({s.name, planner::size(s.held), fixed(s.copies(), 2)});
   }
@@ -120,8 +120,8 @@ std::string copies_of_stages(const std::vector<StageAnswer>& stages) {
              planner::size(stages.front().one_copy), "\n", table.text());
 }
 
-// One cell for each of at most eight parts.
-std::string part_cells(bool sharded, int rank, int dp, int cells) {
+// Draws one cell per shard, at most eight.
+std::string shard_cells(bool sharded, int rank, int dp, int cells) {
   std::string text;
   for (int c = 0; c < cells; ++c) {
     const bool own = static_cast<std::int64_t>(rank) * cells / dp == c;
@@ -144,16 +144,16 @@ std::string owners_of_stages(const std::vector<StageAnswer>& stages) {
       const int r = shown[i];
       if (dp > 5 && i + 1 == shown.size()) table.row({"", "…"});
       table.row({i == 0 ? s.name : "", str(r),
-                 part_cells(s.sharded.params, r % shards, shards, cells),
-                 part_cells(s.sharded.grads, r % shards, shards, cells),
-                 part_cells(s.sharded.optimizer, r % shards, shards, cells)});
+                 shard_cells(s.sharded.params, r % shards, shards, cells),
+                 shard_cells(s.sharded.grads, r % shards, shards, cells),
+                 shard_cells(s.sharded.optimizer, r % shards, shards, cells)});
     }
   }
   const auto params =
       static_cast<std::int64_t>(std::min(std::round(stages.front().plan.on_a_rank), 9e18));
   const planner::OwnedPart first = planner::owned_part(params, shards, 0);
   const planner::OwnedPart last = planner::owned_part(params, shards, shards - 1);
-  return str("\nWho owns which part (█ is there, · lies on another rank)\n", table.text(), "  of ",
+  return str("\nOwned shards (█ on this rank, · on another)\n", table.text(), "  of ",
              format_grouped(params), " parameters dp rank 0 owns 0 to ",
              format_grouped(std::max<std::int64_t>(first.last - 1, 0)), ", the last rank ",
              format_grouped(last.first), " to ", format_grouped(params - 1), "\n");
@@ -193,20 +193,20 @@ int explain_zero(int argc, char** argv) {
   std::string svg;
   bool json = false;
   CommandLine line("explain zero",
-                   "DDP and ZeRO-1, 2, 3 side by side: what is sharded, kept, sent, and by whom.",
+                   "Compares DDP and ZeRO-1, 2, 3: what is sharded, memory, traffic and owners.",
                    kZeroExamples);
   CLI::App& app = line.app();
   app.add_flag("--json", json, "print JSON");
-  app.add_option("--svg", svg, "write it as an image too")->type_name("FILE");
+  app.add_option("--svg", svg, "also write an SVG image")->type_name("FILE");
   add_plan_flags(app, settings);
-  // What is taken here where nothing is said; all stages are compared, whichever is asked for.
+  // Defaults of this topic. --zero is hidden because all stages are compared.
   app.get_option("--model")->default_str("");
   app.get_option("--params")->default_str("7B");
   app.get_option("--dp")->default_str("8");
   app.get_option("--zero")->group("");
   if (!line.parse(argc, argv)) return 0;
   if (settings.has("zero")) {
-    throw UsageError("--zero: all stages are shown side by side; leave it out");
+    throw UsageError("--zero: all stages are shown side by side; omit it");
   }
   const bool modelled = settings.has("model") || settings.has("layers") || settings.has("hidden");
   if (!modelled && !settings.has("params")) settings.set("params", "7B");

@@ -51,7 +51,7 @@ constexpr const char* kGenerateExamples =
     "  tessera generate --from runs/a --prompt '3141592|' --tp 2\n"
     "\n"
     "--from takes a checkpoint, the folder of a run or a Hugging Face folder. The same seed gives\n"
-    "the same texts, whatever --batch is.";
+    "the same texts with any --batch.";
 
 struct GenerateArguments {
   std::string from, base, tokenizer, prompts_file, dtype = "auto", device = "cpu", backend = "auto";
@@ -65,53 +65,54 @@ struct GenerateArguments {
 
 void add_generate_options(CommandLine& line, GenerateArguments& a) {
   CLI::App& app = line.app();
-  app.add_option("--from", a.from, "the trained model")->required()->type_name("FOLDER");
+  app.add_option("--from", a.from, "trained model")->required()->type_name("FOLDER");
   app.add_option("--base", a.base,
-                 "of adapters: the model they are for; otherwise where their files say")
+                 "for adapters: their base model; by default the one that their files name")
       ->type_name("FOLDER");
-  app.add_option("--prompt", a.prompts, "a text to continue; several times: several texts")
+  app.add_option("--prompt", a.prompts, "text to continue; repeat for several texts")
       ->type_name("TEXT")
-      ->allow_extra_args(false);  // one each, also where it looks like a list
+      ->allow_extra_args(false);  // one value each, even if it looks like a list
   app.add_option("--prompts", a.prompts_file,
-                 "a file with a text in each line; .jsonl: {\"prompt\": TEXT}")
+                 "file with one text per line; .jsonl: {\"prompt\": TEXT}")
       ->type_name("FILE");
-  line.integer(app, "--tokens", a.tokens, 1, 1 << 24, "to write for each text, at most");
-  line.number(app, "--temperature", a.temperature, 0, 1e6, "0: always the likeliest token");
-  line.integer(app, "--top-k", a.top_k, 0, 1 << 30, "only the so many likeliest tokens; 0: all");
+  line.integer(app, "--tokens", a.tokens, 1, 1 << 24, "most tokens to generate per text");
+  line.number(app, "--temperature", a.temperature, 0, 1e6, "0: always the most likely token");
+  line.integer(app, "--top-k", a.top_k, 0, 1 << 30,
+               "sample only from the K most likely tokens; 0: all");
   line.number(app, "--top-p", a.top_p, 0, 1,
-              "only the likeliest tokens that together have this probability");
+              "sample only from the most likely tokens with this total probability");
   line.number(app, "--min-p", a.min_p, 0, 1,
-              "only tokens with this share of the likeliest's probability");
+              "sample only tokens with at least this fraction of the highest probability");
   app.add_option("--stop", a.stops,
-                 "ends a text, and is not shown; several times: any of them. $'\\n' is a line end")
+                 "string that ends a text and is not shown; may be repeated. $'\\n' is a line end")
       ->type_name("TEXT")
-      ->allow_extra_args(false);  // one each, also where it looks like a list
-  app.add_flag("--ignore-end", a.ignore_end, "write on past the token that ends a text");
-  app.add_option("--seed", a.seed, "of what is drawn")->capture_default_str();
-  line.integer(app, "--batch", a.batch, 1, 4096, "texts that are written side by side");
+      ->allow_extra_args(false);  // one value each, even if it looks like a list
+  app.add_flag("--ignore-end", a.ignore_end, "continue after the end-of-text token");
+  app.add_option("--seed", a.seed, "seed of the sampling")->capture_default_str();
+  line.integer(app, "--batch", a.batch, 1, 4096, "texts generated at the same time");
   line.dtype(app, "--dtype", a.dtype, train::kComputeTypes,
-             "of matrices and cache; auto: as the model is stored");
+             "type of matrices and cache; auto: as the model is stored");
   line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix and the cache");
   line.choice(app, "--device", a.device, {"cpu", "cuda"}, "where to compute");
-  line.choice(app, "--backend", a.backend, comm::backend_names(), "of the ranks' collectives");
-  line.integer(app, "--threads", a.threads, 0, 4096, "of each rank; 0: its share of the cores");
+  line.choice(app, "--backend", a.backend, comm::backend_names(), "backend of the collectives");
+  line.integer(app, "--threads", a.threads, 0, 4096, "threads per rank; 0: its share of the cores");
   app.add_option("--tokenizer", a.tokenizer,
-                 "tokenizer.json, a folder with one, bytes, or ids; otherwise the model's")
+                 "tokenizer.json, a folder with one, bytes, or ids; by default the model's")
       ->type_name("WHERE");
-  app.add_flag("--force", a.force, "start although memory seems too small");
-  app.add_flag("--json", a.json, "print a JSON object for each text, and one for all");
+  app.add_flag("--force", a.force, "start even if memory seems insufficient");
+  app.add_flag("--json", a.json, "print a JSON object per text, and a summary");
 }
 
 bool takes_stdin(const GenerateArguments& a) { return a.prompts.empty() && a.prompts_file.empty(); }
 
 std::vector<std::string> prompts_of(const GenerateArguments& a) {
   if (!a.prompts.empty() && !a.prompts_file.empty()) {
-    throw UsageError("--prompts: got --prompt too; wanted one of them");
+    throw UsageError("--prompts: got --prompt too; use only one of them");
   }
   if (!a.prompts.empty()) return a.prompts;
   if (takes_stdin(a)) {
     if (::isatty(0) != 0) {
-      throw UsageError("there is nothing to continue; wanted --prompt, --prompts or text on stdin");
+      throw UsageError("no text to continue; use --prompt, --prompts or text on stdin");
     }
     std::string text, piece(1 << 16, '\0');
     for (ssize_t got = 0; (got = ::read(0, piece.data(), piece.size())) > 0;) {
@@ -136,22 +137,22 @@ std::vector<std::string> prompts_of(const GenerateArguments& a) {
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("prompt") || !json["prompt"].is_string()) {
       throw DataError(str("--prompts: line ", number, " of ", quote(a.prompts_file),
-                          " is no object with a text \"prompt\""));
+                          " is not an object with a string \"prompt\""));
     }
     lines.push_back(json["prompt"]);
   }
   if (lines.empty()) {
-    throw DataError(str("--prompts: ", quote(a.prompts_file), " has no line with a text"));
+    throw DataError(str("--prompts: ", quote(a.prompts_file), " has no line with text"));
   }
   return lines;
 }
 
-// What was on stdin for the rank that reads it again: its first one inherits ours.
+// Replaces stdin by a file with this text: rank 0 inherits it and reads it again.
 void put_back_on_stdin(const std::string& text) {
   const Fd file(::memfd_create("prompt", 0));
   if (!file.open() || !write_all(file.get(), text) || ::lseek(file.get(), 0, SEEK_SET) != 0 ||
       ::dup2(file.get(), 0) != 0) {
-    throw Error(str("cannot hand on what was on stdin: ", std::strerror(errno)));
+    throw Error(str("cannot pass stdin to rank 0: ", std::strerror(errno)));
   }
 }
 
@@ -163,13 +164,13 @@ std::vector<Answer> answers_for(const std::vector<std::string>& prompts,
     std::string storage;
     const auto clean = data::clean_utf8(prompt, data::BadUtf8::replace, storage);
     std::vector<data::TokenId> ids;
-    // [Note: beginning of a text]; nothing behind it, since the text goes on.
+    // [Note: beginning of a text]; no end token, since the text continues.
     ids = tokenizer.before_text();
     tokenizer.encode(clean.text, ids, {.special = true, .around = false});
     if (ids.empty()) {
       const auto start =
           tokenizer.begin_of_text() ? tokenizer.begin_of_text() : tokenizer.end_of_text();
-      if (!start) throw UsageError("a prompt is empty, and no token of the model begins a text");
+      if (!start) throw UsageError("a prompt is empty, and the model has no begin-of-text token");
       ids.push_back(*start);
     }
     answers.push_back({std::string(clean.text),
@@ -189,7 +190,7 @@ std::unique_ptr<models::Decoder> load_decoder(train::ModelFiles& files,
   ProgressOptions shown;
   shown.label = "loading";
   shown.unit = "M parameters";
-  // Small ones are there before a bar could be drawn.
+  // No bar for small models, which load quickly.
   const std::int64_t own = shape.params() / options.tp.size();  // nearly
   if (own < 50'000'000 || options.tp.rank() != 0) shown.mode = ProgressMode::kSilent;
   Progress bar(own / 1'000'000, shown);
@@ -204,15 +205,15 @@ std::unique_ptr<models::Decoder> load_decoder(train::ModelFiles& files,
   return decoder;
 }
 
-// How many texts there are at once, and how long they may become.
-void fit_to(const GenerateArguments& a, const ModelShape& shape, const std::vector<Answer>& answers,
-            models::DecoderOptions& options) {
+// Sets the number of concurrent texts and their maximum length.
+void set_cache_size(const GenerateArguments& a, const ModelShape& shape,
+                    const std::vector<Answer>& answers, models::DecoderOptions& options) {
   std::int64_t longest = 0;
   for (const Answer& answer : answers) {
     const auto length = static_cast<std::int64_t>(answer.ids.size());
     if (shape.longest() > 0 && length >= shape.longest()) {
-      throw UsageError(str("a prompt has ", length, " tokens, and ", longest_reason(shape),
-                           "; wanted a shorter one"));
+      throw UsageError(str("a prompt has ", length, " tokens, but ", longest_reason(shape),
+                           "; use a shorter prompt"));
     }
     longest = std::max(longest, length);
   }
@@ -221,7 +222,7 @@ void fit_to(const GenerateArguments& a, const ModelShape& shape, const std::vect
   if (shape.longest() > 0) options.capacity = std::min(options.capacity, shape.longest());
 }
 
-// A cache that would fill this host, or the GPU, is refused before the model is loaded.
+// Throws if model and cache do not fit into this host or the GPU, before the model is loaded.
 void check_memory_of(const GenerateArguments& a, const train::ModelFiles& files,
                      const models::DecoderOptions& options, bool alone) {
   if (a.force) return;
@@ -243,13 +244,13 @@ void check_memory_of(const GenerateArguments& a, const train::ModelFiles& files,
                                   str("this host (", free->bound, ")"), remedy);
     return;
   }
-  at::empty({1}, at::device(options.device));  // wakes the device: before, nothing is known of it
+  at::empty({1}, at::device(options.device));  // initializes the device: device_free() needs it
   if (const auto free = memory::device_free(options.device)) {
     train::check_inference_memory(need, 1, *free, options.device.str(), remedy);
   }
 }
 
-// The first rank knows the texts, the others need to know this of them.
+// Broadcasts the cache size from rank 0, which alone reads the prompts.
 void share_sizes(models::DecoderOptions& options) {
   if (options.tp.size() == 1) return;
   const at::Tensor sizes =
@@ -262,7 +263,7 @@ void share_sizes(models::DecoderOptions& options) {
   options.capacity = sizes.data_ptr<std::int64_t>()[1];
 }
 
-// This rank's: where it computes, in what type, and with whom.
+// Returns the device, type and group of this rank.
 models::DecoderOptions rank_options(const GenerateArguments& a, const train::ModelFiles& files) {
   models::DecoderOptions options;
   options.type = train::compute_type(a.dtype, files);
@@ -271,7 +272,7 @@ models::DecoderOptions rank_options(const GenerateArguments& a, const train::Mod
     init.backend = a.backend;
     init.cuda = a.device == "cuda";
     init.deterministic = true;
-    // The first rank may have to wait for whoever reads its texts.
+    // Rank 0 may block on a slow reader of stdout.
     init.comm.timeout = std::chrono::hours(24);
     options.tp = comm::init(init);
   }
@@ -284,7 +285,7 @@ models::DecoderOptions rank_options(const GenerateArguments& a, const train::Mod
   return options;
 }
 
-void tell_speed(const models::Generated& done, double load_s, bool json) {
+void print_speed(const models::Generated& done, double load_s, bool json) {
   const auto rate = [](std::int64_t tokens, double seconds) {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
   };
@@ -305,24 +306,24 @@ void tell_speed(const models::Generated& done, double load_s, bool json) {
                    " tokens/s; loaded in ", format_time(load_s), "\n"));
 }
 
-void tell_note(const std::string& note) {
+void print_note(const std::string& note) {
   if (!note.empty()) write_all(2, str("tessera generate: note: ", visible_lines(note), "\n"));
 }
 
-// By the rank that reads the prompts.
-void tell_notes(const GenerateArguments& a, const train::ModelFiles& files,
-                const data::Tokenizer& tokenizer) {
-  for (const std::string& note : files.notes()) tell_note(note);
-  for (const std::string& note : tokenizer.notes()) tell_note(note);
+// Called by the rank that reads the prompts.
+void print_notes(const GenerateArguments& a, const train::ModelFiles& files,
+                 const data::Tokenizer& tokenizer) {
+  for (const std::string& note : files.notes()) print_note(note);
+  for (const std::string& note : tokenizer.notes()) print_note(note);
   for (const std::string& stop : a.stops) {
     if (stop.find("\\n") == std::string::npos) continue;
-    tell_note(
-        str("--stop ", stop, " is a backslash and an n, as typed; a line end is $'\\n' in bash"));
+    print_note(
+        str("--stop ", stop, " is a backslash and an n, as typed; in bash a line end is $'\\n'"));
   }
 }
 
-int take_part_in_generation(const GenerateArguments& a, train::ModelFiles& files,
-                            std::chrono::steady_clock::time_point began) {
+int generate_on_rank(const GenerateArguments& a, train::ModelFiles& files,
+                     std::chrono::steady_clock::time_point began) {
   models::DecoderOptions options = rank_options(a, files);
   if (options.tp.rank() != 0) {
     share_sizes(options);
@@ -332,12 +333,12 @@ int take_part_in_generation(const GenerateArguments& a, train::ModelFiles& files
   }
   const std::unique_ptr<data::Tokenizer> tokenizer = tokenizer_for(a.tokenizer, files);
   std::vector<Answer> answers = answers_for(prompts_of(a), *tokenizer, a.stops);
-  tell_notes(a, files, *tokenizer);
+  print_notes(a, files, *tokenizer);
   std::vector<std::int64_t> ends = files.end_tokens();
   if (const auto end = tokenizer->end_of_text()) ends.push_back(*end);
-  fit_to(a, files.shape(), answers, options);
+  set_cache_size(a, files.shape(), answers, options);
   if (a.tp == 1 || !options.device.is_cpu()) check_memory_of(a, files, options, true);
-  tell_note(context_note(files.shape(), options.capacity));
+  print_note(context_note(files.shape(), options.capacity));
   share_sizes(options);
   const auto decoder = load_decoder(files, options);
   const double load_s =
@@ -367,21 +368,21 @@ int take_part_in_generation(const GenerateArguments& a, train::ModelFiles& files
       });
   decoder->finish();
   options.tp.barrier();
-  tell_speed(done, load_s, a.json);
+  print_speed(done, load_s, a.json);
   return 0;
 }
 
-// What is wrong is said once, before ranks are started.
+// Reports errors once, before ranks are started.
 void check_ranks(const GenerateArguments& a, const comm::Launch& launch) {
   if (comm::backend_kind(a.backend).simulated) {
-    throw UsageError(str("--backend: got ", a.backend, ", whose other ranks are not there"));
+    throw UsageError(str("--backend: got ", a.backend, ", which simulates the other ranks"));
   }
   if (a.tp > 1 && launch.launcher != "alone" && launch.size != a.tp) {
     throw UsageError(str("--tp: got ", a.tp, ", but ", launch.launcher, " started ", launch.size,
-                         " ranks; wanted as many"));
+                         " ranks; the two must be equal"));
   }
   if (a.device == "cuda" && comm::gpu_count() == 0) {
-    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; wanted cpu");
+    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; must be cpu");
   }
 }
 
@@ -411,15 +412,15 @@ int generate_command(int argc, char** argv) {
     throw UsageError(str("--tp ", a.tp, ": ", error.what()));
   }
   if (a.tp == 1 || launch.launcher != "alone") {
-    return told_by_launcher([&] { return take_part_in_generation(a, *files, began); });
+    return report_to_launcher([&] { return generate_on_rank(a, *files, began); });
   }
 
-  // The ranks read all this again: here it is looked at.
+  // Checks the inputs before starting the ranks, which read them again.
   const std::vector<std::string> prompts = prompts_of(a);
   models::DecoderOptions planned;
   planned.type = train::compute_type(a.dtype, *files);
-  fit_to(a, files->shape(), answers_for(prompts, *tokenizer_for(a.tokenizer, *files), a.stops),
-         planned);
+  set_cache_size(a, files->shape(),
+                 answers_for(prompts, *tokenizer_for(a.tokenizer, *files), a.stops), planned);
   if (a.device == "cpu") check_memory_of(a, *files, planned, false);
   if (takes_stdin(a)) put_back_on_stdin(prompts.front());
   if (comm::backend_kind(a.backend).needs_mpi) {

@@ -17,13 +17,13 @@ std::string text_of(const data::Tokenizer& tokenizer, const Answer& answer) {
   const std::size_t count = answer.written.size();
   const data::TokenId last[] = {id(count > 1 ? answer.written[count - 2] : answer.ids.back()),
                                 id(answer.written[count - 1])};
-  // A vocabulary that is larger than the tokenizer's has tokens that stand for nothing.
+  // The model's vocabulary may be padded beyond the tokenizer's; such tokens have no text.
   const auto known = [&](data::TokenId token) { return token < tokenizer.vocab(); };
   if (!known(last[1])) return "";
   if (!known(last[0])) return tokenizer.decode({&last[1], 1}, /*skip_special=*/true);
   const std::size_t before = tokenizer.decode({last, 1}, true).size();
   const std::string both = tokenizer.decode(last, true);
-  return both.substr(std::min(before, both.size()));  // a decoder may take both for less
+  return both.substr(std::min(before, both.size()));  // decoding both may give a shorter text
 }
 
 bool GenerateOutput::more(std::size_t i, const std::string& text) {

@@ -1,4 +1,4 @@
-// Texts of `tessera generate` on their way to stdout.
+// Output of `tessera generate` to stdout.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace tessera::cli {
 
-// A text on its way: shown as it comes if it is the first that is not done, else later.
+// Text being generated. Printed as it is generated if it is the first unfinished one, otherwise
+// later.
 struct Answer {
   std::string prompt;
   std::vector<std::int64_t> ids;  // of the prompt
@@ -20,25 +21,25 @@ struct Answer {
   const char* ended = "";
 };
 
-// What the last token adds. It depends on the one before: some begin with a space, but for those
-// that begin a text.
+// Returns the text that the last token adds. It depends on the previous token: some tokens start
+// with a space unless they begin a text.
 std::string text_of(const data::Tokenizer& tokenizer, const Answer& answer);
 
-// Shows texts in their order, as they come or, as JSON, when they are done.
+// Prints texts in order: as they are generated, or as JSON when they are done.
 class GenerateOutput {
  public:
   GenerateOutput(std::vector<Answer>& answers, bool json) : answers_(answers), json_(json) {}
 
-  // More of a text, or its end. False where nobody reads any more.
+  // Appends to text `i`, or handles its end. Returns false if the reader of stdout is gone.
   bool more(std::size_t i, const std::string& text);
-  // What may be shown by now; likewise.
+  // Prints what may be printed now. Returns false if the reader of stdout is gone.
   bool flush();
 
  private:
   std::vector<Answer>& answers_;
   const bool json_;
-  std::size_t next_ = 0;  // the first that is not done
-  bool begun_ = false;    // its prompt has been shown
+  std::size_t next_ = 0;  // first unfinished text
+  bool begun_ = false;    // its prompt has been printed
 };
 
 }  // namespace tessera::cli

@@ -11,7 +11,7 @@
 namespace tessera::cli {
 namespace {
 
-// Tokens that are no text: what a subclass makes of each is all there is.
+// Base of tokenizers without special tokens. Subclasses define encode() and decode().
 class PlainTokenizer : public data::Tokenizer {
  public:
   explicit PlainTokenizer(std::int64_t vocab) : vocab_(vocab) {}
@@ -26,7 +26,7 @@ class PlainTokenizer : public data::Tokenizer {
   const std::int64_t vocab_;
 };
 
-// "12 7 3"
+// Token ids separated by spaces: "12 7 3".
 class Numbers final : public PlainTokenizer {
  public:
   using PlainTokenizer::PlainTokenizer;
@@ -39,8 +39,8 @@ class Numbers final : public PlainTokenizer {
           std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
       const std::int64_t id = digits && word.size() < 10 ? std::stoll(word) : -1;
       if (id < 0 || id >= vocab()) {
-        throw UsageError(str("a prompt has ", quote(word), "; wanted numbers of tokens, 0 to ",
-                             vocab() - 1, ", with spaces between"));
+        throw UsageError(str("a prompt has ", quote(word), "; must be token ids from 0 to ",
+                             vocab() - 1, ", separated by spaces"));
       }
       out.push_back(static_cast<data::TokenId>(id));
     }
@@ -64,7 +64,7 @@ class Digits final : public PlainTokenizer {
       if (id == std::string_view::npos) {
         if (c == '\n' || c == ' ') continue;
         throw UsageError(str("a prompt has ", quote(std::string(1, c)),
-                             "; a model that learnt to sort knows digits, | and ., such as "
+                             "; a model trained on synthetic data accepts digits, | and ., such as "
                              "3141592|"));
       }
       out.push_back(static_cast<data::TokenId>(id));
@@ -82,26 +82,26 @@ class Digits final : public PlainTokenizer {
 
 }  // namespace
 
-std::unique_ptr<data::Tokenizer> tokenizer_for(const std::string& asked,
+std::unique_ptr<data::Tokenizer> tokenizer_for(const std::string& name,
                                                const train::ModelFiles& model) {
   const std::int64_t vocab = model.shape().vocab;
   const auto fits = [&](std::unique_ptr<data::Tokenizer> tokenizer) {
     if (tokenizer->vocab() > vocab && tokenizer->name() != "bytes") {
       throw UsageError(str("the tokenizer ", quote(tokenizer->name()), " has ", tokenizer->vocab(),
-                           " tokens, and the model of ", model.folder(), " ", vocab,
-                           "; wanted the tokenizer that it was trained with (--tokenizer)"));
+                           " tokens, but the model of ", model.folder(), " has ", vocab,
+                           "; use the tokenizer that it was trained with (--tokenizer)"));
     }
     return tokenizer;
   };
-  if (asked == "ids") return std::make_unique<Numbers>(vocab);
-  if (!asked.empty()) return fits(data::load_tokenizer(asked));
+  if (name == "ids") return std::make_unique<Numbers>(vocab);
+  if (!name.empty()) return fits(data::load_tokenizer(name));
   const std::string& folder = model.tokenizer_folder();
   const bool own = !folder.empty() && kind_of_file(folder + "/tokenizer.json") == "a regular file";
   if (model.huggingface()) {
     if (own) return fits(data::load_tokenizer(folder));
     throw UsageError(str("--tokenizer: ", model.folder(),
-                         " has no tokenizer.json; wanted one, a folder with one, bytes (of a model "
-                         "that was trained on bytes) or ids"));
+                         " has no tokenizer.json; must be one, a folder with one, bytes (for a "
+                         "model trained on bytes) or ids"));
   }
   const std::string& data = model.data();
   if (data == "synthetic") return std::make_unique<Digits>(vocab);
@@ -110,15 +110,15 @@ std::unique_ptr<data::Tokenizer> tokenizer_for(const std::string& asked,
   } else if (kind_of_file(data) == "a regular file") {
     return data::byte_tokenizer();
   }
-  // The data is elsewhere now; the run has kept the tokenizer, or its fingerprint is that of bytes.
+  // The data was moved. The run may have a copy of the tokenizer, or the fingerprint of bytes.
   if (model.tokenizer() == data::byte_tokenizer()->fingerprint()) return data::byte_tokenizer();
   if (own) {
     auto kept = data::load_tokenizer(folder);
     if (kept->fingerprint() == model.tokenizer()) return fits(std::move(kept));
   }
-  throw UsageError(str("--tokenizer: what ", model.folder(), " was trained on, --data ", data,
-                       ", is not there or does not say which tokenizer made it; wanted a "
-                       "tokenizer.json, a folder with one, bytes or ids"));
+  throw UsageError(str("--tokenizer: the training data of ", model.folder(), ", ", data,
+                       ", is missing or does not name its tokenizer; must be a tokenizer.json, a "
+                       "folder with one, bytes or ids"));
 }
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// What `tessera generate` and `tessera evaluate` share: the tokenizer that belongs to a model.
+// Tokenizer of a model, for `tessera generate` and `tessera evaluate`.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,10 @@
 
 namespace tessera::cli {
 
-// `asked`: what --tokenizer says, or "" for the one that belongs to the model: that of a Hugging
-// Face folder, of the tokens that it was trained on, bytes for a text file, digits for synthetic
-// data. "ids": texts are numbers of tokens. Throws UsageError that names the flag.
-std::unique_ptr<data::Tokenizer> tokenizer_for(const std::string& asked,
+// Returns the tokenizer named by --tokenizer, or if `name` is empty the model's own: that of its
+// Hugging Face folder or of its training tokens, bytes for a text file, digits for synthetic data.
+// "ids" reads and writes texts as token ids. Throws UsageError that names the flag.
+std::unique_ptr<data::Tokenizer> tokenizer_for(const std::string& name,
                                                const train::ModelFiles& model);
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// tessera import: the settings of a run of DeepSpeed or Megatron-LM as a file for tessera train.
+// tessera import: converts settings of DeepSpeed or Megatron-LM to a file for tessera train.
 
 #include "tessera/cli/import.h"
 
@@ -38,16 +38,15 @@ constexpr const char* kImportExamples =
     "  tessera import megatron --bf16 --use-distributed-optimizer --out run.toml --ranks 8\n"
     "  tessera plan --config run.toml --model gpt2-xl\n"
     "\n"
-    "The file goes to stdout unless --out names one; `tessera train --config` and `tessera plan\n"
-    "--config` read it, and flags override it. Every key that has no counterpart, is not needed "
-    "or\n"
-    "is not known is named on stderr. All of Megatron's flags follow the word megatron.";
+    "The TOML file is written to stdout or to --out. `tessera train --config` and `tessera plan\n"
+    "--config` read it, and flags override it. Keys that have no counterpart, are not needed or\n"
+    "are unknown are listed on stderr. Megatron's flags follow the word megatron.";
 
 const planner::Field& train_field(std::string_view setting) {
   for (const planner::Field& field : planner::fields(planner::Command::train)) {
     if (field.name == setting) return field;
   }
-  throw Error(str(quote(setting), " is no setting of a run"));
+  throw Error(str(quote(setting), " is not a setting of tessera train"));
 }
 
 struct ImportArguments {
@@ -56,7 +55,7 @@ struct ImportArguments {
   bool json = false, strict = false;
 };
 
-// Options of this command may stand anywhere; everything else keeps its order behind them.
+// Moves the options of this command, which may be anywhere, before all other words.
 std::vector<std::string> own_options_first(int argc, char** argv) {
   std::vector<std::string> own, rest;
   for (int i = 1; i < argc; ++i) {
@@ -76,10 +75,10 @@ std::vector<std::string> own_options_first(int argc, char** argv) {
 }
 
 std::string deepspeed_text(const std::string& path) {
-  if (path != "-") return read_small_file(path, kMostImported, "a JSON file of DeepSpeed's");
+  if (path != "-") return read_small_file(path, kMostImported, "a JSON config of DeepSpeed");
   std::string text{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
   if (static_cast<std::int64_t>(text.size()) > kMostImported) {
-    throw DataError(str("stdin has ", text.size(), " bytes; wanted at most ", kMostImported));
+    throw DataError(str("stdin has ", text.size(), " bytes; must be at most ", kMostImported));
   }
   return text;
 }
@@ -91,23 +90,24 @@ Imported read_source(const std::vector<std::string>& words, int ranks) {
   }
   const bool direct = source.ends_with(".json");  // tessera import ds_config.json
   if (!direct && source != "deepspeed") {
-    throw UsageError(str("got ", quote(source), ", wanted deepspeed or megatron",
+    throw UsageError(str("got ", quote(source), "; must be deepspeed or megatron",
                          did_you_mean(source, {"deepspeed", "megatron"})));
   }
   if (words.size() != (direct ? 1U : 2U)) {
     throw UsageError(str("deepspeed: got ",
-                         plural(static_cast<std::int64_t>(words.size()) - 1, "word"),
-                         ", wanted one: the JSON file, or - for stdin"));
+                         plural(static_cast<std::int64_t>(words.size()) - 1, "argument"),
+                         "; must be one: the JSON file, or - for stdin"));
   }
   const std::string& path = words.back();
   return import_deepspeed(deepspeed_text(path), path == "-" ? "stdin" : path, ranks);
 }
 
-// A model that the settings cannot say is a folder with a config.json.
+// Writes a config.json for a model that the settings cannot express.
 void write_model(Imported& got, const std::string& folder) {
   if (!got.model) {
     if (!folder.empty()) {
-      throw UsageError("--model-out: the settings say no model, or say all of it; leave it out");
+      throw UsageError(
+          "--model-out: not needed, since the settings describe the model or have none; omit it");
     }
     return;
   }
@@ -119,12 +119,13 @@ void write_model(Imported& got, const std::string& folder) {
     return;
   }
   if (folder.empty()) {
-    got.note("the model", Fate::open,
-             "its sizes alone do not say it: --model-out DIR writes a config.json for --model");
+    got.note(
+        "the model", Fate::open,
+        "its sizes alone do not describe it: --model-out DIR writes a config.json for --model");
     return;
   }
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
-    throw UsageError(str("--model-out: cannot make ", quote(folder), ": ", std::strerror(errno)));
+    throw UsageError(str("--model-out: cannot create ", quote(folder), ": ", std::strerror(errno)));
   }
   publish(folder + "/" + huggingface::kConfigName, config);
   got.set("model", folder, "--model-out");
@@ -218,7 +219,7 @@ std::string Imported::report() const {
 }
 
 void set_batch(Imported& out, BatchSizes sizes) {
-  const auto told = [&] {
+  const auto given = [&] {
     std::vector<std::string> parts;
     if (sizes.global > 0) parts.push_back(str(sizes.global_key, " ", sizes.global));
     if (sizes.micro > 0) parts.push_back(str(sizes.micro_key, " ", sizes.micro));
@@ -228,7 +229,7 @@ void set_batch(Imported& out, BatchSizes sizes) {
     if (sizes.replicas > 0) parts.push_back(str(sizes.replicas, " replicas"));
     return join(parts, ", ");
   };
-  // In floating point: four large numbers may overflow, and then they contradict anyway.
+  // Floating point: the product may overflow an integer, and then contradicts the global batch.
   const auto part = [](std::int64_t n) { return n > 0 ? static_cast<double>(n) : 1.0; };
   const double rest = part(sizes.micro) * part(sizes.accumulation) * part(sizes.replicas);
   const bool all = sizes.micro > 0 && sizes.accumulation > 0 && sizes.replicas > 0;
@@ -236,24 +237,24 @@ void set_batch(Imported& out, BatchSizes sizes) {
     const auto global = static_cast<double>(sizes.global);
     if (rest > global || static_cast<std::int64_t>(global) % static_cast<std::int64_t>(rest) != 0 ||
         (all && rest != global)) {
-      throw UsageError(str(told(),
-                           ": contradict each other; wanted global batch = micro-batch · "
+      throw UsageError(str(given(),
+                           ": contradict each other; global batch must be micro-batch · "
                            "accumulation · replicas"));
     }
     if (sizes.micro > 0 && sizes.accumulation > 0 && sizes.replicas == 0) {
       sizes.replicas = sizes.global / (sizes.micro * sizes.accumulation);
-      out.set("dp", str(sizes.replicas), str(told(), " together"));
+      out.set("dp", str(sizes.replicas), str(given(), " together"));
     }
     out.set("global-batch", str(sizes.global), sizes.global_key);
     if (sizes.micro == 0 && sizes.accumulation > 0 && sizes.replicas > 0) {
       sizes.micro = sizes.global / (sizes.accumulation * sizes.replicas);
-      sizes.micro_key = str(told(), " together");
+      sizes.micro_key = str(given(), " together");
     }
   }
   if (sizes.micro > 0) {
     out.set("micro-batch", str(sizes.micro), sizes.micro_key);
   } else if (sizes.global > 0) {
-    out.note(sizes.micro_key, Fate::open, "left out: give --micro-batch, which is 16 otherwise");
+    out.note(sizes.micro_key, Fate::open, "not set: give --micro-batch; the default is 16");
   }
   if (sizes.accumulation > 0) {
     out.set("grad-accum", str(sizes.accumulation), sizes.accumulation_key);
@@ -262,27 +263,26 @@ void set_batch(Imported& out, BatchSizes sizes) {
 
 int import_command(int argc, char** argv) {
   ImportArguments arguments;
-  CommandLine line("import", "Turns the settings of a DeepSpeed or Megatron-LM run into ours.",
+  CommandLine line("import", "Converts settings of a DeepSpeed or Megatron-LM run to Tessera's.",
                    kImportExamples);
   line.takes_program();
   CLI::App& app = line.app();
   app.add_option("--out", arguments.out, "write the TOML to this file")->type_name("FILE");
   app.add_option("--model-out", arguments.model_out,
-                 "write a config.json there for a model that --layers, --hidden and --heads do not "
-                 "say, and name it as --model")
+                 "write a config.json to this folder for a model that --layers, --hidden and "
+                 "--heads cannot describe, and set --model to it")
       ->type_name("DIR");
   line.integer(app, "--ranks", arguments.ranks, 0, 1'000'000,
-               "of the whole job; 0: by what the batch sizes say");
+               "ranks of the whole job; 0: derived from the batch sizes");
   line.choice(app, "--device", arguments.device, {"cpu", "cuda"}, "where to train");
   app.add_flag("--json", arguments.json, "print settings, notes and the file as JSON");
-  app.add_flag("--strict", arguments.strict,
-               "refuse what has a key that is unknown or has no counterpart");
+  app.add_flag("--strict", arguments.strict, "fail if a key is unknown or has no counterpart");
   std::vector<std::string> words = own_options_first(argc, argv);
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   if (!line.parse(static_cast<int>(pointers.size()), pointers.data())) return 0;
   if (line.program().empty()) {
-    throw UsageError("wanted deepspeed FILE.json, or megatron and its flags");
+    throw UsageError("arguments are missing; must be deepspeed FILE.json, or megatron and flags");
   }
   Imported got = read_source(line.program(), arguments.ranks);
   got.set("device", arguments.device, "--device");

@@ -13,13 +13,13 @@
 
 namespace tessera::cli {
 
-// What became of a key that gave no setting, or not just that.
+// Outcome of importing a key that did not simply become a setting.
 enum class Fate : std::uint8_t {
-  changed,     // taken, but it means something a little different here
-  not_needed,  // happens anyway, or is switched off
-  missing,     // there is no counterpart
-  open,        // "auto", or left to something that this command does not see
-  unknown,     // no key of that program as far as is known here
+  changed,     // became a setting with a slightly different meaning
+  not_needed,  // is the default behavior, or is switched off
+  missing,     // has no counterpart
+  open,        // "auto", or depends on something that this command does not see
+  unknown,     // is not a known key of that program
 };
 const char* name(Fate fate);
 
@@ -29,13 +29,13 @@ struct ImportNote {
   std::string text;
 };
 
-// The settings of another program's run in our words, and what they do not say.
+// Settings of another program's run as settings of Tessera, with notes on the rest.
 class Imported {
  public:
-  // `from` is what it follows from, for errors and for the comment behind it. Throws UsageError
-  // that begins with it if the setting cannot have that value. A later value replaces an earlier.
+  // Sets a value, replacing an earlier one. `from` names its source, for errors and for a comment
+  // in the TOML. Throws UsageError that starts with it if the value is invalid.
   void set(std::string_view setting, const std::string& text, const std::string& from);
-  void set(std::string_view setting, double value, const std::string& from);  // to the bit
+  void set(std::string_view setting, double value, const std::string& from);  // exact
   void note(std::string key, Fate fate, std::string text) {
     notes_.push_back({std::move(key), fate, std::move(text)});
   }
@@ -43,13 +43,13 @@ class Imported {
 
   const planner::RunSettings& settings() const { return settings_; }
   const std::vector<ImportNote>& notes() const { return notes_; }
-  bool complete() const;            // nothing is missing or unknown
-  std::optional<ModelShape> model;  // one that has no name and whose sizes alone do not say it
+  bool complete() const;            // no key is missing or unknown
+  std::optional<ModelShape> model;  // set if neither a name nor --layers, --hidden, --heads give it
 
-  // A file for --config, with the settings that were given and nothing else.
+  // Returns a file for --config with only the settings that were set.
   std::string toml() const;
   std::string json() const;
-  std::string report() const;  // the notes, a line each
+  std::string report() const;  // the notes, one per line
 
  private:
   planner::RunSettings settings_;
@@ -57,15 +57,15 @@ class Imported {
   std::vector<ImportNote> notes_;
 };
 
-// micro-batch · accumulation · replicas = global batch: from those that are known (not 0) follows
-// the rest, and what contradicts is refused with the numbers.
+// Batch sizes, with micro-batch · accumulation · replicas = global batch; 0 is unknown. set_batch()
+// derives the unknown ones. Throws UsageError if they contradict each other.
 struct BatchSizes {
   std::int64_t global = 0, micro = 0, accumulation = 0, replicas = 0;
   std::string global_key, micro_key, accumulation_key;
 };
 void set_batch(Imported& out, BatchSizes sizes);
 
-// `ranks`: of the whole job, 0 if nobody said so.
+// `ranks`: number of ranks of the whole job; 0 if unknown.
 Imported import_deepspeed(std::string_view text, const std::string& where, int ranks);
 Imported import_megatron(const std::vector<std::string>& words, int ranks);
 

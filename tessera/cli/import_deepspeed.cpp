@@ -1,5 +1,5 @@
-// A DeepSpeed config, key by key. What a key alone says is in the table; what becomes a setting, or
-// depends on several keys, is here.
+// Imports a DeepSpeed config key by key. Notes that depend on one key are in the table; settings,
+// and notes that depend on several keys, are here.
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ using DsValue = nlohmann::json;
 
 constexpr int kMostDepth = 32;
 
-// Whether it switches something on.
+// Returns true if the value switches something on.
 bool is_on(const DsValue& value) {
   if (value.is_null()) return false;
   if (value.is_boolean()) return value.get<bool>();
@@ -45,7 +45,7 @@ class DeepSpeedConfig {
     }
     return at;
   }
-  // What stands there, unless it is left out, null or "auto".
+  // Returns the value, or null if it is absent, null or "auto".
   const DsValue* find(const std::string& path) const {
     const DsValue* const at = raw(path);
     return at == nullptr || at->is_null() || is_auto(*at) ? nullptr : at;
@@ -60,12 +60,12 @@ class DeepSpeedConfig {
     if (!value->is_number()) refuse(path, *value, "a number");
     return value->get<double>();
   }
-  // Also those that are written as 5e8.
+  // Accepts integers in scientific notation, such as 5e8.
   std::optional<std::int64_t> whole(const std::string& path) const {
     const std::optional<double> value = number(path);
     if (!value) return std::nullopt;
     if (!(*value >= 0 && *value <= 1e15) || *value != std::floor(*value)) {
-      refuse(path, *find(path), "a whole number, 0 to 1000000000000000");
+      refuse(path, *find(path), "an integer from 0 to 1000000000000000");
     }
     return static_cast<std::int64_t>(*value);
   }
@@ -78,7 +78,7 @@ class DeepSpeedConfig {
   std::string word(const std::string& path) const {
     const DsValue* const value = find(path);
     if (value == nullptr) return {};
-    if (!value->is_string()) refuse(path, *value, "a text");
+    if (!value->is_string()) refuse(path, *value, "a string");
     return value->get<std::string>();
   }
   void take_number(const std::string& path, const char* setting, double otherwise) {
@@ -87,10 +87,10 @@ class DeepSpeedConfig {
     out_.set(setting, value.value_or(otherwise), value ? path : path + ", DeepSpeed's default");
   }
   [[noreturn]] static void refuse(const std::string& path, const DsValue& value,
-                                  const char* wanted) {
+                                  const char* allowed) {
     throw UsageError(str(path, ": got ",
                          quote(value.dump(-1, ' ', true, DsValue::error_handler_t::replace)),
-                         ", wanted ", wanted));
+                         "; must be ", allowed));
   }
 
  private:
@@ -105,7 +105,7 @@ const DeepSpeedKey* find_deepspeed_key(const std::string& path) {
   return nullptr;
 }
 
-// Names at this place, for what was meant.
+// Returns the key names at this level, for suggestions.
 std::vector<std::string> deepspeed_names(const std::string& prefix) {
   std::vector<std::string> names;
   for (const DeepSpeedKey& key : kDeepSpeedKeys) {
@@ -117,14 +117,14 @@ std::vector<std::string> deepspeed_names(const std::string& prefix) {
   return names;
 }
 
-// Of somebody's file, so without what a terminal would obey.
+// Escapes a key from a user's file, which may contain control characters.
 std::string printable_key(const std::string& key) {
   const std::string quoted = quote(key);
   return quoted.substr(1, quoted.size() - 2);
 }
 
-// A note for each key that is not simply a setting. `around` is the row of an object around it that
-// has one.
+// Adds a note for each key that does not simply become a setting. `around` is the table row of the
+// enclosing object, if it has one.
 void note_keys(const DsValue& object, const std::string& prefix, const DeepSpeedKey* around,
                Imported& out) {
   for (const auto& [key, value] : object.items()) {
@@ -132,11 +132,10 @@ void note_keys(const DsValue& object, const std::string& prefix, const DeepSpeed
     const DeepSpeedKey* row = find_deepspeed_key(path);
     const std::vector<std::string> inner = deepspeed_names(path + ".");
     if (row == nullptr && inner.empty() && around == nullptr) {
-      out.note(
-          prefix + printable_key(key), Fate::unknown,
-          "no key of DeepSpeed's that is known here" + did_you_mean(key, deepspeed_names(prefix)));
+      out.note(prefix + printable_key(key), Fate::unknown,
+               "not a known key of DeepSpeed" + did_you_mean(key, deepspeed_names(prefix)));
     } else if (is_auto(value)) {
-      out.note(path, Fate::open, "\"auto\": left out, so it has Tessera's default");
+      out.note(path, Fate::open, "\"auto\": not set, so Tessera's default applies");
     } else if (value.is_object() && !inner.empty()) {
       note_keys(value, path + ".", row, out);
     } else if (row == nullptr && around == nullptr) {
@@ -154,17 +153,16 @@ void note_keys(const DsValue& object, const std::string& prefix, const DeepSpeed
   }
 }
 
-// MiCS shards over groups of ranks, each of which holds all state. `dp` is 0 where it is not known.
+// MiCS shards over groups of ranks, each of which holds all state. `dp` is 0 if unknown.
 void take_mics(DeepSpeedConfig& config, Imported& out, std::int64_t dp) {
   const std::string key = "zero_optimization.mics_shard_size";
   if (config.number(key).value_or(-1) < 1) return;  // -1 switches it off
   const std::int64_t shards = *config.whole(key);
   if (dp == 0) {
     out.note(key, Fate::open,
-             str("give --ranks, or --dp and --dp-replicate: the number of groups of ", shards));
+             str("give --ranks, or --dp and --dp-replicate, the number of groups of ", shards));
   } else if (dp % shards != 0) {
-    throw UsageError(str(key, ": got ", shards, ", which does not divide the ", dp,
-                         " data-parallel ranks; wanted a divisor of them"));
+    throw UsageError(str(key, ": got ", shards, "; must divide the ", dp, " data-parallel ranks"));
   } else {
     out.set("dp-replicate", str(dp / shards), key);
   }
@@ -182,22 +180,22 @@ void take_zero(DeepSpeedConfig& config, Imported& out) {
     out.set("prefetch", *ahead > 0 ? "true" : "false", zero + "stage3_prefetch_bucket_size");
     if (*ahead > 0) {
       out.note(zero + "stage3_prefetch_bucket_size", Fate::changed,
-               "one unit is gathered ahead, whatever its size");
+               "one unit is gathered ahead, independent of its size");
     }
   }
 }
 
-// How parameters are stored, and with that how many bytes a bucket of so many elements has.
+// Imports the types. Bucket sizes are in elements, so their bytes depend on the types.
 void take_types(DeepSpeedConfig& config, Imported& out) {
   const std::string bf16 = config.find("bfloat16") != nullptr ? "bfloat16.enabled" : "bf16.enabled";
   const bool brain = config.truth(bf16).value_or(false);
   const bool half = config.truth("fp16.enabled").value_or(false);
-  if (brain && half) throw UsageError("bf16.enabled and fp16.enabled: got both, wanted one");
+  if (brain && half) throw UsageError("bf16.enabled and fp16.enabled: got both; use only one");
   std::string gradients = config.word("data_types.grad_accum_dtype");
   if (gradients == "float32") gradients = "fp32";
   if (!gradients.empty() && gradients != "fp32" && gradients != "fp16" && gradients != "bf16") {
     throw UsageError(
-        str("data_types.grad_accum_dtype: got ", quote(gradients), ", wanted fp32, fp16 or bf16"));
+        str("data_types.grad_accum_dtype: got ", quote(gradients), "; must be fp32, fp16 or bf16"));
   }
   const bool wide = gradients == "fp32";
   if (brain) {
@@ -218,7 +216,7 @@ void take_types(DeepSpeedConfig& config, Imported& out) {
 void take_optimizer(DeepSpeedConfig& config, Imported& out) {
   const std::string type = config.word("optimizer.type");
   if (type.empty()) {
-    out.note("optimizer", Fate::open, "left out: the program made its own; give --optimizer, --lr");
+    out.note("optimizer", Fate::open, "not set: the program created it; give --optimizer, --lr");
     return;
   }
   std::string lowered = type;
@@ -231,13 +229,13 @@ void take_optimizer(DeepSpeedConfig& config, Imported& out) {
         config.number(params + "weight_decay").value_or(0) > 0) {
       out.note(
           params + "weight_decay", Fate::changed,
-          "adam_w_mode is off: decay was part of the gradient there and is apart from it here");
+          "adam_w_mode is off: DeepSpeed adds the decay to the gradient, Tessera decouples it");
     }
   } else if (lowered == "sgd" || lowered == "lion" || lowered == "muon") {
     out.set("optimizer", lowered, "optimizer.type");
   } else {
     out.note("optimizer.type", Fate::missing,
-             str(quote(type), ": wanted Adam, AdamW, SGD, Lion or Muon; AdamW is taken"));
+             str(quote(type), ": must be Adam, AdamW, SGD, Lion or Muon; AdamW is used"));
     out.set("optimizer", "adamw", "optimizer.type has no counterpart");
   }
   config.take_number(params + "lr", "lr", 1e-3);
@@ -281,8 +279,8 @@ void take_scheduler(DeepSpeedConfig& config, Imported& out) {
   } else {
     out.note(
         "scheduler.type", Fate::missing,
-        str(quote(type), ": wanted WarmupLR, WarmupDecayLR or WarmupCosineLR; a constant rate ",
-            "is taken"));
+        str(quote(type), ": must be WarmupLR, WarmupDecayLR or WarmupCosineLR; a constant rate ",
+            "is used"));
     out.set("lr-schedule", "constant", "scheduler.type has no counterpart");
     return;
   }
@@ -297,7 +295,7 @@ void take_scheduler(DeepSpeedConfig& config, Imported& out) {
   }
   if (config.word(params + "warmup_type") != "linear" && type != "WarmupCosineLR") {
     out.note(params + "warmup_type", Fate::changed,
-             "log is DeepSpeed's default; here the rate rises in a straight line");
+             "log is DeepSpeed's default; here the rate rises linearly");
   }
   if (const auto steps = config.whole(params + "total_num_steps")) {
     out.set("steps", str(*steps), params + "total_num_steps");
@@ -321,7 +319,7 @@ void take_mesh(DeepSpeedConfig& config, Imported& out, int ranks) {
     out.set("split", partition == "uniform" ? "even" : "work", "pipeline.partition");
   } else if (!partition.empty() && partition != "best") {
     out.note("pipeline.partition", Fate::missing,
-             "wanted uniform or parameters; --split has a list");
+             "must be uniform or parameters; --split takes a list");
   }
   BatchSizes sizes;
   sizes.global_key = "train_batch_size";
@@ -332,8 +330,8 @@ void take_mesh(DeepSpeedConfig& config, Imported& out, int ranks) {
   sizes.accumulation = config.whole(sizes.accumulation_key).value_or(0);
   if (ranks > 0) {
     if (tp > ranks || pp > ranks || ranks % (tp * pp) != 0) {
-      throw UsageError(str("--ranks: got ", ranks, ", which tp ", tp, " × pp ", pp,
-                           " do not divide; wanted a multiple of ", tp * pp));
+      throw UsageError(str("--ranks: got ", ranks, "; must be a multiple of tp ", tp, " × pp ", pp,
+                           " = ", tp * pp));
     }
     sizes.replicas = ranks / (tp * pp);
     out.set("dp", str(sizes.replicas), "--ranks");
@@ -352,8 +350,8 @@ void take_rest(DeepSpeedConfig& config, Imported& out, const DsValue& root) {
     out.set("recompute", "full", from);
     if (!interval) {
       out.note(from, Fate::changed,
-               "taken as recompute = \"full\"; in DeepSpeed it says how, and the model's code says "
-               "whether: --recompute none if it does not");
+               "imported as recompute = \"full\"; in DeepSpeed the model's code decides whether to "
+               "recompute: --recompute none if it does not");
     }
   }
   const std::string path = config.word("tensorboard.output_path");
@@ -365,7 +363,7 @@ void take_rest(DeepSpeedConfig& config, Imported& out, const DsValue& root) {
     out.set("elastic", str(fewest, ":", config.whole("elasticity.max_gpus").value_or(fewest)),
             "elasticity.min_gpus, max_gpus");
     out.note("elasticity.enabled", Fate::open,
-             "--elastic is about restarts: give --max-restarts and --save too");
+             "--elastic applies to restarts: give --max-restarts and --save too");
   }
   if (!root.contains("zero_optimization")) out.set("zero", "0", "no zero_optimization");
 }
@@ -374,7 +372,8 @@ void take_rest(DeepSpeedConfig& config, Imported& out, const DsValue& root) {
 
 Imported import_deepspeed(std::string_view text, const std::string& where, int ranks) {
   const DsValue root = checkpoint::parse_strictly(text, kMostDepth, where);
-  if (!root.is_object()) throw DataError(str(where, ": wanted a JSON object, as DeepSpeed takes"));
+  if (!root.is_object())
+    throw DataError(str(where, " is not a JSON object; must be a DeepSpeed config"));
   Imported out;
   DeepSpeedConfig config(root, out);
   note_keys(root, "", nullptr, out);
@@ -384,7 +383,8 @@ Imported import_deepspeed(std::string_view text, const std::string& where, int r
   take_optimizer(config, out);
   take_scheduler(config, out);
   take_rest(config, out, root);
-  out.note("the model", Fate::open, "no key of DeepSpeed's says it: give --model, or --init-from");
+  out.note("the model", Fate::open,
+           "a DeepSpeed config does not describe it: give --model, or --init-from");
   return out;
 }
 

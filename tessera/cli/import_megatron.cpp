@@ -1,5 +1,5 @@
-// Flags of Megatron-LM. What a flag alone says is in the table; what becomes a setting, or depends
-// on several flags, is here. Megatron's own defaults are written where ours differ.
+// Imports flags of Megatron-LM. Notes that depend on one flag are in the table; settings, and notes
+// that depend on several flags, are here. Megatron's defaults are written if Tessera's differ.
 
 #include <algorithm>
 
@@ -51,8 +51,8 @@ class Megatron {
     if (world == 0) return;
     const std::string from = ranks_ > 0 ? "--ranks" : "--world-size";
     if (tp_ > world || pp_ > world || world % (tp_ * pp_) != 0) {
-      throw UsageError(str(from, ": got ", world, ", which ", tensor, " ", tp_, " × ", pipeline,
-                           " ", pp_, " do not divide"));
+      throw UsageError(str(from, ": got ", world, "; must be a multiple of ", tensor, " ", tp_,
+                           " × ", pipeline, " ", pp_));
     }
     replicas_ = world / (tp_ * pp_);
     out_.set("dp", str(replicas_), from);
@@ -66,9 +66,8 @@ class Megatron {
     if (const std::int64_t of_chunk = words_.size(layers); of_chunk > 0) {
       const std::int64_t all = words_.size("--num-layers");
       if (all == 0 || all % pp_ != 0 || (all / pp_) % of_chunk != 0) {
-        throw UsageError(str(layers, ": got ", of_chunk,
-                             ", which does not divide the --num-layers ", all, " over ", pp_,
-                             " pipeline ranks"));
+        throw UsageError(str(layers, ": got ", of_chunk, "; must divide --num-layers ", all,
+                             " over ", pp_, " pipeline ranks"));
       }
       count = all / pp_ / of_chunk;
       from = layers;
@@ -91,13 +90,13 @@ class Megatron {
     if (const std::int64_t samples = words_.size("--train-samples"); samples > 0) {
       if (sizes.global == 0) {
         throw UsageError(str("--train-samples: got ", samples,
-                             " without --global-batch-size, so the steps are not known"));
+                             " without --global-batch-size, so the number of steps is unknown"));
       }
       out_.set("steps", str(std::max<std::int64_t>(1, samples / sizes.global)), "--train-samples");
     }
   }
 
-  // Megatron's choices in the words of a shape.
+  // Returns the model that Megatron's flags describe.
   ModelShape shape() const {
     ModelShape shape;
     shape.layers = words_.size("--num-layers");
@@ -133,56 +132,58 @@ class Megatron {
     const char* const kinds = "--position-embedding-type";
     const std::string kind = words_.word(kinds);
     if (!kind.empty() && kind != "learned_absolute" && kind != "rope") {
-      out_.note(kinds, Fate::missing, quote(kind) + ": wanted learned_absolute or rope");
+      out_.note(kinds, Fate::missing, quote(kind) + ": must be learned_absolute or rope");
     }
     const std::string norm = words_.word("--normalization");
     if (!norm.empty() && norm != "LayerNorm" && norm != "RMSNorm") {
-      throw UsageError(str("--normalization: got ", quote(norm), ", wanted LayerNorm or RMSNorm"));
+      throw UsageError(str("--normalization: got ", quote(norm), "; must be LayerNorm or RMSNorm"));
     }
     take("--make-vocab-size-divisible-by", "pad-vocab", "128");
     take("--hidden-dropout", "dropout", "0.1");
     take("--attention-dropout", "attention-dropout", "0.1");
     chunks();
-    const ModelShape wanted = shape();
-    if (wanted.layers == 0 && wanted.hidden == 0 && wanted.heads == 0) {
+    const ModelShape target = shape();
+    if (target.layers == 0 && target.hidden == 0 && target.heads == 0) {
       out_.note("--num-layers, --hidden-size, --num-attention-heads", Fate::open,
-                "left out: give --model");
+                "not set: give --model");
       return;
     }
-    if (wanted.layers == 0 || wanted.hidden == 0 || wanted.heads == 0) {
-      throw UsageError(str("--num-layers ", wanted.layers, " --hidden-size ", wanted.hidden,
-                           " --num-attention-heads ", wanted.heads,
-                           ": wanted all three, or none and --model later"));
+    if (target.layers == 0 || target.hidden == 0 || target.heads == 0) {
+      throw UsageError(str("--num-layers ", target.layers, " --hidden-size ", target.hidden,
+                           " --num-attention-heads ", target.heads,
+                           ": give all three, or none of them and --model later"));
     }
-    if (wanted.hidden > 1'000'000 || wanted.heads > 100'000 || wanted.layers > 100'000) {
-      throw UsageError("--num-layers, --hidden-size, --num-attention-heads: too large to be");
+    if (target.hidden > 1'000'000 || target.heads > 100'000 || target.layers > 100'000) {
+      throw UsageError(
+          "--num-layers, --hidden-size, --num-attention-heads: must be at most 100000, 1000000 and "
+          "100000");
     }
-    const bool plain = !wanted.rotary() && !wanted.swiglu && wanted.biases == Biases(true) &&
-                       wanted.tied && wanted.kv_heads == wanted.heads && wanted.head_width == 0 &&
-                       wanted.ffn == 4 * wanted.hidden;
+    const bool plain = !target.rotary() && !target.swiglu && target.biases == Biases(true) &&
+                       target.tied && target.kv_heads == target.heads && target.head_width == 0 &&
+                       target.ffn == 4 * target.hidden;
     if (plain) return sizes();
     for (const ModelShape& known : model_shapes()) {
-      if (same(known, wanted)) {
+      if (same(known, target)) {
         out_.set("model", known.name, "the sizes of the model");
         return;
       }
     }
-    if (wanted.vocab == 0) {
+    if (target.vocab == 0) {
       out_.note("--vocab-size", Fate::open, "left to the tokenizer; give it for --model-out");
       return;
     }
-    out_.model = wanted;
+    out_.model = target;
   }
 
-  static bool same(const ModelShape& known, const ModelShape& wanted) {
-    return known.layers == wanted.layers && known.hidden == wanted.hidden &&
-           known.heads == wanted.heads && known.kv_heads == wanted.kv_heads &&
-           known.ffn == wanted.ffn && known.swiglu == wanted.swiglu &&
-           known.biases == wanted.biases && known.tied == wanted.tied &&
-           known.rotary() == wanted.rotary() && known.rotary_base == wanted.rotary_base &&
+  static bool same(const ModelShape& known, const ModelShape& target) {
+    return known.layers == target.layers && known.hidden == target.hidden &&
+           known.heads == target.heads && known.kv_heads == target.kv_heads &&
+           known.ffn == target.ffn && known.swiglu == target.swiglu &&
+           known.biases == target.biases && known.tied == target.tied &&
+           known.rotary() == target.rotary() && known.rotary_base == target.rotary_base &&
            known.rotary_scaling.kind == RotaryScaling::Kind::none &&
-           known.norm_eps == wanted.norm_eps && known.window == 0 &&
-           (wanted.vocab == 0 || known.vocab == wanted.vocab);
+           known.norm_eps == target.norm_eps && known.window == 0 &&
+           (target.vocab == 0 || known.vocab == target.vocab);
   }
 
   void sizes() {
@@ -210,13 +211,14 @@ class Megatron {
       const std::string name = words_.has(strategy) ? words_.word(strategy) : names.front();
       const auto at = std::find(names.begin(), names.end(), name);
       if (at == names.end()) {
-        throw UsageError(str(strategy, ": got ", quote(name), ", wanted ", join(names, ", ")));
+        throw UsageError(
+            str(strategy, ": got ", quote(name), "; must be one of ", join(names, ", ")));
       }
       out_.set("zero", str(at - names.begin()), strategy);
     } else if (words_.has("--use-distributed-optimizer")) {
       out_.set("zero", "1", "--use-distributed-optimizer");
       out_.note("--use-distributed-optimizer", Fate::changed,
-                "stage 1 in memory, though often called ZeRO-2: gradients stay whole");
+                "stage 1 in memory, though often called ZeRO-2: gradients are not sharded");
     } else {
       out_.set("zero", "0", "no --use-distributed-optimizer");
     }
@@ -232,7 +234,7 @@ class Megatron {
 
   void types() {
     const bool brain = words_.has("--bf16"), half = words_.has("--fp16");
-    if (brain && half) throw UsageError("--bf16 and --fp16: got both, wanted one");
+    if (brain && half) throw UsageError("--bf16 and --fp16: got both; use only one");
     const bool narrow = words_.has("--grad-reduce-in-bf16");
     if (brain) {
       out_.set("layout", narrow ? "bf16" : "bf16-fp32grad",
@@ -266,7 +268,7 @@ class Megatron {
     if (rule == "adam") rule = "adamw";
     if (rule != "adamw" && rule != "sgd" && rule != "lion" && rule != "muon") {
       out_.note("--optimizer", Fate::missing,
-                str(quote(rule), ": wanted adam, sgd, lion or muon; adam is taken"));
+                str(quote(rule), ": must be adam, sgd, lion or muon; adam is used"));
       rule = "adamw";
     }
     out_.set("optimizer", rule, "--optimizer");
@@ -285,17 +287,17 @@ class Megatron {
     if (words_.has("--lr")) {
       if (!(highest > 0 && least >= 0 && least <= highest)) {
         throw UsageError(str("--lr ", words_.word("--lr"), " --min-lr ", least,
-                             ": wanted 0 <= --min-lr <= --lr, and --lr above 0"));
+                             ": must be 0 <= --min-lr <= --lr, and --lr greater than 0"));
       }
       out_.set("min-lr-ratio", least / highest, "--min-lr over --lr");
     } else {
-      out_.note("--lr", Fate::open, "left out: give --lr");
+      out_.note("--lr", Fate::open, "not set: give --lr");
     }
     std::string style = words_.has("--lr-decay-style") ? words_.word("--lr-decay-style") : "linear";
     if (style == "WSD") style = "wsd";
     if (style != "constant" && style != "linear" && style != "cosine" && style != "wsd") {
       out_.note("--lr-decay-style", Fate::missing,
-                str(quote(style), ": wanted constant, linear, cosine or WSD; cosine is taken"));
+                str(quote(style), ": must be constant, linear, cosine or WSD; cosine is used"));
       style = "cosine";
     }
     out_.set("lr-schedule", style, "--lr-decay-style");
@@ -303,8 +305,8 @@ class Megatron {
     const std::int64_t decay = words_.size("--lr-decay-iters");
     if (decay > 0 && decay != steps) {
       out_.note("--lr-decay-iters", Fate::changed,
-                str("the rate falls to the last step", steps > 0 ? str(", ", steps) : "",
-                    ", and not to ", decay));
+                str("the rate falls until the last step", steps > 0 ? str(", ", steps) : "",
+                    ", not until ", decay));
     }
     if (words_.has("--lr-warmup-fraction") && steps > 0) {
       const double share = std::clamp(words_.real("--lr-warmup-fraction", 0), 0.0, 1.0);
@@ -339,12 +341,12 @@ class Megatron {
     if (apart) out_.set("documents", "separate", "--reset-attention-mask");
     if (words_.has("--reset-position-ids")) {
       out_.note("--reset-position-ids", apart ? Fate::not_needed : Fate::missing,
-                apart ? "--documents separate" : "--documents separate parts attention too");
+                apart ? "--documents separate" : "--documents separate also restricts attention");
     }
     if (const std::string backend = words_.word("--distributed-backend"); backend == "nccl") {
       out_.set("backend", "nccl", "--distributed-backend");
     } else if (!backend.empty()) {
-      out_.note("--distributed-backend", Fate::changed, "--backend auto is taken");
+      out_.note("--distributed-backend", Fate::changed, "--backend auto is used");
     }
   }
 

@@ -19,11 +19,11 @@ const MegatronFlag* find_megatron_flag(const std::string& flag) {
 bool is_long_flag(const std::string& word) { return word.size() > 2 && word.starts_with("--"); }
 
 template <typename T>
-T number_of(const std::string& flag, const std::string& text, const char* wanted) {
+T number_of(const std::string& flag, const std::string& text, const char* allowed) {
   T value{};
   const auto [at, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (problem != std::errc() || at != text.data() + text.size()) {
-    throw UsageError(str(flag, ": got ", quote(text), ", wanted ", wanted));
+    throw UsageError(str(flag, ": got ", quote(text), "; must be ", allowed));
   }
   return value;
 }
@@ -45,19 +45,19 @@ double MegatronWords::real(const std::string& flag, double otherwise) const {
 
 std::int64_t MegatronWords::size(const std::string& flag) const {
   if (!has(flag)) return 0;
-  const auto value = number_of<std::int64_t>(flag, word(flag), "a whole number");
+  const auto value = number_of<std::int64_t>(flag, word(flag), "an integer");
   if (value < 1 || value > 1'000'000'000'000) {
-    throw UsageError(str(flag, ": got ", value, ", wanted 1 to 1000000000000"));
+    throw UsageError(str(flag, ": got ", value, "; must be 1 to 1000000000000"));
   }
   return value;
 }
 
-// Takes the flag at a place with its values; returns the place behind them.
+// Parses the flag at `at` with its values. Returns the index after them.
 std::size_t MegatronWords::take(const std::vector<std::string>& words, std::size_t at,
                                 Imported& out) {
   std::string flag = words[at++];
   if (!is_long_flag(flag)) {
-    throw UsageError(str(quote(flag), ": one word too many; wanted a flag of Megatron-LM"));
+    throw UsageError(str(quote(flag), ": unexpected argument; must be a flag of Megatron-LM"));
   }
   std::vector<std::string> values;
   if (const std::size_t sign = flag.find('='); sign != std::string::npos) {
@@ -72,16 +72,16 @@ std::size_t MegatronWords::take(const std::vector<std::string>& words, std::size
     for (const MegatronFlag& each : kMegatronFlags) names.emplace_back(each.flag);
     const std::string shown = quote(flag);
     out.note(shown.substr(1, shown.size() - 2), Fate::unknown,
-             "no flag of Megatron-LM that is known here" + did_you_mean(flag, names));
+             "not a known flag of Megatron-LM" + did_you_mean(flag, names));
     return at;
   }
-  const auto wanted = static_cast<std::size_t>(row->values < 0 ? words.size() : row->values);
-  while (values.size() < wanted && at < words.size() && !is_long_flag(words[at])) {
+  const auto expected = static_cast<std::size_t>(row->values < 0 ? words.size() : row->values);
+  while (values.size() < expected && at < words.size() && !is_long_flag(words[at])) {
     values.push_back(words[at++]);
   }
-  if (row->values >= 0 && values.size() != wanted) {
+  if (row->values >= 0 && values.size() != expected) {
     throw UsageError(str(flag, ": got ", plural(static_cast<std::int64_t>(values.size()), "value"),
-                         ", wanted ", row->values));
+                         "; must be ", row->values));
   }
   if (*row->text != '\0') {
     const bool off = values.size() == 1 && flag.ends_with("-size") && values[0] == "1";

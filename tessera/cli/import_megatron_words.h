@@ -9,19 +9,19 @@
 
 namespace tessera::cli {
 
-// Megatron-LM's flags as they were given, each with its first value. What the table of flags says
-// of one, and flags that are in no table, go to the notes of what is imported.
+// Parsed flags of Megatron-LM, each with its first value. Adds the notes of the table, and notes on
+// unknown flags, to `out`.
 class MegatronWords {
  public:
-  // Throws UsageError for words that are no flag, and for values that are missing.
+  // Throws UsageError for words that are not flags and for missing values.
   MegatronWords(const std::vector<std::string>& words, Imported& out);
 
   bool has(const std::string& flag) const { return values_.contains(flag); }
-  // "" where it was not given; "true" for one that takes no value.
+  // Returns "" if the flag was not given; "true" for a flag without a value.
   std::string word(const std::string& flag) const;
-  // Throws UsageError for what is no number.
+  // Throws UsageError if the value is not a number.
   double real(const std::string& flag, double otherwise) const;
-  // A size: at least 1 if it is given, else 0.
+  // Returns a size of at least 1, or 0 if the flag was not given.
   std::int64_t size(const std::string& flag) const;
 
  private:

@@ -5,21 +5,21 @@
 
 namespace tessera::cli {
 
-// What a command prints with --json, a line end behind it. Paths and texts of users may hold bytes
-// that are no UTF-8, which JSON cannot have: they become U+FFFD. An `indent` of -1 is one line.
+// Returns JSON text for --json, with a final newline. Bytes of paths and user text that are not
+// valid UTF-8 become U+FFFD. An `indent` of -1 prints one line.
 inline std::string json_text(const nlohmann::ordered_json& json, int indent = 2) {
   return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-// A value as JSON writes it, escapes and all, but a string without its quotes.
+// Returns a value as JSON with escapes, but a string without its quotes.
 inline std::string json_word(const nlohmann::ordered_json& value) {
   const std::string text =
       value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   return value.is_string() ? text.substr(1, text.size() - 2) : text;
 }
 
-// An object in words, for people: "heads 4, layers 2, tied". What is null, false, zero or empty is
-// left out, so it is no replacement for the JSON.
+// Returns a readable summary of an object: "heads 4, layers 2, tied". Omits values that are null,
+// false, zero or empty, so it does not replace the JSON.
 inline std::string json_words(const nlohmann::ordered_json& object) {
   std::string text;
   for (const auto& [key, value] : object.items()) {

@@ -16,7 +16,7 @@
 namespace tessera::cli {
 namespace {
 
-// "key : value" as /proc/cpuinfo and /proc/meminfo have it; "" when the key is not there.
+// Returns the value of a "key : value" line of /proc/cpuinfo or /proc/meminfo; "" if absent.
 std::string field(const std::string& text, const std::string& key) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -34,7 +34,7 @@ std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Arm processors give numbers in place of a name.
+// Arm processors report numbers instead of a name.
 std::string arm_model(const std::string& cpuinfo) {
   static constexpr std::pair<const char*, const char*> kArmParts[] = {
       {"0xd07", "Cortex-A57"},  {"0xd08", "Cortex-A72"},    {"0xd0b", "Cortex-A76"},
@@ -77,7 +77,7 @@ CpuInfo cpu_info() {
 }
 
 CpuInfo cpu_info(const std::string& cpuinfo, const std::string& architecture) {
-  // What the kernel calls it, and what people call it.
+  // Kernel name, common name.
   static constexpr std::pair<const char*, const char*> kNames[] = {{"avx2", "AVX2"},
                                                                    {"fma", "FMA"},
                                                                    {"f16c", "F16C"},

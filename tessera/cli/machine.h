@@ -10,16 +10,16 @@ namespace tessera::cli {
 struct CpuInfo {
   std::string model;
   std::string architecture;
-  std::vector<std::string> features;  // those that matter for speed, by their common names
+  std::vector<std::string> features;  // instruction sets that affect speed, by common name
 };
-// The second form reads a text in the format of /proc/cpuinfo.
+// The second overload parses text in the format of /proc/cpuinfo.
 CpuInfo cpu_info();
 CpuInfo cpu_info(const std::string& cpuinfo, const std::string& architecture);
 
 struct MemoryInfo {
   std::int64_t total = 0;
   std::int64_t available = 0;
-  std::optional<std::int64_t> limit;          // of the control group
+  std::optional<std::int64_t> limit;          // of the cgroup
   std::optional<std::int64_t> dev_shm_total;  // absent: there is no /dev/shm
   std::optional<std::int64_t> dev_shm_free;
 };
@@ -35,12 +35,14 @@ std::vector<Limit> limits();
 struct Gpu {
   std::string name;
   std::int64_t memory = 0;
-  int units = 0;                // multiprocessors; 0: not known
-  std::string capability = {};  // "9.0"; "" where the driver does not say
+  int units = 0;                // multiprocessors; 0: unknown
+  std::string capability = {};  // "9.0"; "" if unknown
 };
-// What the NVIDIA driver shows, whether or not LibTorch can use it; no value: no driver.
+// Returns the GPUs that the NVIDIA driver lists, whether or not LibTorch can use them; nullopt
+// without a driver.
 std::optional<std::vector<Gpu>> driver_gpus();
-// "13.0.2", of the cuBLASLt that LibTorch brought along, else of the loader's; "" for none.
+// Returns the version ("13.0.2") of LibTorch's cuBLASLt, otherwise of the one that the loader
+// finds; "" if there is none.
 std::string cublaslt_version();
 
 }  // namespace tessera::cli

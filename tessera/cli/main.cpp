@@ -1,5 +1,5 @@
-// The front program. It starts in milliseconds: what needs torch is in its sibling tessera-torch,
-// which takes this process over.
+// The front program `tessera`. It does not link torch, so it starts in milliseconds. For commands
+// that need torch it execs its sibling tessera-torch.
 
 #include <signal.h>
 #include <unistd.h>
@@ -38,9 +38,9 @@ std::string general_help() {
 
 using CommandFunction = int (*)(int, char**);
 
-CommandFunction front_command(const std::string& wanted) {
+CommandFunction front_command(const std::string& command) {
 #define TESSERA_FRONT(name, summary) \
-  if (wanted == #name) return name##_command;
+  if (command == #name) return name##_command;
 #define TESSERA_TORCH(name, summary)
 #define TESSERA_PART(name)
 #include "tessera/cli/commands.def"
@@ -62,16 +62,17 @@ int front(std::vector<char*> words) {
     return print_out(general_help());
   }
   if (first == "--version" || first == "-V") {
-    // A package of the planner alone may come from a build that has both.
+    // A planner-only package may come from a build with LibTorch, so check for the program too.
     const std::string torch = TESSERA_TORCH_VERSION;
-    const bool there = !torch.empty() && ::access(sibling("tessera-torch").c_str(), X_OK) == 0;
-    const std::string with = there ? "LibTorch " + torch : "without LibTorch";
+    const bool exists = !torch.empty() && ::access(sibling("tessera-torch").c_str(), X_OK) == 0;
+    const std::string with = exists ? "LibTorch " + torch : "without LibTorch";
     return print_out(str("tessera ", TESSERA_VERSION, " (", with, ")\n"));
   }
   for (const CommandInfo& command : commands()) {
     if (command.name != first) continue;
     if (command.torch) return execute_torch_program(first, words);
-    // A file that may not grow is told of as an error of its write. Ranks would inherit this.
+    // Writes beyond the file size limit then fail with EFBIG, which is reported. Not for `run`,
+    // whose ranks would inherit the disposition.
     if (first != "run") ::signal(SIGXFSZ, SIG_IGN);
     return guarded("tessera " + first, [&] {
       return front_command(first)(static_cast<int>(words.size()), words.data());

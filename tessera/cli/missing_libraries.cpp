@@ -20,8 +20,8 @@ bool is_of_torch(const std::string& library) {
   return library.starts_with("libtorch") || library.starts_with("libc10");
 }
 
-// What glibc's loader prints of a program's libraries, as ldd asks it: it ends before the program
-// would begin.
+// Returns the library list that glibc's loader prints, as for ldd. The loader exits before the
+// program would start.
 std::string loader_list(const std::string& program) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return "";
@@ -32,11 +32,11 @@ std::string loader_list(const std::string& program) {
   ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_adddup2(&actions, to.get(), 1);
   ::posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  std::string path = program, asks = "LD_TRACE_LOADED_OBJECTS=1";
+  std::string path = program, trace = "LD_TRACE_LOADED_OBJECTS=1";
   char* const arguments[] = {path.data(), nullptr};
   std::vector<char*> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) variables.push_back(*entry);
-  variables.push_back(asks.data());
+  variables.push_back(trace.data());
   variables.push_back(nullptr);
   pid_t pid = -1;
   const int problem =
@@ -72,21 +72,21 @@ std::string missing_libraries_text(const std::vector<std::string>& missing,
                                    const std::string& torch_folder) {
   std::vector<std::string> torch, others;
   for (const std::string& name : missing) (is_of_torch(name) ? torch : others).push_back(name);
-  std::vector<std::string> said;
+  std::vector<std::string> texts;
   if (!torch.empty()) {
     const std::string full = TESSERA_TORCH_VERSION, version = full.substr(0, full.find('+'));
-    said.push_back(str(join(torch, ", "), " of LibTorch ", version,
-                       ": pip install torch==", version,
-                       ", then link its folder (ln -s "
-                       "…/site-packages/torch ",
-                       torch_folder, "), or set LD_LIBRARY_PATH to the lib folder in it"));
+    texts.push_back(str(join(torch, ", "), " of LibTorch ", version,
+                        ": pip install torch==", version,
+                        ", then link its folder (ln -s "
+                        "…/site-packages/torch ",
+                        torch_folder, "), or set LD_LIBRARY_PATH to the lib folder in it"));
   }
   if (!others.empty()) {
-    said.push_back(str(join(others, ", "),
-                       ": install the packages that have them (Debian: apt-file search ",
-                       others.front(), ")"));
+    texts.push_back(str(join(others, ", "),
+                        ": install the packages that have them (Debian: apt-file search ",
+                        others.front(), ")"));
   }
-  return str("libraries are missing: ", join(said, "; "));
+  return str("libraries are missing: ", join(texts, "; "));
 }
 
 }  // namespace tessera::cli

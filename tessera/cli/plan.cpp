@@ -34,7 +34,7 @@ constexpr const char* kPlanExamples =
     "  tessera plan --model gpt2-xl --dp 8 --zero 1 --micro-batch 8\n"
     "  tessera plan --model llama3-70b --gpus 128 --tp 8 --pp 4 --global-batch 512 --zero 1\n"
     "  tessera plan --layers 24 --hidden 2048 --heads 16 --seq 1024 --hardware a100-80 --json\n"
-    "  tessera plan --params 13B --dp 8 --zero 2 --layout bf16-nomaster    known by its size\n"
+    "  tessera plan --params 13B --dp 8 --zero 2 --layout bf16-nomaster    only its size is known\n"
     "  tessera plan --search --model gpt3-175b --gpus 256 --hardware a100-80 --global-batch 1536\n"
     "  tessera plan --model gpt2-xl --dp 8 --max-batch                     largest batch\n"
     "  tessera plan --model gpt2-xl --dp 8 --max-model                     largest model\n"
@@ -44,11 +44,11 @@ constexpr const char* kPlanExamples =
     "  tessera plan --model llama2-70b --tp 8 --pp 2 --dp 4 --order tp,pp,dp --topology\n"
     "  tessera plan --score runs.csv --hardware a100-80 --attention unfused   predicted against "
     "measured\n"
-    "  tessera plan --questions rows.jsonl > plans.jsonl     one question a line; - is stdin\n"
+    "  tessera plan --questions rows.jsonl > plans.jsonl     one question per line; - is stdin\n"
     "  tessera plan --model gpt2-xl --layout bf16-fp32grad --convention megatron\n"
     "\n"
-    "Every flag of a question is also a key of --questions and a column of --score, with\n"
-    "underscores; flags stand in for what a line or a file leaves out.";
+    "Every planning flag is also a key of --questions and a column of --score, with\n"
+    "underscores. Flags give the defaults of what a line or a file omits.";
 
 struct PlanArguments {
   planner::Settings settings;
@@ -60,44 +60,45 @@ struct PlanArguments {
 
 void add_options(CommandLine& line, PlanArguments& arguments) {
   CLI::App& app = line.app();
-  // First, since what options say is taken in the order in which they are added here.
+  // First: CLI11 runs the callbacks in the order in which the options are added.
   app.add_option_function<std::string>(
          "--config",
          [&arguments](const std::string& path) { read_plan_config(path, arguments.settings); },
-         "read settings from a file of tessera train's; flags override it")
+         "read settings from a config file of tessera train; flags override it")
       ->type_name("FILE");
   app.add_flag("--json", arguments.json, "print JSON");
   app.add_flag("--search", arguments.search,
-               "rank all ways to train on --gpus; what other flags give stays as given");
-  line.integer(app, "--top", arguments.top, 1, 100'000, "how many rows --search and --score show");
+               "rank all ways to train on --gpus; values set by other flags are fixed");
+  line.integer(app, "--top", arguments.top, 1, 100'000, "number of rows of --search and --score");
   app.add_flag("--max-batch", arguments.max_batch, "the largest batch, by stage and dp");
   app.add_flag("--max-model", arguments.max_model,
-               "the largest model of this form, by stage and dp");
+               "the largest model with these proportions, by stage and dp");
   app.add_option("--sweep", arguments.sweep,
-                 "plan for several values of a flag: dp=1..64 doubles, seq=1024..8192:1024 takes "
-                 "steps, zero=0,1,2,3 lists; batch stands for micro-batch")
+                 "plan for several values of a flag: dp=1..64 doubles, seq=1024..8192:1024 has a "
+                 "step, zero=0,1,2,3 is a list; batch means micro-batch")
       ->type_name("FLAG=VALUES");
   app.add_flag("--topology", arguments.topology,
-               "what joins the devices, and where --order puts the ranks of each axis");
-  app.add_option("--svg", arguments.svg, "with --sweep and --topology: draw it")->type_name("FILE");
+               "show the links between devices, and where --order puts the ranks of each axis");
+  app.add_option("--svg", arguments.svg, "with --sweep and --topology: draw an SVG image")
+      ->type_name("FILE");
   app.add_option("--questions", arguments.questions, "plan each line of a JSONL file")
       ->type_name("FILE");
   app.add_option_function<std::string>(
          "--batch",
          [](const std::string& value) {
            throw UsageError(str("--batch: got ", quote(value),
-                                "; wanted --micro-batch for sequences, or --questions for a file "
-                                "with a question in each line"));
+                                "; use --micro-batch for sequences, or --questions for a file "
+                                "with a question per line"));
          })
-      ->group("");  // only there to say what was meant
+      ->group("");  // hidden: exists only for this message
   app.add_option("--score", arguments.score, "compare with measured runs: a CSV file with step_ms")
       ->type_name("FILE");
   line.choice(app, "--convention", arguments.convention, {"exact", "megatron"},
               "count parameters and state as Megatron-LM's log does");
-  app.add_option("--hardware-file", arguments.hardware_file, "a TOML file with your own hardware")
+  app.add_option("--hardware-file", arguments.hardware_file, "TOML file with your own hardware")
       ->type_name("FILE");
-  app.add_flag("--list-models", arguments.list_models, "print the models that have a name");
-  app.add_flag("--list-hardware", arguments.list_hardware, "print the hardware that has a name");
+  app.add_flag("--list-models", arguments.list_models, "list the named models");
+  app.add_flag("--list-hardware", arguments.list_hardware, "list the named hardware");
   add_plan_flags(app, arguments.settings);
 }
 
@@ -118,13 +119,13 @@ void check_modes(const PlanArguments& arguments, bool top_given) {
   mode(arguments.list_hardware, "--list-hardware");
   if (modes.size() > 1) throw UsageError(join(modes, " and ") + ": choose one of them");
   if (arguments.json && (arguments.list_models || arguments.list_hardware)) {
-    throw UsageError("--json: a list is a table for people; wanted it left out");
+    throw UsageError("--json: does not apply to --list-models and --list-hardware; omit it");
   }
   if (top_given && !arguments.search && arguments.score.empty()) {
-    throw UsageError("--top: is for --search and --score; wanted one of them too");
+    throw UsageError("--top: needs --search or --score");
   }
   if (!arguments.svg.empty() && arguments.sweep.empty() && !arguments.topology) {
-    throw UsageError("--svg: is for what --sweep and --topology give; wanted one of them too");
+    throw UsageError("--svg: needs --sweep or --topology");
   }
 }
 
@@ -138,21 +139,21 @@ bool is_terminal(const std::string& path) {
 int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
   std::ifstream file;
   if (arguments.questions != "-") {
-    // Lines of a pipe are answered as they come; a folder would read as an empty file.
+    // Accepts pipes, whose lines are answered as they arrive. A folder would read as an empty file.
     const std::string kind = kind_of_file(arguments.questions);
     if (kind == "a folder" || (kind == "a character device" && !is_terminal(arguments.questions))) {
       throw UsageError(str("--questions: ", quote(arguments.questions), " is ", kind,
-                           "; it must be a file or a pipe with a JSON object in each line"));
+                           "; must be a file or a pipe with a JSON object per line"));
     }
     file.open(arguments.questions);
     if (!file)
       throw UsageError(str("--questions: cannot read ", quote(arguments.questions), ": ",
-                           std::strerror(errno), "; wanted a file, or - for stdin"));
+                           std::strerror(errno), "; must be a file, or - for stdin"));
   }
   std::istream& in = arguments.questions == "-" ? std::cin : file;
   std::string buffer(kLongestQuestion + 1, '\0'), out;
   for (std::int64_t number = 1; in.good(); ++number) {
-    // No more than the buffer is read, however long the line is.
+    // Reads at most the buffer, however long the line is.
     in.getline(buffer.data(), static_cast<std::streamsize>(buffer.size()));
     const bool has_end = in.good();  // gcount() counts it
     const std::string line = buffer.substr(0, as_size(in.gcount()) - (has_end ? 1 : 0));
@@ -160,7 +161,7 @@ int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalog
       if (print_out(out) != 0) return 1;
       throw DataError(str("--questions: line ", number, " of ", quote(arguments.questions),
                           " is longer than ", kLongestQuestion,
-                          " bytes. A question is a JSON object in one line"));
+                          " bytes; must be a JSON object on one line"));
     }
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     out += planner::answer_line(arguments.settings, catalogue, line) + "\n";
@@ -183,7 +184,7 @@ int search(const PlanArguments& arguments, const planner::Catalogue& catalogue) 
     options.label = "searching";
     options.unit = "mesh";
     if (arguments.json) options.mode = ProgressMode::kSilent;
-    std::optional<Progress> progress;  // begun when the number of meshes is known
+    std::optional<Progress> progress;  // created when the number of meshes is known
     result = planner::search(question, [&](std::int64_t done, std::int64_t total) {
       if (!progress) progress.emplace(total, options);
       progress->update(done);
@@ -202,7 +203,7 @@ int score(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
 int sweep(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
   const planner::PlanSweep asked = planner::parse_plan_sweep(arguments.sweep);
   if (arguments.settings.has(asked.setting)) {
-    throw UsageError(str("--sweep: --", asked.setting, " is given too; leave it out"));
+    throw UsageError(str("--sweep: --", asked.setting, " is given too; omit it"));
   }
   const auto rows = planner::sweep_plans(asked, arguments.settings, catalogue);
   write_file("--svg", arguments.svg, [&] { return planner::plan_sweep_svg(asked, rows); });

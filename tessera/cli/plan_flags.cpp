@@ -20,7 +20,7 @@ const planner::Field* find_setting(const std::string& name, planner::Command com
   return nullptr;
 }
 
-// Settings of one name may be two: --order is of samples in a run and of axes in a plan.
+// One name may be two settings: --order is the order of samples in a run, and of axes in a plan.
 bool same_member(const planner::Field& a, const planner::Field& b) {
   return std::visit(
       [](const auto& x, const auto& y) {
@@ -55,7 +55,7 @@ void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
                      field.help)
                   ->type_name(field.type_name());
     option->group(field.group)
-        ->take_last()  // so that a script can add to another's flags
+        ->take_last()  // so that scripts can append overriding flags
         ->default_str(field.shown_default(command));
   }
 }
@@ -68,8 +68,8 @@ void add_plan_flags(CLI::App& app, planner::Settings& settings) {
 
 namespace {
 
-// What a run chooses where its file leaves it open, so that the plan is of that very run: the page
-// of `tessera train --print-config` names every setting.
+// Applies the choices that a run makes for open settings, so that the plan describes that run. A
+// file of `tessera train --print-config` contains every setting.
 void choose_as_run(const std::string& name, const std::string& text, planner::Settings& settings) {
   if (name == "seq" && text == "0") settings.set("seq", std::to_string(planner::kRunSeq));
   if (name == "device" && text == "cpu") settings.set("hardware", "cpu");
@@ -90,9 +90,9 @@ void read_plan_config(const std::string& path, planner::Settings& settings) {
   const std::string where = "--config: " + path;
   const std::string text =
       read_small_file(path, planner::kMostToml, "a TOML file of settings", "--config");
-  settings.set("software", "tessera");  // whose file it is
+  settings.set("software", "tessera");  // the file is a config of tessera train
   std::string ranks;
-  bool axis_said = false;
+  bool axis_given = false;
   for (const planner::FileSetting& each : planner::parse_settings(text, where)) {
     std::string name = each.key;
     std::replace(name.begin(), name.end(), '_', '-');
@@ -104,15 +104,15 @@ void read_plan_config(const std::string& path, planner::Settings& settings) {
         names.push_back(field.name);
       }
       throw UsageError(str(where, ", line ", each.line, ": ", quote(each.key),
-                           " is no setting of a run", did_you_mean(name, names)));
+                           " is not a setting of a run", did_you_mean(name, names)));
     }
     choose_as_run(name, each.text, settings);
     if (name == "ranks") ranks = each.text;
-    axis_said |= name == "dp" && each.text != "0";
-    axis_said |= (name == "tp" || name == "pp") && each.text != "1";
+    axis_given |= name == "dp" && each.text != "0";
+    axis_given |= (name == "tp" || name == "pp") && each.text != "1";
     take_run_setting(name, each.text, settings);
   }
-  if (ranks == "0") ranks = axis_said ? "" : std::to_string(planner::kRunRanks);
+  if (ranks == "0") ranks = axis_given ? "" : std::to_string(planner::kRunRanks);
   if (!ranks.empty()) settings.set("gpus", ranks);
 }
 

@@ -10,26 +10,26 @@
 
 namespace tessera::cli {
 
-// A flag for each row of [Note: settings], in its group; what is given goes to `take`, in the order
-// of the command line. All that `take` refers to must outlive the parsing.
+// Adds a flag for each row of [Note: settings], in its group. Values are passed to `take` in the
+// order of the command line. Everything that `take` refers to must outlive the parsing.
 using TakeSetting = std::function<void(const std::string& name, const std::string& text)>;
 void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
                        planner::Command command, const TakeSetting& take);
 
-// The built-in entries, those of a --hardware-file if it names one, and folders of Hugging Face's
-// among the models.
+// Returns the built-in entries plus those of `hardware_file` if it is not empty. Hugging Face
+// folders are found as models.
 planner::Catalogue make_catalogue(const std::string& hardware_file = "");
 
-// Those of a question.
+// Adds the flags of a planner question.
 void add_plan_flags(CLI::App& app, planner::Settings& settings);
 
-// One setting of a run, in a plan's words. What leaves the choice to the run says nothing, nor does
-// what no plan asks about.
+// Copies one setting of a run to the settings of a plan. Ignores settings that a plan does not
+// have, and values that leave the choice to the run.
 void take_run_setting(const std::string& name, const std::string& text,
                       planner::Settings& settings);
 
-// Puts what a file of --config says into `settings`: of a run's settings those that a plan asks
-// about, if they say more than "choose". Throws UsageError for keys that are no setting.
+// Reads a config file of a run into `settings`, as take_run_setting() does. Throws UsageError for
+// unknown keys.
 void read_plan_config(const std::string& path, planner::Settings& settings);
 
 }  // namespace tessera::cli

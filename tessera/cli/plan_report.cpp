@@ -16,7 +16,7 @@ using planner::Plan;
 using planner::Question;
 
 std::string size(double bytes) {
-  const auto whole = std::llround(std::min(std::abs(bytes), 9e18));  // what 64 bits hold
+  const auto whole = std::llround(std::min(std::abs(bytes), 9e18));  // fits into 64 bits
   return (bytes < 0 ? "-" : "") + format_bytes(whole);
 }
 std::string count(double value) { return format_count(std::llround(value)); }
@@ -52,11 +52,11 @@ std::string heading(const Plan& plan) {
   std::string text =
       str(model_words(q), "\non ", q.world(), " × ", q.hardware.name, " (", q.nodes,
           q.nodes == 1 ? " node" : " nodes", " of ", q.per_node, "): ", mesh_words(q), ", layout ",
-          q.layout.name, " (", q.layout.total(), " B a parameter)\n");
+          q.layout.name, " (", q.layout.total(), " B per parameter)\n");
   if (!q.state_only()) {
     text +=
         str("global batch ", q.global_batch, " = micro-batch ", q.micro_batch, " × accumulation ",
-            q.grad_accum, " × dp ", q.dp(), "; recomputed: ", name(q.recompute), "; attention ",
+            q.grad_accum, " × dp ", q.dp(), "; recompute ", name(q.recompute), "; attention ",
             q.attention == planner::Attention::fused ? "fused" : "unfused", "; as ",
             planner::title(q.software.value_or(planner::Software::megatron)), " runs it");
     if (q.pp() > 1) text += str("; schedule ", schedule_words(q));
@@ -75,16 +75,16 @@ std::string shape_words(const ModelShape& m) {
              format_count(m.params()), " parameters)");
 }
 
-// What of the table was counted, and what not, for a model known by its size alone.
+// Describes which rows are known and which are estimated if only the parameter count is given.
 std::string assumed_words(const Plan& plan) {
   const Question& q = plan.question;
   if (!plan.assumed) {
-    return "  counted: the state. Activations, buffers and temporaries are not known without the "
+    return "  counted: the state. Activations, buffers and temporaries are unknown without the "
            "model's sizes\n  (--model, or --layers --hidden --heads)\n";
   }
-  return str("  --params says nothing of the last three rows: they are estimated (~) for a GPT of ",
+  return str("  --params does not define the last three rows: they are estimates (~) for a GPT of ",
              shape_words(plan.assumed->model), ",\n  seq ", plan.assumed->seq, ", micro-batch ",
-             q.micro_batch, "; --model, or --layers --hidden --heads, gives those of your own\n");
+             q.micro_batch, "; use --model, or --layers --hidden --heads, for your own model\n");
 }
 
 std::string flops(double value) {
@@ -125,7 +125,7 @@ std::string traffic_table(const Plan& plan) {
   const Question& q = plan.question;
   const std::string unknown =
       q.state_only() && (q.tp() > 1 || q.pp() > 1)
-          ? "  what tp and pp send are activations, not known of a size alone and not counted\n"
+          ? "  tp and pp send activations, unknown from the parameter count and not counted\n"
           : "";
   if (t.rows.empty()) return unknown.empty() ? "" : "\nBytes a rank sends per step\n" + unknown;
   Table table("llrr");
@@ -137,7 +137,7 @@ std::string traffic_table(const Plan& plan) {
   std::string text = "\nBytes a rank sends per step (ring)\n" + table.text();
   if (t.dp_each != t.dp_last) {
     text += str("  gradients reduced each micro-batch: dp ", size(t.dp_each),
-                "; once, keeping them whole: ", size(t.dp_last), "\n");
+                "; once, without sharding them: ", size(t.dp_last), "\n");
   }
   return text + unknown;
 }
@@ -161,16 +161,16 @@ std::string time_table(const Plan& plan) {
       str("\nTime of a step\n", table.text(), "  four of five such runs take ",
           format_time(plan.interval.low), " to ", format_time(plan.interval.high), ", by ",
           plan.interval.basis, "\n  ", grouped(plan.tokens_per_s), " tokens/s; ", flops(per_rank),
-          "/s a rank, MFU ", percent(plan.mfu), "\n");
-  if (plan.price > 0) text += str("  costs ", fixed(plan.price, 4), " a step\n");
+          "/s per rank, MFU ", percent(plan.mfu), "\n");
+  if (plan.price > 0) text += str("  costs ", fixed(plan.price, 4), " per step\n");
   if (plan.joules > 0) {
-    text += str("  takes ", energy(plan.joules), " a step\n");
+    text += str("  uses ", energy(plan.joules), " per step\n");
   }
   return text;
 }
 
-// Rows whose axes lie on the nodes in another order than usual, and whose tp leaves a node.
-std::string places_words(const planner::SearchResult& result) {
+// Lists rows with an unusual order of axes, and rows whose tp spans several nodes.
+std::string placement_text(const planner::SearchResult& result) {
   std::string text;
   std::vector<std::string> across;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
@@ -188,11 +188,12 @@ std::string places_words(const planner::SearchResult& result) {
 std::string report(const Plan& plan) {
   std::string text = heading(plan) + memory_table(plan) + traffic_table(plan) + time_table(plan);
   if (plan.question.state_only() && plan.fits) {
-    text += str("\nTime, and what binds it, is not known of a size alone: ", plan.remedy, "\n");
+    text += str("\nThe parameter count alone does not define the time or its bound: ", plan.remedy,
+                "\n");
   } else {
     text += str("\nBound by ", name(plan.bound), "; remedy: ", plan.remedy, "\n");
   }
-  if (!plan.advice.empty()) text += "\nAdvice, each planned again\n";
+  if (!plan.advice.empty()) text += "\nAdvice (each planned separately)\n";
   for (const planner::Advice& advice : plan.advice) text += "  - " + advice.text + "\n";
   if (!plan.notes.empty()) text += "\nNotes\n";
   for (const std::string& line : plan.notes) text += "  - " + line + "\n";
@@ -233,18 +234,17 @@ std::string report(const planner::SearchResult& result) {
     text = str(
         model_words(q), "\non ", q.world(), " × ", q.hardware.name, ", global batch ",
         q.global_batch, "\n\n", table.text(),
-        "  (tp with s: sequence parallel; =: no prediction is good enough to tell them ",
-        "apart)\n",
-        hybrid ? "  (replicas: --dp-replicate, groups of dp ranks that hold all state each)\n" : "",
-        places_words(result), "\n");
+        "  (tp with s: sequence parallel; =: equal to the first row within the accuracy of the ",
+        "prediction)\n",
+        hybrid ? "  (replicas: --dp-replicate, groups of dp ranks, each with all state)\n" : "",
+        placement_text(result), "\n");
   }
-  text +=
-      str(format_grouped(result.tried), " configurations tried, ",
-          result.fitting == 0 ? "none" : format_grouped(result.fitting), " fit\n",
-          result.fitting == 0 ? "wanted more --gpus, --hardware with more memory, or fewer flags "
-                                "that stay as given\n"
-                              : "",
-          result.ruled_out.empty() ? "" : "Ruled out\n");
+  text += str(format_grouped(result.tried), " configurations tried, ",
+              result.fitting == 0 ? "none" : format_grouped(result.fitting), " fit\n",
+              result.fitting == 0 ? "use more --gpus, --hardware with more memory, or fewer fixed "
+                                    "flags\n"
+                                  : "",
+              result.ruled_out.empty() ? "" : "Ruled out\n");
   Table reasons("rl");
   for (const auto& [reason, number] : result.ruled_out) {
     reasons.row({format_grouped(number), reason});
@@ -254,10 +254,10 @@ std::string report(const planner::SearchResult& result) {
 
 namespace {
 
-// Limits are told by stage and dp.
+// Describes the replicas of a limits table, whose rows are by stage and dp.
 std::string limit_replicas(const Question& q) {
   if (q.replicas() == 1) return "";
-  return str("  (", q.replicas(), " replicas, where they divide dp and the stage shards)\n");
+  return str("  (", q.replicas(), " replicas if they divide dp and the stage shards)\n");
 }
 
 }  // namespace
@@ -270,7 +270,7 @@ std::string report(const planner::BatchLimits& limits, const Question& q) {
                each.micro_batch > 0 ? size(each.memory) : "-"});
   }
   return str("Largest batch of ", model_words(q), "\non ", q.hardware.name, ", ",
-             size(usable_memory(q.hardware)), " to fill, layout ", q.layout.name, "\n\n",
+             size(usable_memory(q.hardware)), " usable, layout ", q.layout.name, "\n\n",
              table.text(), limit_replicas(q));
 }
 
@@ -283,9 +283,9 @@ std::string report(const planner::ModelLimits& limits, const Question& q) {
                shaped ? str(each.model.layers) : "-", shaped ? str(each.model.hidden) : "-",
                shaped ? str(each.model.heads) : "-", size(each.memory)});
   }
-  return str(q.state_only() ? "Largest model by its state alone: activations are not counted"
-                            : "Largest model grown from " + model_words(q),
-             "\non ", q.hardware.name, ", ", size(usable_memory(q.hardware)), " to fill, layout ",
+  return str(q.state_only() ? "Largest model by state only: activations are not counted"
+                            : "Largest model scaled from " + model_words(q),
+             "\non ", q.hardware.name, ", ", size(usable_memory(q.hardware)), " usable, layout ",
              q.layout.name, q.state_only() ? "" : str(", micro-batch ", q.micro_batch), "\n\n",
              table.text(), limit_replicas(q));
 }
@@ -302,7 +302,7 @@ std::string report(const planner::MegatronReport& r) {
 }
 
 std::string report(const planner::Score& score, std::size_t worst) {
-  // Runs on one node and on several err for different reasons.
+  // Predictions for one node and for several have different sources of error.
   Table groups("lrrrrr");
   groups.row({"", "runs", "mean error", "median", "90%", "bias"});
   const auto group = [&](const char* name, const std::function<bool(const Question&)>& in) {
@@ -337,8 +337,8 @@ std::string report(const planner::Score& score, std::size_t worst) {
                    q.micro_batch, "×", q.grad_accum, "×", q.dp())});
   }
   return str("Predicted against measured step times\n", groups.text(),
-             "\nWhere it errs (bias: too slow is positive)\n", by.text(), "\nThe worst\n",
-             table.text());
+             "\nErrors by group (bias: positive if predicted too slow)\n", by.text(),
+             "\nLargest errors\n", table.text());
 }
 
 std::string list_models() {

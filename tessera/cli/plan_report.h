@@ -10,7 +10,7 @@
 #include "tessera/planner/search.h"
 #include "tessera/planner/sweep.h"
 
-// The planner's answers as short tables for a terminal.
+// Reports of the planner for a terminal.
 namespace tessera::cli {
 
 std::string report(const planner::Plan& plan);

@@ -1,4 +1,4 @@
-// What tessera plan --sweep prints.
+// Report of tessera plan --sweep.
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace tessera::cli {
 namespace {
 
-// At most 24 columns for the most.
+// Draws a bar; 24 columns for `most`.
 std::string curve_bar(double value, double most) {
   const double share = most > 0 ? value / most : 0;
   std::string bar;
@@ -39,7 +39,7 @@ std::string report(const planner::PlanSweep& sweep, const std::vector<planner::S
               ? std::string("a model of ") + format_count(q.model.params()) + " parameters"
               : q.model.name,
           " on ", q.hardware.name, " (", planner::size(usable_memory(q.hardware)),
-          " to fill), layout ", q.layout.name, ": --", sweep.setting, " swept\n\n");
+          " usable), layout ", q.layout.name, ": sweep of --", sweep.setting, "\n\n");
   Table table(timed ? "rrrlrlrr" : "rrrl");
   std::vector<std::string> head = {sweep.setting, "GPUs", "memory", ""};
   if (timed) head.insert(head.end(), {"step", "", "tokens/s", "sent"});
@@ -67,8 +67,9 @@ std::string report(const planner::PlanSweep& sweep, const std::vector<planner::S
   }
   text += table.text();
   if (over) text += "  ! does not fit\n";
-  if (!timed) text += "  Time is not known of a size alone: give --model, or sizes\n";
-  if (!refused.empty()) text += "\nCannot be\n" + refused;
+  if (!timed)
+    text += "  The parameter count alone does not define the time: use --model, or sizes\n";
+  if (!refused.empty()) text += "\nNot possible\n" + refused;
   return text;
 }
 

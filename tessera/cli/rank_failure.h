@@ -10,9 +10,9 @@
 
 namespace tessera::cli {
 
-// The part of a rank. What it fails with goes to the command that started it, which tells it once
-// for all ranks; where another launcher did, the rank speaks for itself.
-inline int told_by_launcher(const std::function<int()>& body) {
+// Runs the work of a rank. A failure is reported to the command that started the rank, which prints
+// it once for all ranks. Under another launcher the exception is rethrown.
+inline int report_to_launcher(const std::function<int()>& body) {
   try {
     return body();
   } catch (const std::exception& error) {

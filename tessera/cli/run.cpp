@@ -30,10 +30,10 @@ constexpr const char* kRunExamples =
     "  tessera run -n 8 --nodes 2 --node-rank 0 --master-addr host0 --secret-file F -- ./program\n"
     "  tessera run -n 8 --nodes 2 --node-rank 1 --master-addr host0 --secret-file F -- ./program\n"
     "\n"
-    "The last two are for host0 and host1; F holds the same 32 random bytes on both.\n"
-    "Each rank finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other\n"
-    "variables of torchrun in its environment. The status is that of the rank that failed\n"
-    "first: 128 + n after signal n, 124 after --timeout, 127 for a program that is not there.";
+    "The last two commands are for host0 and host1; F holds the same 32 random bytes on both.\n"
+    "The environment of each rank has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT\n"
+    "and the other variables of torchrun. The exit status is that of the rank that failed\n"
+    "first: 128 + n after signal n, 124 after --timeout, 127 if the program is not found.";
 
 struct RunArguments {
   process::LaunchOptions launch;
@@ -53,29 +53,29 @@ void add_options(CommandLine& line, RunArguments& arguments) {
       ->required()
       ->default_str("");
   line.integer(app, "--threads", arguments.threads, 1, 4096,
-               "threads of each rank (OMP_NUM_THREADS); otherwise its share of the cores, unless "
-               "the variable is set")
+               "threads per rank (OMP_NUM_THREADS); by default the variable if it is set, "
+               "otherwise the rank's share of the cores")
       ->default_str("");
   line.choice(app, "--bind", arguments.bind, {"core", "none"},
-              "bind each rank to its share of the cores, where there is one for each");
-  app.add_flag("--no-prefix", arguments.no_prefix, "leave the output of the ranks as it is");
-  line.seconds(app, "--timeout", launch.timeout, "end the run after this time; 0 is never");
+              "bind each rank to its share of the cores, if there is a core for each rank");
+  app.add_flag("--no-prefix", arguments.no_prefix, "do not prefix the output of the ranks");
+  line.seconds(app, "--timeout", launch.timeout, "stop the run after this time; 0: no limit");
   line.seconds(app, "--grace", launch.grace,
-               "after a failure, time for the others to end by themselves");
+               "after a failure, time for the other ranks to exit by themselves");
   line.seconds(app, "--stop-grace", launch.stop_grace,
-               "after a signal to end, time for the ranks to do so before they are killed");
-  line.integer(app, "--nodes", launch.nodes, 1, 1 << 20, "machines that take part");
-  line.integer(app, "--node-rank", launch.node_rank, 0, 1 << 20, "which of them this is");
-  app.add_option("--master-addr", arguments.master_addr, "address of node 0, where the ranks meet");
+               "after a termination signal, time for the ranks to exit before they are killed");
+  line.integer(app, "--nodes", launch.nodes, 1, 1 << 20, "number of machines");
+  line.integer(app, "--node-rank", launch.node_rank, 0, 1 << 20, "index of this machine");
+  app.add_option("--master-addr", arguments.master_addr, "address of node 0, used for rendezvous");
   line.integer(app, "--master-port", arguments.master_port, 0, 65535,
-               "port there for torch.distributed; 0 is a free one, or 29500 with several nodes, "
-               "where the ranks of Tessera meet at the next one");
+               "port of torch.distributed on node 0; 0: a free one, or 29500 with several nodes. "
+               "With several nodes Tessera's own rendezvous uses the next port");
   app.add_option("--secret-file", arguments.rendezvous.secret_file,
-                 "file of mode 0600, the same on every node, with which ranks prove that they "
-                 "belong to the job; needed with several nodes, otherwise a secret is made");
+                 "file with mode 0600 and the same content on every node, which authenticates "
+                 "the ranks; required with several nodes, otherwise generated");
   app.add_option("--interface", arguments.rendezvous.interface,
-                 "name or address of the network interface at which to listen for other nodes; "
-                 "otherwise the one that leads to --master-addr");
+                 "name or address of the network interface on which to listen for other nodes; "
+                 "by default the one that routes to --master-addr");
   line.takes_program();
 }
 
@@ -83,21 +83,25 @@ void check_nodes(RunArguments& arguments) {
   process::LaunchOptions& launch = arguments.launch;
   if (launch.node_rank >= launch.nodes) {
     throw UsageError(str("--node-rank is ", launch.node_rank, " but --nodes is ", launch.nodes,
-                         "; the nodes are numbered from 0 to ", launch.nodes - 1));
+                         "; must be 0 to ", launch.nodes - 1));
   }
   if (launch.nodes > 1 && arguments.master_addr.empty()) {
     throw UsageError("--nodes needs --master-addr, the address of node 0, the same on every node");
   }
   if (launch.nodes > 1 && arguments.rendezvous.secret_file.empty()) {
     throw UsageError(
-        str("--nodes needs --secret-file, or whoever reaches the ranks over the "
-            "network could join them; make one, and copy it to every node: ",
+        str("--nodes needs --secret-file: without it anyone on the network could join the "
+            "ranks. Create one and copy it to every node: ",
             comm::how_to_make_secret_file("F")));
   }
   if (launch.nodes > 1 && arguments.master_port == 65535) {
-    throw UsageError("--master-port: got 65535, but with several nodes the next port is used too");
+    throw UsageError(
+        "--master-port: got 65535; must be at most 65534 with several nodes, which use the next "
+        "port too");
   }
-  if (launch.nodes > INT_MAX / launch.ranks) throw UsageError("too many ranks in all");
+  if (launch.nodes > INT_MAX / launch.ranks) {
+    throw UsageError("--ranks × --nodes exceeds the largest supported number of ranks");
+  }
   if (!arguments.master_addr.empty()) launch.master_addr = arguments.master_addr;
   launch.master_port = arguments.master_port;
   if (launch.nodes > 1 && launch.master_port == 0) launch.master_port = kTorchrunPort;
@@ -119,13 +123,13 @@ void divide_machine(RunArguments& arguments) {
 
 int run_command(int argc, char** argv) {
   RunArguments arguments;
-  CommandLine line("run", "Starts a program as several ranks and looks after them.", kRunExamples);
+  CommandLine line("run", "Starts a program as several ranks and supervises them.", kRunExamples);
   add_options(line, arguments);
   if (!line.parse(argc, argv)) return 0;
   process::LaunchOptions& launch_options = arguments.launch;
   launch_options.command = line.program();
   if (launch_options.command.empty()) {
-    throw UsageError("no program to run; write it at the end: tessera run -n 4 -- ./program");
+    throw UsageError("no program to run; add it at the end: tessera run -n 4 -- ./program");
   }
   check_nodes(arguments);
   divide_machine(arguments);
@@ -137,7 +141,7 @@ int run_command(int argc, char** argv) {
 
   process::check_open_files(launch_options.ranks);
   const process::BlockedSignals signals;  // before the store starts its thread
-  // Where there are several nodes they agree on the address of the first.
+  // The id must be equal on all nodes; with several, the address of the first is known to each.
   launch_options.run_id = launch_options.nodes == 1 ? str("tessera-run-", ::getpid())
                                                     : str("tessera-", launch_options.master_addr,
                                                           "-", launch_options.master_port);

@@ -12,14 +12,14 @@
 
 namespace tessera::cli {
 
-// A folder for temporary files, which nobody else can look into or guess, and which goes with it.
+// Private temporary folder with an unpredictable name, removed by the destructor.
 class ScratchFolder {
  public:
   explicit ScratchFolder(const char* prefix) {
     std::string name = (std::filesystem::temp_directory_path() / str(prefix, "-XXXXXX")).string();
     if (::mkdtemp(name.data()) == nullptr) {
-      throw Error(str("cannot make a folder ", name, ": ", std::strerror(errno),
-                      "; set TMPDIR to one that can be written to"));
+      throw Error(str("cannot create the folder ", name, ": ", std::strerror(errno),
+                      "; set TMPDIR to a writable folder"));
     }
     path_ = name;
   }

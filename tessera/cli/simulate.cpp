@@ -1,4 +1,4 @@
-// tessera simulate: plays a training step event by event.
+// tessera simulate: simulates a training step event by event.
 
 #include <charconv>
 #include <map>
@@ -31,7 +31,7 @@ constexpr const char* kSimulateExamples =
     "                   --global-batch 2048 --mtbf 50000h --checkpoint-cost 60s "
     "--restart-cost 10min\n"
     "\n"
-    "Ranks count tp first, then dp, then pp, so that tp neighbours share a node.\n"
+    "Ranks are numbered tp first, then dp, then pp, so that tp neighbors share a node.\n"
     "JSON: {step, tokens_per_s, utilisation, bubble, world, memory, fits, remedy,\n"
     "time:{compute, comm_exposed, tp, pp, dp, bubble, optimizer, step}, ranks:[…], failures:{…}},\n"
     "times in seconds, means over all ranks, memory in bytes of the most loaded device;\n"
@@ -67,7 +67,7 @@ void read_stragglers(const std::string& text, std::vector<simulator::Straggler>&
     if (colon == std::string_view::npos || !read_number(part.substr(0, colon), one.rank) ||
         !read_number(part.substr(colon + 1), one.factor)) {
       throw UsageError(str("--straggler: got ", quote(part),
-                           ", wanted RANK:FACTOR, such as 3:1.5, or several with commas"));
+                           "; must be RANK:FACTOR such as 3:1.5, or several with commas"));
     }
     all.push_back(one);
     begin = end + 1;
@@ -80,49 +80,50 @@ void add_options(CommandLine& line, SimulateArguments& a) {
   app.add_flag("--json", a.json, "print JSON");
   CLI::Option* const sweep =
       app.add_option("--sweep", a.sweep,
-                     "simulate several sizes of an axis: dp=1..48 is 1, 2, 4 and so on, each twice "
-                     "the last, and 48 itself")
+                     "simulate several sizes of an axis: dp=1..48 is the powers of two up to 48, "
+                     "and 48")
           ->type_name("AXIS=A..B");
-  app.add_option("--svg", a.svg, "with --sweep: a picture of throughput and efficiency")
-      ->type_name("FILE");
+  app.add_option("--svg", a.svg, "with --sweep: plot throughput and efficiency")->type_name("FILE");
   line.number(app, "--law-cost", a.law_cost, 0, 1,
-              "with --sweep: c of the law 1/(1 + c log2 N) beside it")
+              "with --sweep: c of the law 1/(1 + c log2 N) to compare with")
       ->needs(sweep);
   CLI::Option* const trace =
-      app.add_option("--trace", a.trace, "write what every rank did, for Perfetto")
+      app.add_option("--trace", a.trace, "write a timeline of the ranks for Perfetto")
           ->type_name("FILE");
   line.integer(app, "--trace-ranks", a.traced, 1, 1 << 20, "ranks in the trace")->needs(trace);
   line.number(app, "--jitter", a.jitter, 0, 2, "spread of computing times: lognormal, mean kept");
   app.add_option_function<std::string>(
          "--straggler", [&](const std::string& text) { read_stragglers(text, a.stragglers); },
-         "a rank that computes so many times as long; several with commas")
+         "rank whose computation takes FACTOR times as long; several with commas")
       ->type_name("RANK:FACTOR");
-  line.integer(app, "--seed", a.seed, 0, 1 << 30, "of jitter and failures");
+  line.integer(app, "--seed", a.seed, 0, 1 << 30, "seed of jitter and failures");
   line.choice(app, "--collective", a.collective, {"mixed", "ring", "tree", "auto"},
-              "how collectives of the dp axis go");
-  app.add_flag("--full", a.full, "simulate every replica, though one would do");
+              "algorithm of the collectives along dp");
+  app.add_flag("--full", a.full, "simulate every replica even if one is enough");
   CLI::Option* const mtbf =
       line.seconds(app, "--mtbf", a.mtbf, "mean time between failures of one device; 0: none");
-  line.seconds(app, "--checkpoint-cost", a.checkpoint_cost, "what saving a checkpoint takes")
+  line.seconds(app, "--checkpoint-cost", a.checkpoint_cost, "time to save a checkpoint")
       ->needs(mtbf);
-  line.seconds(app, "--restart-cost", a.restart_cost, "from a failure until work goes on")
+  line.seconds(app, "--restart-cost", a.restart_cost, "time from a failure until training resumes")
       ->needs(mtbf);
-  line.seconds(
-          app, "--forward", a.forward,
-          "computing time of a rank for one micro-batch, instead of the model's; --backward too")
+  line.seconds(app, "--forward", a.forward,
+               "forward time of a rank per micro-batch, instead of the model's; needs --backward")
       ->each(noted(a.given_forward));
-  line.seconds(app, "--backward", a.backward, "likewise")->each(noted(a.given_backward));
-  line.seconds(app, "--hop", a.hop, "with --forward: from one stage to the next")
+  line.seconds(app, "--backward", a.backward,
+               "backward time of a rank per micro-batch; needs --forward")
+      ->each(noted(a.given_backward));
+  line.seconds(app, "--hop", a.hop, "with --forward: transfer time from one stage to the next")
       ->each(noted(a.given_hop));
   line.seconds(app, "--tp-time", a.tp_time,
-               "with --forward and --tp: what tp's collectives of one micro-batch take, half of it "
-               "in forward")
+               "with --forward and --tp: time of the tp collectives of one micro-batch, half of "
+               "it in forward")
       ->each(noted(a.given_tp_time));
-  line.seconds(app, "--optimizer", a.optimizer, "with --forward: at the end of the step")
+  line.seconds(app, "--optimizer", a.optimizer,
+               "with --forward: time of the optimizer at the end of the step")
       ->each(noted(a.given_optimizer));
   line.rate(app, "--between-bandwidth", a.between_bandwidth,
-            "of a GPU's link to other nodes, instead of the hardware's");
-  app.add_option("--hardware-file", a.hardware_file, "a TOML file with your own hardware")
+            "bandwidth of a GPU's link to other nodes, instead of the hardware's");
+  app.add_option("--hardware-file", a.hardware_file, "TOML file with your own hardware")
       ->type_name("FILE");
   add_plan_flags(app, a.settings);
 }
@@ -132,36 +133,36 @@ void check_arguments(const SimulateArguments& a) {
     throw UsageError("--forward and --backward: give both or neither");
   }
   if (a.given_forward && !(a.forward + a.backward > 0)) {
-    throw UsageError("--forward and --backward: got 0 for both, and a step takes some time");
+    throw UsageError("--forward and --backward: got 0 for both; one must be greater than 0");
   }
   for (const simulator::Straggler& each : a.stragglers) {
     if (!(each.rank >= 0 && each.factor > 0 && each.factor <= 1e6)) {
       throw UsageError(str("--straggler: got ", each.rank, ":", each.factor,
-                           ", wanted a rank from 0 and a factor above 0, at most 1e6"));
+                           "; must be a rank from 0 and a factor above 0, at most 1e6"));
     }
   }
   if (!a.given_forward && (a.given_hop || a.given_optimizer || a.given_tp_time)) {
     throw UsageError(str(a.given_hop         ? "--hop"
                          : a.given_optimizer ? "--optimizer"
                                              : "--tp-time",
-                         ": goes with --forward and --backward; without them the model and the "
-                         "hardware say how long it takes"));
+                         ": needs --forward and --backward; without them the model and the "
+                         "hardware define all times"));
   }
   if (!a.svg.empty() && a.sweep.empty()) {
-    throw UsageError("--svg: draws a sweep; add --sweep dp=1..1024, or use --trace");
+    throw UsageError("--svg: needs --sweep, such as dp=1..1024; or use --trace");
   }
   if (!a.trace.empty() && !a.sweep.empty()) {
     throw UsageError("--trace and --sweep: choose one of them");
   }
 }
 
-// Times that the user gives stand for the model's: all stages alike, and nothing else takes time.
+// Replaces the model's times by given ones: all stages are equal, and nothing else takes time.
 void take_given_times(const SimulateArguments& a, simulator::Scenario& s) {
   const double tp_time = s.tp() > 1 ? a.tp_time : 0;
   for (auto& rank : s.chunks) {
     for (planner::StepChunk& chunk : rank) {
       const double each = s.chunks_per_rank();
-      // Two all-reduces of a layer's four are of forward.
+      // Two of a layer's four all-reduces are in forward.
       chunk.tp_forward = chunk.tp_backward = tp_time / 2 / each;
       chunk.forward = a.forward / each + chunk.tp_forward;
       chunk.backward_input = a.backward / 2 / each + chunk.tp_backward;
@@ -173,7 +174,7 @@ void take_given_times(const SimulateArguments& a, simulator::Scenario& s) {
   s.optimizer = a.optimizer;
 }
 
-// A sweep of tp has a size of 1 too.
+// Throws UsageError if --tp-time has no effect. A sweep of tp may contain size 1.
 void check_tp_time(const SimulateArguments& a, const planner::Question& settled) {
   if (!a.given_tp_time || settled.tp() > 1 || a.sweep.starts_with("tp=")) return;
   throw UsageError("--tp-time: tp is 1, which sends nothing; give --tp 2 or more");
@@ -254,10 +255,11 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
 
 int simulate_command(int argc, char** argv) {
   SimulateArguments a;
-  CommandLine line("simulate",
-                   "Plays a training step event by event: computation, messages, collectives and "
-                   "the links they share.",
-                   kSimulateExamples);
+  CommandLine line(
+      "simulate",
+      "Simulates a training step event by event: computation, messages, collectives and "
+      "the links they share.",
+      kSimulateExamples);
   add_options(line, a);
   if (!line.parse(argc, argv)) return 0;
   check_arguments(a);
@@ -270,7 +272,7 @@ int simulate_command(int argc, char** argv) {
   for (const simulator::Straggler& each : a.stragglers) {
     if (each.rank < s.scenario.world()) continue;
     throw UsageError(str("--straggler: got rank ", each.rank,
-                         ", wanted one below dp · tp · pp = ", s.scenario.world()));
+                         "; must be less than dp · tp · pp = ", s.scenario.world()));
   }
   s.reliability = reliability_for(a, s.scenario.world());
   s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});

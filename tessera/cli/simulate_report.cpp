@@ -15,7 +15,7 @@ using simulator::RankTime;
 using simulator::Reliability;
 
 constexpr int kShownRanks = 16;
-constexpr double kToldApart = 0.05;  // from here on the report says why
+constexpr double kLargeDifference = 0.05;  // above this the report gives a reason
 
 std::string share(double part) { return fixed(100 * part, 1) + "%"; }
 std::string whole(double value) { return format_grouped(std::llround(value)); }
@@ -36,12 +36,12 @@ std::string heading(const Question& q, bool given_times) {
   return text + "\n";
 }
 
-// For the ranks that share state, and for replicas.
+// Returns the time waiting for both data-parallel axes.
 double waiting_for_dp(const RankTime& time) {
   return time.comm[Axis::dp_shard] + time.comm[Axis::dp_replicate];
 }
 
-std::string where_it_went(const Simulation& s) {
+std::string time_table(const Simulation& s) {
   const RankTime& mean = s.result.mean;
   Table table("lrr");
   const auto row = [&](const char* what, double seconds) {
@@ -57,7 +57,7 @@ std::string where_it_went(const Simulation& s) {
   return table.text();
 }
 
-// The replicas of a pipeline rank: their mean, and the least and most busy of them.
+// Formats one row per pipeline rank: the mean over its replicas, and the least and most busy one.
 std::string ranks_table(const Simulation& s) {
   const bool many = s.result.replicas > 1;
   Table table(many ? "rrrrrrrr" : "rrrrrr");
@@ -99,7 +99,7 @@ std::string failures_text(const Simulation& s) {
              ", Daly ", format_time(simulator::daly_interval(r)), ")\n", "  goodput ",
              share(plan.goodput), "; by events ", share(plan.simulated.fraction), " ± ",
              share(plan.simulated.error), "; ", whole(plan.goodput * s.tokens_per_s()),
-             " tokens/s that last\n");
+             " tokens/s net of failures\n");
 }
 
 std::string bytes(double value) { return format_bytes(std::llround(std::min(value, 9e18))); }
@@ -112,7 +112,7 @@ std::string fit_text(const Fit& fit, const Question& q) {
              "\n");
 }
 
-// What the sizes that do not fit have in common; "" if all do.
+// Describes the sizes that do not fit; "" if all fit.
 std::string misfits_text(const Sweep& s) {
   std::string sizes;
   const Fit* first = nullptr;
@@ -136,29 +136,29 @@ std::string simulation_text(const Simulation& s) {
                          whole(s.tokens_per_s()), " tokens/s, computing ", share(r.utilisation),
                          " of the time, bubble ", share(r.bubble), "\n");
   if (s.given_times && s.question.tp() > 1 && s.result.mean.comm[Axis::tp] == 0) {
-    text += "  tp's collectives take no time: --tp-time says how long they take\n";
+    text += "  the tp collectives take no time: set it with --tp-time\n";
   }
   if (s.fit) text.insert(text.find('\n') + 1, fit_text(*s.fit, s.question));
-  text += where_it_went(s);
+  text += time_table(s);
   if (s.agreement) {
     const double apart = s.agreement->apart();
     text += str("  tessera plan, by closed forms: ", format_time(s.agreement->planned), ", ",
                 share(std::abs(apart)), apart < 0 ? " less" : " more");
-    if (std::abs(apart) > kToldApart) text += str(" (", simulator::reason(*s.agreement), ")");
+    if (std::abs(apart) > kLargeDifference) text += str(" (", simulator::reason(*s.agreement), ")");
     text += "\n";
   }
   if (s.quicker > 0 && s.quicker < 0.99 * r.step) {
-    text += str("  with trees where they are quicker than rings (--collective auto): ",
+    text += str("  with trees where they are faster than rings (--collective auto): ",
                 format_time(s.quicker), "\n");
   }
-  text += str("\nRanks, in parts of the step\n", ranks_table(s));
+  text += str("\nRanks, as fractions of the step\n", ranks_table(s));
   if (s.scenario.dp() > 1) {
     text += r.replicas == 1
-                ? str("  one replica stands for all ", s.scenario.dp(), ", which do the same\n")
-                : str("  each of the ", s.scenario.dp(), " replicas was simulated for itself\n");
+                ? str("  one replica represents all ", s.scenario.dp(), ", which are equal\n")
+                : str("  each of the ", s.scenario.dp(), " replicas was simulated separately\n");
     if (s.scenario.replicas() > 1) {
       text += str("  state is sharded over ", plural(s.scenario.shards(), "rank"), ", and ",
-                  s.scenario.replicas(), " groups of them hold the same\n");
+                  s.scenario.replicas(), " groups of them hold the same state\n");
     }
   }
   if (s.reliability) text += failures_text(s);
@@ -212,13 +212,13 @@ std::string sweep_text(const Sweep& s) {
     table.row(cells);
   }
   std::string text =
-      str(sweep_title(s), "\n\n", table.text(), refused.empty() ? "" : "\nCannot be\n" + refused,
+      str(sweep_title(s), "\n\n", table.text(), refused.empty() ? "" : "\nNot possible\n" + refused,
           misfits_text(s), "\n", simulator::compare_with_law(s.range, s.rows, s.law_cost), "\n");
   const simulator::SweepRow& last = s.rows.back();
   if (last.refused.empty() && s.quicker > 1.01 * last.tokens_per_s) {
     text +=
-        str("The rounds of collectives grow with the nodes: with trees where they are quicker "
-            "(--collective auto) ",
+        str("The number of rounds of collectives grows with the nodes: with trees where they are "
+            "faster (--collective auto) ",
             s.range.axis, " ", last.size, " reaches ",
             share(last.efficiency * s.quicker / last.tokens_per_s), " instead of ",
             share(last.efficiency), ".\n");

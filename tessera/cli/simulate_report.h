@@ -4,7 +4,7 @@
 
 #include "tessera/simulator/simulation.h"
 
-// What `tessera simulate` prints; its JSON is the simulator's.
+// Reports of `tessera simulate`. The simulator itself writes the JSON.
 namespace tessera::cli {
 
 using simulator::Fit;

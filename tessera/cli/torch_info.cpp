@@ -13,7 +13,7 @@ TorchInfo torch_info() {
   TorchInfo info;
   info.version = TORCH_VERSION;
   Dl_info where{};
-  // Any function of the library tells which file it came from.
+  // The address of any function of the library identifies its file.
   if (::dladdr(reinterpret_cast<void*>(&at::get_cpu_capability), &where) != 0 &&
       where.dli_fname != nullptr) {
     info.library = where.dli_fname;

@@ -1,5 +1,5 @@
-// The program with the commands that need torch. The front program `tessera` executes it; its
-// arguments are those of the front program.
+// The program tessera-torch: commands that need torch. The front program `tessera` executes it with
+// its own arguments.
 
 #include <algorithm>
 #include <string>
@@ -10,17 +10,17 @@
 namespace tessera::cli {
 namespace {
 
-int dispatch(const std::string& wanted, int argc, char** argv) {
+int dispatch(const std::string& command, int argc, char** argv) {
 #define TESSERA_FRONT(name, summary)
 #define TESSERA_TORCH(name, summary) \
-  if (wanted == #name) return name##_command(argc, argv);
+  if (command == #name) return name##_command(argc, argv);
 #define TESSERA_PART(name) \
-  if (wanted == #name) return name##_command(argc, argv);
+  if (command == #name) return name##_command(argc, argv);
 #include "tessera/cli/commands.def"
 #undef TESSERA_FRONT
 #undef TESSERA_TORCH
 #undef TESSERA_PART
-  throw UsageError(wanted + ": not a command of tessera-torch; start it through tessera");
+  throw UsageError(command + ": not a command of tessera-torch; run it through tessera");
 }
 
 }  // namespace

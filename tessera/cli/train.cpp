@@ -1,4 +1,4 @@
-// tessera train: trains a GPT, on ranks that it starts or on those of a launcher.
+// tessera train: trains a model, on ranks that it starts or on the ranks of a launcher.
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -41,7 +41,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr const char* kTrainExamples =
-    "  tessera train                                    learns to sort digits, on 2 ranks\n"
+    "  tessera train                                    trains to sort digits, on 2 ranks\n"
     "  tessera train --zero 3 --ranks 4 --layout bf16\n"
     "  tessera train --layers 6 --hidden 512 --heads 8 --vocab 8192 --seq 256 --micro-batch 4\n"
     "  tessera train --data book.txt --seq 256 --steps 2000 --metrics out.jsonl\n"
@@ -51,9 +51,9 @@ constexpr const char* kTrainExamples =
     "  tessera train --dp 2 --tp 2 --pp 2 --zero 1 --grad-accum 8 --threads 1\n"
     "  tessera train --zero 2 --print-config > run.toml; tessera train --config run.toml\n"
     "  mpirun -n 4 tessera train --zero 2               (joins the ranks of a launcher)\n"
-    "  tessera train --backend dry --ranks 64 --zero 3 --steps 3    what one rank of 64 holds\n"
+    "  tessera train --backend dry --ranks 64 --zero 3 --steps 3    memory of one rank of 64\n"
     "\n"
-    "Flags override the file of --config. Ctrl-C ends the run after the step that is under way.";
+    "Flags override the file of --config. Ctrl-C ends the run after the current step.";
 
 struct Given {
   std::vector<std::pair<std::string, std::string>> flags;  // in the order of the command line
@@ -62,13 +62,14 @@ struct Given {
   bool dashboard = false;
 };
 
-// The exit status of a run whose last save failed, and that was told to go on nevertheless.
+// Exit status of a run whose last save failed, but that was configured to continue.
 constexpr int kNotSaved = 3;
-// Of a rank whose tables could not be written; it has said so. The job's status is 1.
-constexpr int kNotTold = 4;
+// Exit status of a rank that could not write its report and has printed the error. The status of
+// the job is 1.
+constexpr int kNotReported = 4;
 
-// What --save needs, tried before anything is trained: that one can write there, and that nobody
-// else does, as long as the result lives ([Note: one writer]).
+// Checks before training that the --save folder is writable, and locks it against other writers
+// while the result exists ([Note: one writer]).
 std::optional<checkpoint::FolderLock> claim_folder(const train::TrainConfig& config) {
   if (config.save.empty()) return std::nullopt;
   try {
@@ -83,7 +84,7 @@ std::optional<checkpoint::FolderLock> claim_folder(const train::TrainConfig& con
   }
 }
 
-// The signal that asked this rank to stop, or 0. Set by the handler, read between steps.
+// Signal that requested a stop, or 0. Set by the handler, read between steps.
 std::atomic<int>& stop_signal() {
   static std::atomic<int> signal{0};
   return signal;
@@ -92,53 +93,53 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 void finish_the_step_on(int signal) {
   struct sigaction action {};
-  // A run under nohup was started to ignore it.
+  // Under nohup the signal must stay ignored.
   const bool may_be_ignored = signal == SIGHUP || signal == SIGQUIT;
   ::sigaction(signal, nullptr, &action);
   if (may_be_ignored && action.sa_handler == SIG_IGN) return;
   action = {};
   action.sa_handler = [](int number) { stop_signal().store(number); };
-  // A second Ctrl-C ends the program at once. SIGTERM may come twice without meaning it: from a
+  // A second Ctrl-C ends the program immediately. SIGTERM may arrive twice unintentionally: from a
   // service manager and from the launcher.
   action.sa_flags = SA_RESTART | (signal == SIGINT ? SA_RESETHAND : 0);
   ::sigaction(signal, &action, nullptr);
 }
 
-// Whether a checkpoint was asked for since the last step.
-std::atomic<int>& save_asked() {
-  static std::atomic<int> asked{0};
-  return asked;
+// 1 if a checkpoint was requested since the last step.
+std::atomic<int>& save_requested() {
+  static std::atomic<int> requested{0};
+  return requested;
 }
 
 void save_on(int signal) {
   struct sigaction action {};
-  action.sa_handler = [](int) { save_asked().store(1); };
+  action.sa_handler = [](int) { save_requested().store(1); };
   action.sa_flags = SA_RESTART;
   ::sigaction(signal, &action, nullptr);
 }
 
-// Whether `tessera train` itself started this rank, and can start it again.
+// Returns true if `tessera train` itself started this rank and can restart it.
 bool started_here() {
   const char* const run = std::getenv("TORCHELASTIC_RUN_ID");
   return run != nullptr && std::string_view(run).starts_with("tessera-train-");
 }
 
-int take_part(train::TrainConfig config) {
+int train_on_rank(train::TrainConfig config) {
   if (config.max_restarts > 0 && !started_here()) {
     if (comm::detect_launch().rank == 0) {
       write_all(2,
-                "tessera train: warning: --max-restarts: nobody here starts ranks again; that is "
-                "done where tessera train itself starts several on this machine\n");
+                "tessera train: warning: --max-restarts: has no effect; ranks are restarted only "
+                "if tessera train itself starts several on this machine\n");
     }
     config.max_restarts = 0;
   }
-  ::signal(SIGPIPE, SIG_IGN);  // a reader that has gone does not end the training
-  stop_signal().store(0);      // before the handlers need them
-  save_asked().store(0);
+  ::signal(SIGPIPE, SIG_IGN);  // a closed pipe must not end the training
+  stop_signal().store(0);      // initialize the statics before the handlers use them
+  save_requested().store(0);
   save_on(SIGUSR1);
   const auto wish = [] {
     if (stop_signal().load() != 0) return train::Wish::stop;
-    return save_asked().exchange(0) != 0 ? train::Wish::save : train::Wish::none;
+    return save_requested().exchange(0) != 0 ? train::Wish::save : train::Wish::none;
   };
   train::Ended ended = train::Ended::done;
   std::atomic<std::int64_t> last_step{-1};
@@ -152,7 +153,7 @@ int take_part(train::TrainConfig config) {
     const auto giving_up = [&](const std::string& why) {
       process::note_failure(comm::detect_launch().rank, last_step, why);
     };
-    // Signals end the process at once while ranks wait for each other: there is nothing to save.
+    // Installed after init: until then signals end the process, since there is nothing to save.
     const comm::Group world = comm::init(init);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) finish_the_step_on(signal);
     ended = train::run_session(config, world, wish, {&last_step, giving_up});
@@ -163,24 +164,23 @@ int take_part(train::TrainConfig config) {
     return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
   }
   if (ended == train::Ended::unsaved) return kNotSaved;
-  if (ended == train::Ended::untold) return started_here() ? kNotTold : 1;
-  // A run that was told to go and has saved its state has done what it should.
+  if (ended == train::Ended::untold) return started_here() ? kNotReported : 1;
   if (ended != train::Ended::stopped) return 0;
-  const int signal = stop_signal().load();  // where another rank alone was asked, as by Ctrl-C
+  const int signal = stop_signal().load();  // 0 if only another rank received it
   return 128 + (signal != 0 ? signal : SIGINT);
 }
 
-void warn_of_crowding(int ranks, int threads) {
+void warn_of_oversubscription(int ranks, int threads) {
   const auto cores = static_cast<int>(process::topology().cores.size());
-  const int wanted = ranks * std::max(1, threads);
-  if (wanted <= cores) return;
-  write_all(
-      2, str("tessera train: warning: ", plural(ranks, "rank"),
-             threads > 1 ? str(" of ", threads, " threads") : std::string(), " on ",
-             plural(cores, "core"), ": they take turns, and every step waits for the slowest\n"));
+  const int needed = ranks * std::max(1, threads);
+  if (needed <= cores) return;
+  write_all(2, str("tessera train: warning: ", plural(ranks, "rank"),
+                   threads > 1 ? str(" of ", threads, " threads") : std::string(), " on ",
+                   plural(cores, "core"),
+                   ": they share cores, and every step waits for the slowest rank\n"));
 }
 
-// Ranks that would fill this host until the kernel ends one of them are not started.
+// Throws if the ranks do not fit into host memory, before the OOM killer ends one of them.
 void check_memory(const train::TrainConfig& config, const train::Resolved& resolved, int ranks) {
   if (const auto free = process::free_host_memory()) {
     train::check_host_memory(config, resolved, ranks, free->bytes,
@@ -188,7 +188,8 @@ void check_memory(const train::TrainConfig& config, const train::Resolved& resol
   }
 }
 
-// A job that is started again resumes, with the same batch on however many ranks there are.
+// Returns the restart options: a restarted job resumes with the same global batch on any number of
+// ranks.
 process::Restarts restarts(const train::TrainConfig& config, const train::Resolved& resolved,
                            int ranks) {
   process::Restarts again;
@@ -199,41 +200,41 @@ process::Restarts restarts(const train::TrainConfig& config, const train::Resolv
   if (config.resume != "none" && config.resume != "auto") again.otherwise = config.resume;
   again.fit = [=](int left) { return train::ranks_that_fit(config, resolved, ranks, left); };
   again.final_status = kNotSaved;
-  again.told_status = kNotTold;
+  again.told_status = kNotReported;
   again.checkpoint = [folder = config.save] {
     return folder.empty() ? std::string() : checkpoint::find_latest(folder).folder;
   };
   return again;
 }
 
-// A run that may begin, or nothing where --help or --print-config was all.
+// Checked run that is ready to start.
 struct Ready {
   train::TrainConfig config;
   train::Resolved resolved;
   int ranks = 1;
   Fd held;                                       // see check_run
-  std::optional<checkpoint::FolderLock> folder;  // where checkpoints go
-  bool dashboard = false;                        // to be started beside the run
-  std::unique_ptr<ScratchFolder> scratch;        // for metrics that only the page reads
-  std::vector<std::string> words;                // that the ranks get besides
+  std::optional<checkpoint::FolderLock> folder;  // of checkpoints
+  bool dashboard = false;                        // start a dashboard for the run
+  std::unique_ptr<ScratchFolder> scratch;        // for metrics that only the dashboard reads
+  std::vector<std::string> words;                // additional arguments of the ranks
 };
 
-// Once for all ranks: where mpirun will start them, rank 0 tells.
+// Warns once for all ranks. If mpirun will start them, rank 0 warns.
 void warn_of_idle_settings(const Ready& ready, const comm::Launch& launch) {
-  const bool told_later = launch.launcher == "alone" && ready.ranks > 1 &&
+  const bool rank_warns = launch.launcher == "alone" && ready.ranks > 1 &&
                           comm::backend_kind(ready.config.backend).needs_mpi;
-  if (launch.rank != 0 || told_later) return;
+  if (launch.rank != 0 || rank_warns) return;
   for (const std::string& line : train::idle_settings(ready.config, ready.resolved)) {
     write_all(2, str("tessera train: warning: ", line, "\n"));
   }
 }
 
-// A page follows the metrics, so there must be some.
+// Prepares --dashboard. The page reads the metrics, so sets --metrics if it is empty.
 void follow_run(Ready& ready) {
   if (::access(sibling("tessera-dashboard").c_str(), X_OK) != 0) {
     throw UsageError(
-        "--dashboard: this build has no tessera-dashboard. `make build` builds it, and needs zlib "
-        "(Debian: zlib1g-dev). Without it use --metrics FILE");
+        "--dashboard: this build has no tessera-dashboard. `make build` builds it; this needs "
+        "zlib (Debian: zlib1g-dev). Without it use --metrics FILE");
   }
   ready.dashboard = true;
   if (!ready.config.metrics.empty()) return;
@@ -242,21 +243,23 @@ void follow_run(Ready& ready) {
   ready.words = {"--metrics", ready.config.metrics};
 }
 
-// Ends with this process, whatever ends it, and not by a Ctrl-C that is meant for the run.
+// Starts a dashboard that ends with this process in all cases, but not on a Ctrl-C meant for the
+// run.
 void start_dashboard(const std::string& metrics) {
   std::string program = sibling("tessera-dashboard"), flag = "--runs", path = metrics;
   char* const arguments[] = {program.data(), flag.data(), path.data(), nullptr};
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
-  if (pid != 0) return;  // without it the run goes on
+  if (pid != 0) return;  // if fork() failed, the run continues without it
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(0);
-  ::dup2(2, 1);  // results of the run are on stdout
+  ::dup2(2, 1);  // stdout is for the results of the run
   ::execv(program.c_str(), arguments);
   ::_exit(127);
 }
 
+// Returns nullopt if --help or --print-config was printed.
 std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) {
   Given given;
   CommandLine line("train",
@@ -267,10 +270,9 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
       app.add_option("--config", given.config, "read settings from a TOML file")
           ->type_name("FILE")
           ->take_last();
-  app.add_flag("--print-config", given.print_config,
-               "print the settings as such a file, and do nothing else");
+  app.add_flag("--print-config", given.print_config, "print the settings as such a file and exit");
   app.add_flag("--dashboard", given.dashboard,
-               "serve a page with this run, at the address that is printed, until the run ends");
+               "serve a web page with this run until it ends; prints the address");
   add_setting_flags(app, train::fields(), planner::Command::train,
                     [&given](const std::string& name, const std::string& text) {
                       given.flags.emplace_back(name, text);
@@ -279,47 +281,47 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
 
   Ready ready;
   train::TrainConfig& config = ready.config;
-  std::vector<std::string> named;  // by flags: what a file says of ranks yields to a launcher
+  std::vector<std::string> named;  // flags given: a launcher overrides the ranks of a file only
   if (file->count() > 0) train::read_config(config, given.config, nullptr);
   for (const auto& [name, text] : given.flags) {
     set(config, train::field(name), text);
     named.push_back(name);
     if (name == "steps" && config.steps == 0) {
-      throw UsageError("--steps: got 0, wanted at least 1; leave it out for --epochs, or 240");
+      throw UsageError("--steps: got 0; must be at least 1. Omit it for --epochs, or 240 steps.");
     }
   }
   if (launch.launcher != "alone") {
-    const bool asked = std::find(named.begin(), named.end(), "ranks") != named.end();
-    if (asked && config.ranks != 0) {
+    const bool given_ranks = std::find(named.begin(), named.end(), "ranks") != named.end();
+    if (given_ranks && config.ranks != 0) {
       process::check_given_ranks(config.ranks, launch.launcher, launch.size);
     }
     config.ranks = launch.size;
   } else if (config.ranks == 0 && std::find(named.begin(), named.end(), "ranks") != named.end()) {
-    throw UsageError(str("--ranks: got 0, wanted 1 to ", kMostRanks,
-                         "; leave it out for dp · tp · pp ranks, or 2"));
+    throw UsageError(str("--ranks: got 0; must be 1 to ", kMostRanks,
+                         ". Omit it for dp · tp · pp ranks, or 2."));
   }
   ready.ranks = train::ranks_wanted(config);
-  // Whatever is wrong is said once, before ranks are started.
+  // Reports errors once, before ranks are started.
   ready.resolved = train::resolve(config, ready.ranks);
   if (given.print_config) {
     config.lr = ready.resolved.base_lr;
     if (launch.rank == 0) print_out(train::to_toml(config));
     return std::nullopt;
   }
-  if (started_here()) return ready;  // whoever started this rank has checked the rest
+  if (started_here()) return ready;  // the parent has checked the rest
   if (given.dashboard && launch.rank == 0) follow_run(ready);
-  // Processes that there will be on this host.
+  // Number of processes on this host.
   const int here = comm::backend_kind(config.backend).simulated ? 1
                    : launch.launcher == "alone"                 ? ready.ranks
                                                                 : launch.local_size;
   if (launch.launcher == "alone") {
     if (here > 1) process::check_open_files(here);  // first: the rest opens files
-    warn_of_crowding(here, static_cast<int>(config.threads));
+    warn_of_oversubscription(here, static_cast<int>(config.threads));
   }
   ready.held = train::check_run(config, ready.resolved, ready.ranks, launch.rank);
   check_memory(config, ready.resolved, here);
   warn_of_idle_settings(ready, launch);
-  // Where tessera train starts the ranks, it holds the folder itself, over all restarts.
+  // If tessera train starts the ranks, it holds the lock itself, across restarts.
   if (launch.rank == 0) ready.folder = claim_folder(config);
   return ready;
 }
@@ -327,13 +329,13 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
 }  // namespace
 
 int train_command(int argc, char** argv) {
-  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is told of as an error of its write
+  ::signal(SIGXFSZ, SIG_IGN);  // writes beyond the file size limit then fail with EFBIG
   const comm::Launch launch = comm::detect_launch();
   std::optional<Ready> ready;
   try {
     ready = prepare(argc, argv, launch);
   } catch (const Error& error) {
-    // The ranks of a launcher all find the same wrong: one on each host tells.
+    // All ranks of a launcher find the same error: one per host reports it.
     if (launch.local_rank == 0) throw;
     return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
   }
@@ -345,12 +347,12 @@ int train_command(int argc, char** argv) {
   std::vector<std::string> again = process::own_command(argc, argv);
   again.insert(again.end(), ready->words.begin(), ready->words.end());
   if (launch.launcher != "alone" || dry || (ranks == 1 && config.max_restarts == 0)) {
-    return take_part(config);
+    return train_on_rank(config);
   }
   if (comm::backend_kind(config.backend).needs_mpi) {
     return process::become_mpirun(ranks, again);
   }
-  // A signal ends a run after its step and with a save, which may take minutes.
+  // After a signal a run finishes its step and saves, which may take minutes.
   return process::start_ranks({.ranks = ranks,
                                .threads = static_cast<int>(config.threads),
                                .name = "train",

@@ -76,7 +76,7 @@ class BenchComm(unittest.TestCase):
             (["--dtype", "f31"], "--dtype"),
             (["--dtype", "f32,bf16"], "--dtype"),  # not the last of them alone
             (["--dtype", "f31"], "Try: tessera bench comm --help"),
-            (["--ranks", "1"], "wanted 2 to"),
+            (["--ranks", "1"], "must be 2 to"),
         ):
             self.assertIn(wanted, bench(*words, expect=2).stderr)
 

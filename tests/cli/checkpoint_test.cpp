@@ -78,8 +78,7 @@ TEST_F(CheckpointCommand, ExportReplacesModelsAlone) {
   std::ofstream(book) << "not to be lost\n";
   const Outcome refused = command({"export", first_, book});
   EXPECT_EQ(refused.status, 2);
-  EXPECT_TRUE(contains(refused.err, "is no safetensors file that this could replace"))
-      << refused.err;
+  EXPECT_TRUE(contains(refused.err, "exists and is not a safetensors file")) << refused.err;
   EXPECT_EQ(read_all(book), "not to be lost\n");
   std::ofstream(empty).close();
   EXPECT_EQ(command({"export", first_, empty}).status, 0);
@@ -201,18 +200,18 @@ TEST_F(CheckpointCommand, Version1IsReadAndReshardedToVersion2) {
 
 TEST_F(CheckpointCommand, MistakesAreExplained) {
   const std::vector<std::tuple<std::vector<std::string>, int, std::string>> cases = {
-      {{}, 2, "wanted one of inspect, verify, diff, reshard, export"},
-      {{"list", first_}, 2, "list: unknown; wanted one of inspect"},
-      {{first_}, 2, "wanted one of inspect"},
-      {{"inspect", first_, second_}, 2, "one word too many"},
+      {{}, 2, "must be one of inspect, verify, diff, reshard, export"},
+      {{"list", first_}, 2, "list: unknown; must be one of inspect"},
+      {{first_}, 2, "must be one of inspect"},
+      {{"inspect", first_, second_}, 2, "unexpected argument"},
       {{"inspect", first_, "--param"}, 2, "did you mean --params?"},
-      {{"inspect", ""}, 2, "wanted the folder of a checkpoint"},
+      {{"inspect", ""}, 2, "must be the folder of a checkpoint"},
       {{"inspect", first_ + "/manifest.json"}, 2, "did you mean " + first_ + "?"},
       {{"inspect", dir_ / "run/step-10"}, 2, "from step-00000010 to step-00000020"},
       {{"inspect", dir_ / "rnu"}, 2, "did you mean run?"},
       {{"inspect", dir_.path}, 1, "did you mean " + (dir_ / "run")},
-      {{"verify", first_, "--out", dir_ / "x"}, 2, "add --sha256"},
-      {{"verify", first_, "--sha256", dir_ / "x"}, 2, "one word too many"},
+      {{"verify", first_, "--out", dir_ / "x"}, 2, "--out: needs --sha256"},
+      {{"verify", first_, "--sha256", dir_ / "x"}, 2, "unexpected argument"},
       {{"verify", first_, "--sha256", "--out", dir_.path}, 2, "is a folder"},
       {{"verify", first_, "--sha256", "--out", dir_ / "no/x"}, 2, "the folder must exist"},
       {{"verify", first_, "--against", dir_ / "nothing"}, 2, "--against: cannot read"},
@@ -220,22 +219,22 @@ TEST_F(CheckpointCommand, MistakesAreExplained) {
       {{"verify", first_, "--against", first_ + "/manifest.json"}, 1, "line 1: got"},
       {{"diff", first_}, 2, "OTHER is required: folder of the checkpoint to compare"},
       {{"diff", first_, dir_ / "nowhere"}, 2, "no such folder"},
-      {{"reshard", first_}, 2, "TO is required: the folder to put"},
+      {{"reshard", first_}, 2, "TO is required: folder in which to create"},
       {{"reshard", first_, dir_ / "x", "--dp", "1000000", "--tp", "100"}, 2, "1048576 ranks"},
-      {{"reshard", first_, dir_ / "x", "--dp", "two"}, 2, "wanted a whole number"},
+      {{"reshard", first_, dir_ / "x", "--dp", "two"}, 2, "must be an integer"},
       {{"reshard", first_, first_ + "/manifest.json"},
        1,
        "Not a directory; part of this path is a file"},
-      {{"export", first_}, 2, "TO is required: the file or the folder to write"},
+      {{"export", first_}, 2, "TO is required: file or folder to write"},
       {{"export", first_, dir_.path}, 2, "it is a folder"},
       {{"export", first_, dir_ / "m", "--dtype", "float33"}, 2, "--dtype: got the type"},
       {{"inspct", first_}, 2, "did you mean inspect?"},
       {{"inspect"}, 2, "DIR is required: folder of a checkpoint or of a run"},
       {{"inspect", dir_ / "nowhere"}, 2, "no such folder"},
-      {{"inspect", dir_.path}, 1, "no checkpoint that can be read"},
+      {{"inspect", dir_.path}, 1, "no readable checkpoint"},
       {{"export", first_, dir_ / "m", "--dtype", "bf61"}, 2, "did you mean"},
       {{"export", first_, dir_ / "m", "--dtype", "i32"}, 2, "must be one of f32, bf16, f16"},
-      {{"export", first_, dir_ / "m", "--format", "gguf"}, 2, "--format: got \"gguf\", wanted"},
+      {{"export", first_, dir_ / "m", "--format", "gguf"}, 2, "--format: got \"gguf\"; must be"},
       {{"export", first_, dir_ / "m", "--format", "gguf"},
        2,
        "Try: tessera checkpoint export --help"},
@@ -243,7 +242,7 @@ TEST_F(CheckpointCommand, MistakesAreExplained) {
       {{"list", first_}, 2, "Try: tessera checkpoint --help"},
       {{"export", first_, dir_ / "m", "--state", "moment7"}, 1, "it has: moment1, moment2, param"},
       {{"export", first_, dir_ / "no/m"}, 1, "No such file or directory"},
-      {{"reshard", first_, dir_ / "x", "--dp", "0"}, 2, "wanted 1 to"},
+      {{"reshard", first_, dir_ / "x", "--dp", "0"}, 2, "must be 1 to"},
       {{"reshard", first_, dir_ / "run"}, 2, "already exists"}};
   for (const auto& [words, status, wanted] : cases) {
     const Outcome outcome = command(words);

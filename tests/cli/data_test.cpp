@@ -63,7 +63,7 @@ TEST_F(DataCommand, PreparesInspectsAndVerifies) {
 
   const Outcome again = command({"prepare", text, "--split-documents", "blank-line", "--out", out});
   EXPECT_EQ(again.status, 0);
-  EXPECT_TRUE(contains(again.out, "finished already"));
+  EXPECT_TRUE(contains(again.out, "already finished"));
   std::string bytes = read_all(out + "/tokens-00000.bin");
   bytes[3] = 'x';
   data::write_file(out + "/tokens-00000.bin", bytes);
@@ -87,7 +87,7 @@ TEST_F(DataCommand, LearnsResponses) {
   const std::string lines = file("q.jsonl", "{\"prompt\": \"Why?\", \"response\": \"Because.\"}\n");
   const Outcome prepared = command({"prepare", lines, "--format", "prompt", "--out", out});
   ASSERT_EQ(prepared.status, 0) << prepared.err;
-  EXPECT_TRUE(contains(prepared.out, "9 tokens to be learnt")) << prepared.out;
+  EXPECT_TRUE(contains(prepared.out, "9 tokens to train on")) << prepared.out;
   EXPECT_TRUE(contains(command({"inspect", out}).out, "learnt: Because."));
 }
 
@@ -95,7 +95,7 @@ TEST_F(DataCommand, MistakesAreExplained) {
   const std::string text = file("a.txt", "text"), empty = file("e.txt", "");
   const std::string out = dir_ / "out";
   const std::vector<std::tuple<std::vector<std::string>, int, std::string>> cases = {
-      {{}, 2, "wanted one of prepare, inspect, verify"},
+      {{}, 2, "must be one of prepare, inspect, verify"},
       {{"prepare", text}, 2, "--out is required"},
       {{"prepare", text}, 2, "Try: tessera data prepare --help"},
       {{"prepare", "--out", out}, 2, "INPUT is required"},
@@ -117,7 +117,7 @@ TEST_F(DataCommand, MistakesAreExplained) {
       {{"prepare", text, "--out", text}, 2, "must be a folder"},
       {{"inspect", dir_ / "nowhere"}, 2, "must be a folder of tokens, or a .bin"},
       {{"inspect", dir_.path}, 2, "has no tokens.json"},
-      {{"verify", text}, 2, "is a regular file; wanted a folder of tokens, or a .bin"},
+      {{"verify", text}, 2, "is a regular file; must be a folder of tokens, or a .bin"},
       {{"verify", file("a.bin", "text"), "--vocab", "10"},
        1,
        "is 25972, must be less than the vocabulary of 10"},

@@ -60,7 +60,7 @@ TEST(Backends, SayWhatIsMissing) {
   EXPECT_EQ(find(rows, "two-level").why, "needs mpi");
   EXPECT_FALSE(find(rows, "nccl").works);
   EXPECT_EQ(find(rows, "nccl").why,
-            "LibTorch has no CUDA (the driver shows 2 that LibTorch cannot use)");
+            "LibTorch has no CUDA (the driver lists 2 that LibTorch cannot use)");
 
   facts = {};
   facts.shm_problem = "memfd_create: no";

@@ -298,8 +298,8 @@ TEST_F(Examples, OfGenerateAndEvaluate) {
   }
   // Digits to sort are no text, and the other way round.
   for (const auto& [run, data, part] :
-       {std::tuple{"runs/a", "book.txt", "learnt to sort digits; wanted synthetic"},
-        std::tuple{"runs/b", "synthetic", "learnt \"book.txt\"; wanted tokens or a text"}}) {
+       {std::tuple{"runs/a", "book.txt", "was trained to sort digits; must be synthetic"},
+        std::tuple{"runs/b", "synthetic", "was trained on \"book.txt\"; must be tokens or text"}}) {
     const Outcome got = shell(str("tessera evaluate --from ", run, " --data ", data));
     EXPECT_EQ(got.status, 2) << got.out;
     EXPECT_TRUE(contains(got.err, part)) << got.err;

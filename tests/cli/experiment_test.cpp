@@ -81,7 +81,7 @@ TEST(ExperimentFile, WhatIsWrongIsNamedWithItsLine) {
   const auto has = [](const std::string& got, const std::vector<std::string>& parts) {
     for (const std::string& part : parts) EXPECT_TRUE(contains(got, part)) << got;
   };
-  has(problem("title = 3"), {"x.toml, line 1", "title", "text"});
+  has(problem("title = 3"), {"x.toml, line 1", "title", "string"});
   has(problem("titel = \"x\""), {"line 1", "titel", "title"});
   has(problem("title = "), {"x.toml, line 1"});
   has(problem(scale), {"x.toml", "no [[row]]"});
@@ -243,10 +243,11 @@ TEST(ExperimentRun, RoundsTakeTurnsAndTheSimulatorHearsOfComputing) {
   EXPECT_DOUBLE_EQ(got.rows[0].facts.least, 2.0);
   EXPECT_DOUBLE_EQ(got.rows[0].facts.most, 10.0);
   EXPECT_DOUBLE_EQ(got.rows[1].simulated, 3.6);
-  EXPECT_NEAR(simulator_miss(got).most, 0.1, 1e-9);
+  EXPECT_NEAR(simulator_error(got).most, 0.1, 1e-9);
   const std::string text = experiment_text(experiment, got);
-  for (const char* part : {"simulated", "+10.0%", "+0.0%", "off against on", "simulated +36.4%",
-                           "The simulator's step time differs from what was measured by 10.0%"}) {
+  for (const char* part :
+       {"simulated", "+10.0%", "+0.0%", "off against on", "simulated +36.4%",
+        "The simulator's step time differs from the measurement by at most 10.0%"}) {
     EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
   }
   const auto json = nlohmann::json::parse(experiment_json(experiment, got, "2026-01-02"));
@@ -267,8 +268,9 @@ TEST(ExperimentReport, TableJsonAndPicture) {
   FakeTrainer trainer;
   const ExperimentResults got = run_experiment(experiment, {}, true, trainer.tools());
   const std::string text = experiment_text(experiment, got);
-  for (const char* part : {"largest 42, planned 47", "out of memory", "half against one",
-                           "+100.0% (100 ms → 200 ms)", "*: one rank", "10.0% at most"}) {
+  for (const char* part :
+       {"largest 42, planned 47", "out of memory", "half against one", "+100.0% (100 ms → 200 ms)",
+        "*: only one of the ranks", "at most 10.0%"}) {
     EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
   }
   EXPECT_FALSE(contains(text, "should"));
@@ -348,7 +350,7 @@ TEST_F(ExperimentProgram, ARunThatFailsIsShown) {
   const std::string path = write("[scale.cpu]\nlayers = 1\n[[row]]\nname = \"a\"\nheads = 7\n");
   const Outcome got = run({path});
   EXPECT_EQ(got.status, 1);
-  EXPECT_TRUE(contains(got.err, "ended with status 2") && contains(got.err, "heads")) << got.err;
+  EXPECT_TRUE(contains(got.err, "failed with status 2") && contains(got.err, "heads")) << got.err;
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ TEST(ExplainProgram, EdgesOfEveryTopic) {
       {{"batch", "--params", "10B", "--seq", "100"}, "1 · 100 = 100", "give --seq"},
       {{"memory", "--params", "13B", "--zero", "3", "--dp", "64"}, "estimated for a GPT of", "nan"},
       {{"memory", "--params", "1M"}, "the state alone fits", "can fill 82.6 GB: fits"},
-      {{"step", "--params", "13B"}, "give --model", "nan"},
+      {{"step", "--params", "13B"}, "use --model", "nan"},
       {{"memory", "--hardware", "cpu", "--model", "gpt-tiny"}, "Tessera's layers", "s·b·h"}};
   for (Edge edge : edges) {
     edge.arguments.insert(edge.arguments.begin(), "explain");
@@ -94,8 +94,9 @@ TEST(ExplainProgram, Mistakes) {
            {{"explain", "schedule", "--forward", "nan"}, "--forward"},
            {{"explain", "schedule", "--forward", "nan"}, "Try: tessera explain schedule --help"},
            {{"explain", "schedule", "--chunks", "4"}, "--chunks: got 4, but --schedule 1f1b has 1"},
-           {{"explain", "memory", "--bandwidth", "1GB/s"}, "--bandwidth: is for ring, tensor"},
-           {{"explain", "batch", "--forward", "1s"}, "--forward: is for bubble"},
+           {{"explain", "memory", "--bandwidth", "1GB/s"},
+            "--bandwidth: applies only to ring, tensor"},
+           {{"explain", "batch", "--forward", "1s"}, "--forward: applies only to bubble"},
            {{"explain", "memory", "--tp", "3"}, "25 heads of --model gpt2-xl"},
            {{"explain", "ring", "--bandwidth", "0GB/s"}, "--bandwidth"},
            {{"explain", "memory", "--model", "gpt9"}, "--model"}}) {

@@ -221,7 +221,7 @@ TEST_F(Generate, RefusesWhatCannotBe) {
   error({"--prompt", "a", "--tp", "3"}, "--tp 3: heads is ");
   error({"--prompt", "300", "--tokenizer", "ids", "--tp", "2"}, "0 to 255");
   error({"--prompts", folder / "nothing"}, "--prompts");
-  error({"--prompt", "a", "--min-p", "nan"}, "--min-p: got \"nan\", wanted 0 to 1");
+  error({"--prompt", "a", "--min-p", "nan"}, "--min-p: got \"nan\"; must be 0 to 1");
   std::ofstream(folder / "bad.jsonl") << "{\"prompt\": \"a\"}\n\n\n{\"text\": \"b\"}\n";
   const Outcome bad = generate({"--prompts", folder / "bad.jsonl"});
   EXPECT_EQ(bad.status, 1);
@@ -311,7 +311,7 @@ TEST_F(Generate, EvaluatesTheSameOnEveryMesh) {
       tessera({"evaluate", "--from", folder / "bytes", "--data", folder / "text.txt", "--dp",
                "4096", "--tp", "4096", "--pp", "256"});
   EXPECT_EQ(many.status, 2);
-  EXPECT_TRUE(contains(many.err, "4294967296 ranks; wanted at most 4096")) << many.err;
+  EXPECT_TRUE(contains(many.err, "4294967296 ranks; must be at most 4096")) << many.err;
 }
 
 // What a run says of its validation: in its metrics, its tables and TensorBoard's files.

@@ -396,7 +396,8 @@ void expect_answer(const std::string& input, const Read& read) {
     const Imported got = read();
     EXPECT_TRUE(nlohmann::json::accept(got.json())) << input;
     if (reads_toml() && got.notes().size() % 7 == 0) {
-      EXPECT_EQ(error_of([&] { planned(got, "gpt2-xl"); }).find("is no setting"), std::string::npos)
+      EXPECT_EQ(error_of([&] { planned(got, "gpt2-xl"); }).find("is not a setting"),
+                std::string::npos)
           << input;
     }
   } catch (const UsageError&) {

@@ -57,7 +57,7 @@ TEST(PlanAnswers, Zero) {
   EXPECT_EQ(json["stages"][3]["copies"], 1.0);
   EXPECT_EQ(json["owners"].size(), 8U);
   const Answer text = tessera({"explain", "zero", "--model", "gpt2-xl", "--dp", "4"});
-  for (const char* part : {"DDP", "ZeRO-3", "optimizer step", "copies", "Who owns"}) {
+  for (const char* part : {"DDP", "ZeRO-3", "optimizer step", "copies", "Owned shards"}) {
     EXPECT_TRUE(contains(text.out, part)) << text.out;
   }
 }

@@ -202,13 +202,13 @@ TEST(PlanProgram, OwnHardware) {
 
 TEST(PlanProgram, ASizeAloneIsNotSaidToFit) {
   const Answer text = plan({"--params", "13B", "--dp", "8", "--zero", "2"});
-  EXPECT_TRUE(contains(text.out, "estimated (~) for a GPT of")) << text.out;
+  EXPECT_TRUE(contains(text.out, "estimates (~) for a GPT of")) << text.out;
   EXPECT_TRUE(contains(text.out, "fits, by this estimate")) << text.out;
   EXPECT_FALSE(contains(text.out, "0 B")) << text.out;
   const Answer tiny = plan({"--params", "1M"});
   EXPECT_TRUE(contains(tiny.out, "the state alone fits")) << tiny.out;
   EXPECT_TRUE(contains(tiny.out, "unknown")) << tiny.out;
-  EXPECT_TRUE(contains(plan({"--params", "13B", "--max-model"}).out, "by its state alone"));
+  EXPECT_TRUE(contains(plan({"--params", "13B", "--max-model"}).out, "by state only"));
 }
 
 TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
@@ -238,13 +238,13 @@ TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
        "--gather"},
       {{"--questions", "/no/such/file"}, "cannot read"},
       {{"--questions", "/dev/zero"}, "is a character device"},
-      {{"--batch", "8"}, "wanted --micro-batch for sequences"},
+      {{"--batch", "8"}, "use --micro-batch for sequences"},
       {{"--score", "/no/such/file"}, "cannot read"},
       {{"--score", no_column.path()}, "step_ms"},
       {{"--hardware-file", "/no/such/file"}, "cannot read"},
       {{"--hardware-file", broken.path()}, "line 2, column"},
       {{"--list-models", "--json"}, "--json: "},
-      {{"--model", "gpt2-xl", "--top", "3"}, "--top: is for --search and --score"},
+      {{"--model", "gpt2-xl", "--top", "3"}, "--top: needs --search or --score"},
       {{"stray"}, "unknown"}};
   for (const auto& [arguments, expected] : cases) {
     const Answer outcome = plan(arguments);
@@ -357,7 +357,7 @@ TEST(PlanProgram, SizesThatAreLeftOutAreNamed) {
 }
 
 TEST(PlanProgram, OfASizeAloneSaysWhatIsSentBesides) {
-  const char* words = "what tp and pp send are activations, not known";
+  const char* words = "tp and pp send activations, unknown";
   EXPECT_TRUE(contains(plan({"--params", "7B", "--tp", "8", "--dp", "2"}).out, words));
   EXPECT_TRUE(contains(plan({"--params", "7B", "--pp", "4"}).out, words));
   EXPECT_FALSE(contains(plan({"--params", "7B", "--dp", "2"}).out, words));
@@ -365,7 +365,7 @@ TEST(PlanProgram, OfASizeAloneSaysWhatIsSentBesides) {
 
 TEST(PlanProgram, SmallRatesHaveTheirUnits) {
   const auto said = plan({"--hardware", "cpu", "--model", "gpt-tiny"});
-  EXPECT_TRUE(contains(said.out, " GFLOP/s a rank")) << said.out;
+  EXPECT_TRUE(contains(said.out, " GFLOP/s per rank")) << said.out;
   EXPECT_TRUE(contains(said.out, "more ranks with --dp")) << said.out;
   EXPECT_TRUE(contains(said.out, "not at once")) << said.out;
 }

@@ -70,7 +70,7 @@ TEST(Simulate, GivenTimesOfTensorParallelism) {
   std::vector<std::string> given = {"--tp",      "5",    "--grad-accum", "2",
                                     "--forward", "10ms", "--backward",   "20ms"};
   EXPECT_NEAR(simulate_json(given)["step"], 0.060, 1e-9);
-  const std::string hint = "--tp-time says how long";
+  const std::string hint = "set it with --tp-time";
   EXPECT_NE(simulate(given).out.find(hint), std::string::npos);
   given.insert(given.end(), {"--tp-time", "8ms"});
   const json answer = simulate_json(given);

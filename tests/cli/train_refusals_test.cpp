@@ -104,7 +104,7 @@ TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
   TESSERA_NEEDS_TOML();
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"--zero", "4"}, "--zero: got \"4\", wanted 0 to 3"},
-      {{"--ranks", "0"}, "--ranks: got 0, wanted 1 to 4096"},
+      {{"--ranks", "0"}, "--ranks: got 0; must be 1 to 4096"},
       {{"--ranks", "100000"}, "--ranks: got \"100000\", wanted 0 to 4096: each rank is a process"},
       {{"--tp", "5000"}, "--tp: got \"5000\", wanted 1 to 4096: each rank is a process"},
       {{"--layout", "fp16"}, "--layout: got fp16 with --device cpu"},

@@ -37,7 +37,7 @@ def learns(tessera, program):
 
 def wrong_flags(tessera, program):
     for words, wanted in ((["run", "--rank", "4", "--", program], ["did you mean --ranks?", "tessera run --help"]),
-                          (["run", "-n", "none", "--", program], ['got "none"', "wanted a whole number"]),
+                          (["run", "-n", "none", "--", program], ['got "none"', "must be an integer"]),
                           (["train", "--zero", "4"], ['got "4"', "wanted 0 to 3", "tessera train --help"]),
                           (["trian"], ["did you mean train?"])):
         told = run(tessera, *words, status=[2])
