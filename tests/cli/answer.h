@@ -9,7 +9,7 @@
 
 namespace tessera::cli {
 
-// What a command of the program answers.
+// Output and status of a command.
 struct Answer : Outcome {
   nlohmann::json json() const { return nlohmann::json::parse(out); }
 };

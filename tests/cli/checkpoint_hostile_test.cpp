@@ -1,5 +1,5 @@
-// Every command of `tessera checkpoint` on every hostile checkpoint: an error that says why, or the
-// right thing; never a crash, a hang, or more memory than a small program has.
+// Every command of `tessera checkpoint` on every hostile checkpoint: an error with a reason, or the
+// right result; never a crash, a hang, or more memory than a small program needs.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -22,7 +22,7 @@ using Words = std::vector<std::string>;
 // A sanitizer reserves terabytes of addresses.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr rlim_t kMemory = RLIM_INFINITY;
-constexpr std::size_t kEvery = 8;  // and makes each start many times as dear
+constexpr std::size_t kEvery = 8;  // and each start is much slower
 #else
 constexpr rlim_t kMemory = rlim_t{2} << 30;
 constexpr std::size_t kEvery = 1;
@@ -36,7 +36,7 @@ Outcome bounded(Words words) {
   });
 }
 
-TEST(HostileCheckpoints, EveryCommandEndsWithAnAnswer) {
+TEST(HostileCheckpoints, CommandsNeverCrashOrHang) {
   const TemporaryFolder dir;
   const checkpoint::Model model = checkpoint::small_model();
   checkpoint::save_model(model, dir / "run", 10, "dp=2", true);
@@ -53,7 +53,7 @@ TEST(HostileCheckpoints, EveryCommandEndsWithAnAnswer) {
     fs::copy(good, bad);
     hostile.spoil(bad);
     std::vector<Words> commands = {{"verify", bad}, {"reshard", bad, one, "--dp", "3"}};
-    // What else there is takes turns: neighbours in the list are spoiled alike.
+    // The other commands alternate: adjacent checkpoints are damaged in similar ways.
     const std::vector<Words> others = {{"inspect", bad},
                                        {"inspect", bad, "--params", "--json"},
                                        {"verify", bad, "--sha256", "--json"},
@@ -75,7 +75,7 @@ TEST(HostileCheckpoints, EveryCommandEndsWithAnAnswer) {
       EXPECT_LT(said.size(), 4000u) << what;
     }
     EXPECT_FALSE(hostile.refused && verified) << hostile.name << ": verify found nothing";
-    // Whoever only looks for the newest good one gets one.
+    // A search for the newest valid checkpoint finds one.
     const Outcome newest = bounded({"inspect", dir / "run"});
     EXPECT_EQ(newest.status, 0) << hostile.name << "\n" << newest.err;
     EXPECT_FALSE(fs::exists(dir / "one/.tmp-step-00000020"));

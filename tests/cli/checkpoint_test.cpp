@@ -1,4 +1,4 @@
-// `tessera checkpoint` as a user calls it.
+// `tessera checkpoint` as a user runs it.
 
 #include <gtest/gtest.h>
 
@@ -51,28 +51,28 @@ TEST_F(CheckpointCommand, Inspect) {
                            "blocks.0.qkv.weight", "[32, 10]", "grüße"}) {
     EXPECT_TRUE(contains(table.out, part)) << part << "\n" << table.out;
   }
-  // The names of what stands beside them, and the values below each other.
+  // Names with their values, one per line.
   EXPECT_TRUE(contains(table.out, "layers 2")) << table.out;
   EXPECT_FALSE(contains(table.out, "{\"")) << table.out;
   const std::size_t step = table.out.find("  step "), seed = table.out.find("  seed ");
   EXPECT_EQ(table.out.find(" 10\n", step) - step,
             table.out.find_first_of("0123456789", seed) - 1 - seed)
       << table.out;
-  // Of a run, the newest.
+  // The newest checkpoint of a run.
   const Outcome json = command({"inspect", dir_ / "run", "--json"});
   ASSERT_EQ(json.status, 0) << json.err;
   const Json value = Json::parse(json.out);
   EXPECT_EQ(value.at("step"), 20);
   EXPECT_EQ(value.at("params").size(), model_.params.size());
   EXPECT_EQ(value.at("model").at("layers"), 2);
-  // And the one before, if that is damaged.
+  // The previous one if that is damaged.
   std::filesystem::remove(second_ + "/rank-00000.safetensors");
   const Outcome older = command({"inspect", dir_ / "run", "--json"});
   EXPECT_EQ(Json::parse(older.out).at("step"), 10);
   EXPECT_TRUE(contains(older.err, "step-00000020 is skipped")) << older.err;
 }
 
-TEST_F(CheckpointCommand, ExportReplacesModelsAlone) {
+TEST_F(CheckpointCommand, ExportReplacesOnlySafetensorsFiles) {
   const std::string book = dir_ / "book.txt", empty = dir_ / "empty",
                     model = dir_ / "m.safetensors";
   std::ofstream(book) << "not to be lost\n";
@@ -103,7 +103,7 @@ TEST_F(CheckpointCommand, Verify) {
   EXPECT_EQ(command({"inspect", first_}).status, 1);
 }
 
-TEST_F(CheckpointCommand, HashesKeptElsewhereFindForgery) {
+TEST_F(CheckpointCommand, ExternalHashesDetectForgery) {
   const std::string list = dir_ / "kept.sha256";
   const Outcome printed = command({"verify", first_, "--sha256"});
   ASSERT_EQ(printed.status, 0) << printed.err;
@@ -118,13 +118,13 @@ TEST_F(CheckpointCommand, HashesKeptElsewhereFindForgery) {
   EXPECT_EQ(command({"verify", first_, "--against", list}).status, 0);
   const Outcome json = command({"verify", first_, "--against", list, "--json"});
   EXPECT_EQ(Json::parse(json.out).at("sha256").size(), 5u);
-  // Of another checkpoint, every file differs, though nothing in it is damaged.
+  // Every file of another checkpoint differs, although none is damaged.
   EXPECT_EQ(command({"verify", second_}).status, 0);
   const Outcome other = command({"verify", second_, "--against", list});
   EXPECT_EQ(other.status, 1);
   EXPECT_TRUE(contains(other.out, "manifest.json was changed")) << other.out;
   EXPECT_TRUE(contains(other.out, "rank-00003.safetensors is in " + list)) << other.out;
-  // A bad one gets no list, and the old list stays.
+  // A damaged checkpoint gets no list, and the old list is kept.
   damage(first_ + "/rank-00001.safetensors", 4096);
   EXPECT_EQ(command({"verify", first_, "--sha256", "--out", list}).status, 1);
   EXPECT_EQ(command({"verify", first_, "--sha256"}).out.find("  manifest.json"), std::string::npos);
@@ -132,7 +132,7 @@ TEST_F(CheckpointCommand, HashesKeptElsewhereFindForgery) {
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(again), {}), kept);
 }
 
-TEST_F(CheckpointCommand, ReshardKeepsOutOfAFolderThatARunWritesTo) {
+TEST_F(CheckpointCommand, ReshardRefusesAFolderThatARunWritesTo) {
   const checkpoint::FolderLock lock(dir_ / "wide", "a run");
   const Outcome kept_out = command({"reshard", first_, dir_ / "wide"});
   EXPECT_EQ(kept_out.status, 2);

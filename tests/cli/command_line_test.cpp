@@ -56,7 +56,7 @@ TEST(CommandLine, ReadsValuesInUnits) {
   EXPECT_TRUE(example.json);
 }
 
-TEST(CommandLine, SuggestsTheNearOption) {
+TEST(CommandLine, SuggestsASimilarOption) {
   EXPECT_EQ(Example().error({"--rnaks", "4"}), "--rnaks: unknown; did you mean --ranks?");
   EXPECT_EQ(Example().error({"--rank=4"}), "--rank: unknown; did you mean --ranks?");
   EXPECT_EQ(Example().error({"--josn"}), "--josn: unknown; did you mean --json?");
@@ -64,7 +64,7 @@ TEST(CommandLine, SuggestsTheNearOption) {
   EXPECT_EQ(Example().error({"stray"}), "stray: unexpected argument");
 }
 
-TEST(CommandLine, AMistypedOptionIsReportedBeforeWhatItMakesMissing) {
+TEST(CommandLine, ReportsAMistypedOptionBeforeAMissingOne) {
   Example example;
   int needed = 0;
   example.line.integer(example.line.app(), "--world", needed, 0, 9, "needed")->required();
@@ -118,7 +118,7 @@ TEST(CommandLine, NamesTheOptionAsItWasTyped) {
   EXPECT_EQ(error({"-n0"}), "--ranks: got 0; must be 1 to 8");
 }
 
-TEST(CommandLine, SuggestsTheNearSubcommandAndItsOptions) {
+TEST(CommandLine, SuggestsSimilarSubcommandsAndOptions) {
   const auto error = [](const std::vector<std::string>& words) {
     Example example;
     int sizes = 0;
@@ -136,7 +136,7 @@ struct Runner : Example {
   Runner() { line.takes_program(); }
 };
 
-TEST(CommandLine, TheProgramComesLast) {
+TEST(CommandLine, AcceptsAProgramAtTheEnd) {
   using Words = std::vector<std::string>;
   {
     Runner runner;
@@ -167,7 +167,7 @@ TEST(CommandLine, HelpShowsExamplesAndDefaults) {
   }
 }
 
-TEST(CommandLine, HelpIsFoldedAndItsColumnsStandInLine) {
+TEST(CommandLine, HelpIsWrappedAndAligned) {
   CommandLine line("example", "For a test.", "  tessera example\n");
   CLI::App& app = line.app();
   std::int64_t shard = 256'000'000, page = 4096;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Gives commands random flags with values that nobody meant, and looks at how they end: with 0, or
-with 1 or 2 and a message, never by a signal, an exception or a hang.
+"""Runs commands with random flags and values, and checks how they exit: with 0, or with 1 or 2 and a
+message, never by a signal, an exception or a hang.
 
     command_lines.py build/bin/tessera [--lines 150] [--seed 1]
 """
@@ -18,7 +18,7 @@ VALUES = ["", "0", "-1", "1", "2", "3", "7", "64", "1e300", "-1e300", "1e-300", 
           "2GiB", "20us", "1GB/s", "13B", "1,2,3", "auto", "all", "none", "true", "h100", "gpt2-xl",
           "llama3-70b", "bf16", "fp32", "nonsense", "%s%n", "\x1b[31mred", "é", "\udcff", "a" * 5000,
           "--help", "-", ".", "/dev/null", "/no/such/file"]
-# Words that each line has besides, and flags that it has not: they write, serve or search.
+# Additional words of each line, and flags to omit because they write, serve or search.
 COMMANDS = {
     "plan": [],
     "simulate": [],

@@ -1,4 +1,4 @@
-// tessera data, as a user calls it.
+// tessera data as a user runs it.
 
 #include <gtest/gtest.h>
 
@@ -73,8 +73,8 @@ TEST_F(DataCommand, PreparesInspectsAndVerifies) {
   EXPECT_TRUE(contains(json::parse(bad.out).at("problem").get<std::string>(), "checksum"));
 }
 
-// A path may have bytes that JSON cannot.
-TEST_F(DataCommand, JsonOfAFolderWhoseNameIsNoUtf8) {
+// A path may have bytes that are not valid in JSON.
+TEST_F(DataCommand, PrintsJsonForAFolderNameWithInvalidUtf8) {
   const std::string text = file("a.txt", "text"), out = dir_ / "tokens-\xff";
   const Outcome prepared = command({"prepare", text, "--out", out, "--json"});
   ASSERT_EQ(prepared.status, 0) << prepared.err;
@@ -82,7 +82,7 @@ TEST_F(DataCommand, JsonOfAFolderWhoseNameIsNoUtf8) {
   EXPECT_EQ(command({"inspect", out, "--json"}).status, 0);
 }
 
-TEST_F(DataCommand, LearnsResponses) {
+TEST_F(DataCommand, PreparesPromptsWithMaskedLoss) {
   const std::string out = dir_ / "tokens";
   const std::string lines = file("q.jsonl", "{\"prompt\": \"Why?\", \"response\": \"Because.\"}\n");
   const Outcome prepared = command({"prepare", lines, "--format", "prompt", "--out", out});
@@ -131,7 +131,7 @@ TEST_F(DataCommand, MistakesAreExplained) {
   EXPECT_FALSE(std::filesystem::exists(out + "/tokens.json"));
 }
 
-TEST_F(DataCommand, ExamplesOfTheHelp) {
+TEST_F(DataCommand, HelpExamplesRun) {
   file("book.txt", "A book.\n");
   file("rows.jsonl", "{\"model\": \"a row\"}\n");
   Capture out, err;

@@ -46,7 +46,7 @@ const BackendStatus& find(const std::vector<BackendStatus>& all, const std::stri
   return *std::find_if(all.begin(), all.end(), [&](const auto& row) { return row.name == name; });
 }
 
-TEST(Backends, SayWhatIsMissing) {
+TEST(Backends, ReportWhatIsMissing) {
   BackendFacts facts;
   facts.mpi_problem = "not built";
   facts.nccl_problem = "LibTorch has no CUDA";
@@ -79,7 +79,7 @@ TEST(Backends, SayWhatIsMissing) {
   EXPECT_TRUE(find(backend_statuses(facts), "two-level").works);
 }
 
-TEST(Backends, SharedMemoryIsTriedForReal) { EXPECT_EQ(shared_memory_problem(), ""); }
+TEST(Backends, SharedMemoryWorksHere) { EXPECT_EQ(shared_memory_problem(), ""); }
 
 DoctorReport example() {
   DoctorReport report;
@@ -127,7 +127,7 @@ TEST(DoctorReport, JsonShowsTheSame) {
   EXPECT_EQ(json["backends"][1]["works"], false);
 }
 
-TEST(DoctorReport, IsHealthyWhereShmWorks) {
+TEST(DoctorReport, IsHealthyIfShmWorks) {
   DoctorReport report = example();
   EXPECT_TRUE(report.healthy());
   report.backends[0].works = false;

@@ -1,4 +1,4 @@
-// The examples of --help, as somebody would copy them: each runs, fits, and makes sense.
+// Runs the examples of --help: each works, fits, and is sensible.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -25,13 +25,13 @@ namespace {
 
 using nlohmann::json;
 
-// More than this of a step in a pipeline's bubble is no example to follow.
+// An example must not spend more than this fraction of a step in the bubble.
 constexpr double kMostBubble = 0.3;
 
 class Examples : public ::testing::Test {
  protected:
   void SetUp() override {
-    // What the examples read.
+    // Files that the examples read.
     std::ofstream(folder / "runs.csv")
         << "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,step_ms\n"
            "4,16,4,2048,16,24,1024,1,2,2,400\n";
@@ -41,7 +41,7 @@ class Examples : public ::testing::Test {
            " \"bf16\": {\"enabled\": true}, \"zero_optimization\": {\"stage\": 2}}";
     std::ofstream(folder / "book.txt") << std::string(2000, 'a') << "hello\n";
   }
-  // In a folder of its own, with `tessera` on the path.
+  // Runs a command in its own folder, with `tessera` on the path.
   Outcome shell(const std::string& command) const {
     const std::string bin = std::filesystem::path(TESSERA_PROGRAM).parent_path();
     Capture out, err;
@@ -52,8 +52,8 @@ class Examples : public ::testing::Test {
     return {status, out.text(), err.text()};
   }
 
-  // The lines of the help that begin a command, joined where they go on, without their remarks:
-  // these stand behind two spaces or more.
+  // Returns the commands in the examples of the help: continuation lines are joined, and remarks,
+  // which follow two or more spaces, are removed.
   std::vector<std::string> of(const std::string& command, std::size_t least = 4) const {
     const Outcome help = shell("tessera " + command + " --help");
     EXPECT_EQ(help.status, 0);
@@ -70,7 +70,7 @@ class Examples : public ::testing::Test {
     return all;
   }
 
-  // Its answer in JSON.
+  // Returns its result as JSON.
   json answer(const std::string& example) const {
     const Outcome got = shell(example + " --json");
     EXPECT_EQ(got.status, 0) << example << "\n" << got.err;
@@ -145,8 +145,7 @@ TEST_F(Examples, OfExplain) {
   }
 }
 
-// They train for minutes, so only their words are tried: every one is understood, and names an
-// experiment that there is.
+// They train for minutes, so only checks that the flags and the experiments exist.
 TEST_F(Examples, OfExperiment) {
   const std::string names = shell("tessera experiment --list").out;
   for (const std::string& example : of("experiment")) {
@@ -162,7 +161,7 @@ TEST_F(Examples, OfExperiment) {
   }
 }
 
-// The files that they write are read by the last one, and by tessera train.
+// The last one and tessera train read the files that they write.
 TEST_F(Examples, OfImport) {
   for (const std::string& example : of("import")) {
     const Outcome text = shell(example);
@@ -189,7 +188,7 @@ TEST_F(Examples, OfTopicsWithTheirOwnOptions) {
   }
 }
 
-// What the examples of `tessera data` read: tokenizers of Hugging Face, texts, and files of others.
+// Files that the examples of `tessera data` read: Hugging Face tokenizers, texts and token files.
 void write_texts(const std::filesystem::path& folder) {
   json tokenizer = data::byte_level_file("");
   const auto id = tokenizer["added_tokens"][0]["id"].get<int>();
@@ -214,7 +213,7 @@ void write_texts(const std::filesystem::path& folder) {
   std::ofstream(folder / "chats.jsonl") << R"({"messages": [{"role": "user", "content": "Hi"},)"
                                         << R"( {"role": "assistant", "content": "Hello"}]})"
                                         << "\n";
-  // A frame of zstd with one block, as it is: the size of all, then 8 · that of the block + 1.
+  // A zstd frame with one raw block: the total size, then 8 · the size of the block + 1.
   const std::string page = "{\"text\": \"a page\"}\n";
   const auto size = static_cast<char>(page.size());
   std::ofstream(folder / "web.jsonl.zst", std::ios::binary)
@@ -250,7 +249,7 @@ TEST_F(Examples, OfData) {
     EXPECT_FALSE(got.out.empty()) << example;
   };
   for (const std::string& example : of("data")) run(example);
-  // Each begins with nothing, or, where it adds to tokens, with some.
+  // Each starts without tokens, or with some if it appends.
   for (const std::string& example : of("data prepare")) {
     std::filesystem::remove_all(folder / "tokens");
     if (contains(example, "--append")) run("tessera data prepare book.txt --out tokens");
@@ -264,13 +263,13 @@ TEST_F(Examples, OfData) {
   }
 }
 
-// Each with one step, which shows all but the learning.
+// Each with one step, which tests everything but convergence.
 TEST_F(Examples, OfTrain) {
   if (!TESSERA_WITH_TORCH) GTEST_SKIP() << "built without torch";
   for (const std::string& example : of("train")) {
     const std::string once =
         std::regex_replace(example, std::regex("tessera train"), "tessera train --samples 0");
-    // The last of a repeated flag counts; a file that is printed has it too.
+    // The last of a repeated flag is used; a printed config has it too.
     const std::string short_run =
         std::regex_replace(once, std::regex("( > |; |$)"), " --steps 1$1");
     const Outcome text = shell(short_run);
@@ -279,7 +278,7 @@ TEST_F(Examples, OfTrain) {
   }
 }
 
-// What both continue from: a run of two steps.
+// Both use a run of two steps.
 TEST_F(Examples, OfGenerateAndEvaluate) {
   if (!TESSERA_WITH_TORCH) GTEST_SKIP() << "built without torch";
   std::ofstream(folder / "prompts.txt") << "3141592|\n2718281|\n";
@@ -296,7 +295,7 @@ TEST_F(Examples, OfGenerateAndEvaluate) {
       EXPECT_FALSE(got.out.empty() && !contains(example, " > ")) << example;
     }
   }
-  // Digits to sort are no text, and the other way round.
+  // Digits to sort are not text, and vice versa.
   for (const auto& [run, data, part] :
        {std::tuple{"runs/a", "book.txt", "was trained to sort digits; must be synthetic"},
         std::tuple{"runs/b", "synthetic", "was trained on \"book.txt\"; must be tokens or text"}}) {

@@ -1,4 +1,4 @@
-// Experiments: files, searches and reports with a made-up trainer, and one small one for real.
+// Experiments: files, searches and reports with a fake trainer, and one small real experiment.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ std::string problem(const std::string& text, const std::string& scale = "cpu") {
   return error_of([&] { parse_experiment(text, "x.toml", scale); });
 }
 
-TEST(ExperimentSearch, FindsTheLargestFromAnyGuessInFewQuestions) {
+TEST(ExperimentSearch, FindsTheLargestFromAnyGuessInFewCalls) {
   for (std::int64_t most = 0; most <= 40; ++most) {
     for (std::int64_t answer = 0; answer <= most; ++answer) {
       for (std::int64_t guess = -1; guess <= most + 2; ++guess) {
@@ -53,7 +53,7 @@ TEST(ExperimentSearch, FindsTheLargestFromAnyGuessInFewQuestions) {
   EXPECT_LE(asked, 42);
 }
 
-TEST(ExperimentFile, BuiltInOnesAreRead) {
+TEST(ExperimentFile, ParsesBuiltInExperiments) {
   for (const BuiltInExperiment& each : built_in_experiments()) {
     EXPECT_FALSE(find_experiment(each.name, "cpu").rows.empty());
   }
@@ -76,7 +76,7 @@ TEST(ExperimentFile, BuiltInOnesAreRead) {
   }
 }
 
-TEST(ExperimentFile, WhatIsWrongIsNamedWithItsLine) {
+TEST(ExperimentFile, ErrorsNameTheLine) {
   const std::string scale = kScale;
   const auto has = [](const std::string& got, const std::vector<std::string>& parts) {
     for (const std::string& part : parts) EXPECT_TRUE(contains(got, part)) << got;
@@ -114,7 +114,7 @@ TEST(ExperimentFile, BatchesReferToRows) {
   }
 }
 
-// A trainer whose memory is state and sequences: 16 units a parameter shared as the stages do.
+// Fake trainer whose memory is state and sequences: 16 units per parameter, sharded by stage.
 struct FakeTrainer {
   std::int64_t limit = 1'000'000;
   std::vector<std::string> ran = {};
@@ -139,7 +139,7 @@ struct FakeTrainer {
       facts.step = 0.1 * std::stod(value_of(words, "grad-accum", "1"));
       return facts;
     };
-    // The planner is off by a tenth: searches must not trust it.
+    // The planner is off by 10%: searches must not rely on it.
     out.predicts = [this](const RunWords& words) {
       return Predicted{0.9 * memory(words), 0.11, 1e4};
     };
@@ -156,7 +156,7 @@ constexpr const char* kRows =
     "[[row]]\nname = \"model\"\nfind = \"model\"\nmicro-batch = 1\n"
     "[plot]\ndp = [1, 2, 4, 8]\nzero = [0, 1, 2]\nbatch = \"one\"\n";
 
-TEST(ExperimentRun, RowsReferSearchesEndAndNothingRunsTwice) {
+TEST(ExperimentRun, ResolvesReferencesAndRunsNothingTwice) {
   const Experiment experiment = parsed(kRows);
   FakeTrainer trainer;
   const ExperimentResults got = run_experiment(experiment, {}, true, trainer.tools());
@@ -181,8 +181,8 @@ TEST(ExperimentRun, RowsReferSearchesEndAndNothingRunsTwice) {
   EXPECT_EQ(got.plot[3].batch, 8 * 42);
 }
 
-// What the runtime takes is beside what a run counts, and within what it may have.
-TEST(ExperimentRun, TheReserveHasToFitToo) {
+// The limit includes the memory of the runtime, which a run does not count.
+TEST(ExperimentRun, CountsTheReserveInTheLimit) {
   const Experiment experiment = parsed(kRows);
   FakeTrainer trainer;
   ExperimentTools tools = trainer.tools();
@@ -196,7 +196,7 @@ TEST(ExperimentRun, TheReserveHasToFitToo) {
   EXPECT_NEAR(got.rows[0].predicted.memory, 0.9 * got.rows[0].facts.memory, 1);
 }
 
-TEST(ExperimentRun, OnlyBringsWhatItRefersTo) {
+TEST(ExperimentRun, OnlyRunsRowsAndTheirReferences) {
   const Experiment experiment = parsed(kRows);
   FakeTrainer trainer;
   const ExperimentResults got = run_experiment(experiment, {"half"}, false, trainer.tools());
@@ -207,8 +207,8 @@ TEST(ExperimentRun, OnlyBringsWhatItRefersTo) {
                "did you mean half"));
 }
 
-// Rows take turns, and the simulator gets the computing times of the run with nothing overlapped.
-TEST(ExperimentRun, RoundsTakeTurnsAndTheSimulatorHearsOfComputing) {
+// Rows alternate, and the simulator gets the computing times of the run without overlap.
+TEST(ExperimentRun, RoundsAlternateAndTheSimulatorGetsComputingTimes) {
   const Experiment experiment = parsed(
       "rounds = 3\nsimulate = true\nreal-ranks = 2\n"
       "[[row]]\nname = \"on\"\ndp = 2\nzero = 1\n"
@@ -224,7 +224,7 @@ TEST(ExperimentRun, RoundsTakeTurnsAndTheSimulatorHearsOfComputing) {
     RunFacts facts;
     facts.fits = true;
     facts.memory = 1000;
-    // The middle of three rounds is that of the second.
+    // The median of three rounds is the second.
     const double by_round[] = {1.0, 1.2, 5.0};
     const auto before = std::count(ran.begin(), ran.end(), ran.back()) - 1;
     facts.step = (off ? 3 : 2) * by_round[before];
@@ -255,7 +255,7 @@ TEST(ExperimentRun, RoundsTakeTurnsAndTheSimulatorHearsOfComputing) {
   EXPECT_NEAR(json["simulator_differs"]["most"].get<double>(), 0.1, 1e-9);
 }
 
-TEST(ExperimentRun, WithoutOverlapIsTheSameRunOtherwise) {
+TEST(ExperimentRun, WithoutOverlapChangesOnlyOverlap) {
   const RunWords one = without_overlap({{"zero", "3"}, {"bucket-mb", "7"}, {"dp", "2"}});
   EXPECT_EQ(value_of(one, "prefetch", ""), "false");
   EXPECT_EQ(value_of(one, "bucket-mb", "none"), "none");
@@ -263,7 +263,7 @@ TEST(ExperimentRun, WithoutOverlapIsTheSameRunOtherwise) {
   EXPECT_EQ(value_of(without_overlap({{"zero", "1"}}), "prefetch", "none"), "none");
 }
 
-TEST(ExperimentReport, TableJsonAndPicture) {
+TEST(ExperimentReport, PrintsTableJsonAndPlot) {
   const Experiment experiment = parsed(std::string("") + kRows);
   FakeTrainer trainer;
   const ExperimentResults got = run_experiment(experiment, {}, true, trainer.tools());
@@ -280,7 +280,7 @@ TEST(ExperimentReport, TableJsonAndPicture) {
   EXPECT_EQ(json["rows"][0]["found"]["largest"], 42);
   EXPECT_TRUE(json["rows"][1]["memory"].is_null());
   EXPECT_NEAR(json["planner_differs"]["memory"]["most"].get<double>(), 0.1, 1e-9);
-  // Well-formed: what opens closes, in order.
+  // Well-formed: elements are closed in order.
   const std::string svg = experiment_svg(experiment, got);
   std::vector<std::string> open;
   for (std::size_t at = svg.find('<'); at != std::string::npos; at = svg.find('<', at + 1)) {
@@ -315,7 +315,7 @@ class ExperimentProgram : public ::testing::Test {
   const std::filesystem::path folder = temporary_.path;
 };
 
-TEST_F(ExperimentProgram, ListsAndRefuses) {
+TEST_F(ExperimentProgram, ListsExperimentsAndRefusesInvalidArguments) {
   const Outcome list = run({"--list"});
   EXPECT_EQ(list.status, 0);
   EXPECT_TRUE(contains(list.out, "dp-zero2") && contains(list.out, "R12"));
@@ -325,7 +325,7 @@ TEST_F(ExperimentProgram, ListsAndRefuses) {
   EXPECT_EQ(run({"ablation", "--svg", (folder / "x.svg").string()}).status, 2);
 }
 
-TEST_F(ExperimentProgram, ASmallOneForReal) {
+TEST_F(ExperimentProgram, RunsASmallExperiment) {
   if (!TESSERA_WITH_TORCH) GTEST_SKIP() << "built without LibTorch";
   const std::string path = write(
       "title = \"tiny\"\n[scale.cpu]\nlayers = 1\nhidden = 32\nheads = 2\nvocab = 64\nseq = 16\n"
@@ -345,7 +345,7 @@ TEST_F(ExperimentProgram, ASmallOneForReal) {
   EXPECT_LE(json["planner_differs"]["memory"]["most"], 0.02) << got.out;
 }
 
-TEST_F(ExperimentProgram, ARunThatFailsIsShown) {
+TEST_F(ExperimentProgram, ReportsARunThatFails) {
   if (!TESSERA_WITH_TORCH) GTEST_SKIP() << "built without LibTorch";
   const std::string path = write("[scale.cpu]\nlayers = 1\n[[row]]\nname = \"a\"\nheads = 7\n");
   const Outcome got = run({path});

@@ -1,4 +1,4 @@
-// tessera explain, as a user calls it.
+// tessera explain as a user runs it.
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace tessera::cli {
 namespace {
 
-TEST(ExplainProgram, PutsTheNumbersIn) {
+TEST(ExplainProgram, PrintsFormulasWithNumbers) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"batch", "--micro-batch", "4", "--grad-accum", "32", "--dp", "8", "--seq", "4096"},
        "4,194,304"},
@@ -44,8 +44,8 @@ TEST(ExplainProgram, PutsTheNumbersIn) {
   }
 }
 
-// Where a formula has nothing to divide by, or nothing to say.
-TEST(ExplainProgram, EdgesOfEveryTopic) {
+// Zero divisors and trivial cases.
+TEST(ExplainProgram, HandlesEdgeCasesOfEveryTopic) {
   struct Edge {
     std::vector<std::string> arguments;
     std::string said, unsaid;
@@ -107,14 +107,14 @@ TEST(ExplainProgram, Mistakes) {
   }
 }
 
-// As train and plan choose.
-TEST(ExplainProgram, AnInterleavedScheduleHasTwoChunks) {
+// The same default as train and plan.
+TEST(ExplainProgram, InterleavedScheduleDefaultsToTwoChunks) {
   const Answer drawn = tessera({"explain", "schedule", "--schedule", "interleaved"});
   EXPECT_EQ(drawn.status, 0) << drawn.err;
   EXPECT_TRUE(contains(drawn.out, "2 chunks a rank")) << drawn.out;
 }
 
-TEST(ExplainProgram, ARingIsOverTheReplicasThatAreGiven) {
+TEST(ExplainProgram, RingUsesTheGivenReplicas) {
   const auto eight = tessera({"explain", "ring", "--dp", "8"});
   EXPECT_TRUE(contains(eight.out, "2·7/8")) << eight.out;
   const auto four = tessera({"explain", "ring", "--dp", "8", "--ranks", "4"});

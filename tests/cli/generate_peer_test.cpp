@@ -1,4 +1,4 @@
-// `tessera generate` beside transformers: the same texts from the same folders.
+// Compares `tessera generate` with transformers: the same texts from the same folders.
 
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@ namespace {
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
-// Models of all families, as transformers has them, of prompts of different lengths side by side.
-TEST(GeneratePeer, WritesWhatTransformersWrites) {
+// Models of all families of transformers, with prompts of different lengths in one batch.
+TEST(GeneratePeer, GeneratesTheSameTextAsTransformers) {
   TESSERA_NEEDS_INTEROP();
   const TemporaryFolder folder;
   Capture made, problems;

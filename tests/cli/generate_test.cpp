@@ -1,4 +1,4 @@
-// `tessera generate` and `tessera evaluate` as a user calls them, on what `tessera train` saved.
+// `tessera generate` and `tessera evaluate` as a user runs them, on models of `tessera train`.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ std::vector<Json> lines_of(const std::string& text) {
   return lines;
 }
 
-// Models that are trained once, for all tests.
+// Models that are trained once for all tests.
 class Generate : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -100,14 +100,14 @@ class Generate : public ::testing::Test {
   static inline std::string out;
 };
 
-TEST_F(Generate, ContinuesATextAsItLearntIt) {
+TEST_F(Generate, ContinuesATextFromTheTrainingData) {
   const Outcome got = generate({"--prompt", "grüße, ", "--tokens", "5", "--temperature", "0"});
   EXPECT_EQ(got.status, 0) << got.err;
   EXPECT_EQ(got.out, "grüße, line \n");
   EXPECT_TRUE(contains(got.err, "5 tokens in")) << got.err;
 }
 
-TEST_F(Generate, TheSeedDecidesAndNotTheBatch) {
+TEST_F(Generate, OutputDependsOnTheSeedNotTheBatch) {
   Words words = {"--tokens", "30", "--json"};
   for (const char* prompt : {"gr", "line", "a", "grüße, line 5\n", "x"}) {
     words.insert(words.end(), {"--prompt", prompt});
@@ -134,7 +134,7 @@ TEST_F(Generate, TheSeedDecidesAndNotTheBatch) {
   EXPECT_EQ(one[0].at("tokens").size(), 30U);
 }
 
-TEST_F(Generate, StopsBeforeATextThatEndsIt) {
+TEST_F(Generate, StopsBeforeAStopString) {
   const Outcome got = generate({"--prompt", "grü", "--tokens", "60", "--temperature", "0", "--stop",
                                 "zzz", "--stop", "ne ", "--json"});
   EXPECT_EQ(got.status, 0) << got.err;
@@ -143,7 +143,7 @@ TEST_F(Generate, StopsBeforeATextThatEndsIt) {
   EXPECT_EQ(text.at("ended"), "stop");
 }
 
-TEST_F(Generate, SaysThatABackslashInAStopIsNoLineEnd) {
+TEST_F(Generate, WarnsThatABackslashNInAStopIsNotALineEnd) {
   const Outcome typed = generate({"--prompt", "gr", "--tokens", "3", "--stop", "\\n\\n"});
   EXPECT_EQ(typed.status, 0) << typed.err;
   EXPECT_TRUE(contains(typed.err, "is a backslash and an n")) << typed.err;
@@ -151,8 +151,8 @@ TEST_F(Generate, SaysThatABackslashInAStopIsNoLineEnd) {
   EXPECT_FALSE(contains(meant.err, "backslash")) << meant.err;
 }
 
-// The names of types are those of the other commands and of PyTorch.
-TEST_F(Generate, TakesAnyNameOfAType) {
+// Accepts the names of the other commands and of PyTorch.
+TEST_F(Generate, AcceptsAnyNameOfADtype) {
   std::set<std::string> outs;
   for (const char* name : {"f32", "fp32", "float32"}) {
     const Outcome got = generate({"--prompt", "gr", "--tokens", "5", "--dtype", name});
@@ -165,7 +165,7 @@ TEST_F(Generate, TakesAnyNameOfAType) {
   EXPECT_TRUE(contains(other.err, "must be one of f32, bf16")) << other.err;
 }
 
-TEST_F(Generate, TakesPromptsFromAFile) {
+TEST_F(Generate, ReadsPromptsFromAFile) {
   std::ofstream(folder / "p.txt") << "gr\n\nline\n";
   std::ofstream(folder / "p.jsonl") << R"({"prompt": "gr"})"
                                     << "\n"
@@ -179,8 +179,8 @@ TEST_F(Generate, TakesPromptsFromAFile) {
   EXPECT_TRUE(contains(texts("p.txt"), "\n\nline"));
 }
 
-// Ranks that share the model write what one process writes, wherever the prompt comes from.
-TEST_F(Generate, OnSeveralRanksItWritesTheSame) {
+// Tensor-parallel ranks write the same as one process, for every source of the prompt.
+TEST_F(Generate, GeneratesTheSameTextOnSeveralRanks) {
   const auto texts = [&](const Words& more) {
     Words words = {"--tokens", "25", "--json", "--prompt", "gr", "--prompt", "line 7"};
     words.insert(words.end(), more.begin(), more.end());
@@ -208,7 +208,7 @@ TEST_F(Generate, OnSeveralRanksItWritesTheSame) {
   EXPECT_TRUE(contains(err.text(), "5 tokens in")) << err.text();
 }
 
-TEST_F(Generate, RefusesWhatCannotBe) {
+TEST_F(Generate, RefusesInvalidArguments) {
   const auto error = [&](const Words& words, const char* part) {
     const Outcome got = generate(words);
     EXPECT_EQ(got.status, 2) << got.err;
@@ -231,9 +231,8 @@ TEST_F(Generate, RefusesWhatCannotBe) {
   EXPECT_TRUE(contains(none.err, "config.json")) << none.err;
 }
 
-// A run from its beginning keeps the tokenizer of its data: for the export, and for itself when the
-// data is elsewhere.
-TEST_F(Generate, ANewModelKeepsTheTokenizerOfItsData) {
+// A new run stores the tokenizer of its data, for the export and in case the data is moved.
+TEST_F(Generate, NewModelKeepsTheTokenizerOfItsData) {
   namespace fs = std::filesystem;
   const fs::path own = folder / "own";
   fs::create_directories(own / "tok");
@@ -306,7 +305,7 @@ TEST_F(Generate, EvaluatesTheSameOnEveryMesh) {
   EXPECT_EQ(odd.status, 2);
   EXPECT_TRUE(odd.err.starts_with("tessera evaluate: --tp 3: heads is ")) << odd.err;
   EXPECT_FALSE(contains(odd.err, "exited")) << "no ranks were started";
-  // Whose product is beyond an int.
+  // The product exceeds an int.
   const Outcome many =
       tessera({"evaluate", "--from", folder / "bytes", "--data", folder / "text.txt", "--dp",
                "4096", "--tp", "4096", "--pp", "256"});
@@ -314,8 +313,8 @@ TEST_F(Generate, EvaluatesTheSameOnEveryMesh) {
   EXPECT_TRUE(contains(many.err, "4294967296 ranks; must be at most 4096")) << many.err;
 }
 
-// What a run says of its validation: in its metrics, its tables and TensorBoard's files.
-TEST_F(Generate, TheRunItselfWasEvaluated) {
+// Validation of a run in its metrics, its tables and TensorBoard files.
+TEST_F(Generate, TrainingReportsItsValidation) {
   std::ifstream in(folder / "metrics.jsonl");
   std::stringstream text;
   text << in.rdbuf();

@@ -1,5 +1,4 @@
-// tessera import: what becomes a setting, what is told of the rest, and that any input is answered
-// or refused.
+// tessera import: settings, notes on the rest, and that any input is converted or refused.
 
 #include "tessera/cli/import.h"
 
@@ -48,7 +47,7 @@ const ImportNote* find_note(const Imported& got, std::string_view key) {
   return nullptr;
 }
 
-// As `tessera plan --config` reads it, settled.
+// Returns the resolved question that `tessera plan --config` reads.
 planner::Question planned(const Imported& got, const std::string& model = "") {
   const TemporaryFolder folder;
   const std::string path = folder / "run.toml";
@@ -59,7 +58,7 @@ planner::Question planned(const Imported& got, const std::string& model = "") {
   return planner::settle(settings.question(make_catalogue()));
 }
 
-TEST(ImportDeepSpeed, SettingsOfAUsualConfig) {
+TEST(ImportDeepSpeed, ImportsATypicalConfig) {
   const Imported got = deepspeed(kZero2);
   const planner::RunSettings& s = got.settings();
   EXPECT_EQ(s.zero, 2);
@@ -85,7 +84,7 @@ TEST(ImportDeepSpeed, SettingsOfAUsualConfig) {
   EXPECT_EQ(nlohmann::json::parse(got.json())["settings"]["zero"]["value"], 2);
 }
 
-TEST(ImportDeepSpeed, PlansAsItWasImported) {
+TEST(ImportDeepSpeed, PlansTheImportedSettings) {
   TESSERA_NEEDS_TOML();
   const planner::Question q = planned(deepspeed(kZero2), "gpt2-xl");
   EXPECT_EQ(q.zero, 2);
@@ -96,8 +95,8 @@ TEST(ImportDeepSpeed, PlansAsItWasImported) {
   EXPECT_EQ(q.recompute, planner::Recompute::full);
 }
 
-// The plan of a run's own file is of that run, where the file leaves it to the run to choose, too.
-TEST(PlanConfig, IsOfTheRunThatTheFileStarts) {
+// The plan of a config file describes the run, including choices that the file leaves to the run.
+TEST(PlanConfig, DescribesTheRunThatTheFileStarts) {
   TESSERA_NEEDS_TOML();
   const auto read = [](const std::string& text) {
     const TemporaryFolder folder;
@@ -121,15 +120,15 @@ TEST(PlanConfig, IsOfTheRunThatTheFileStarts) {
   EXPECT_EQ(two.dp(), 1);
 }
 
-TEST(PlanConfig, SettingsOfARunInAPlansWords) {
+TEST(PlanConfig, ConvertsSettingsOfARun) {
   planner::Settings settings;
   const auto take = [&](const char* name, const char* text) {
     take_run_setting(name, text, settings);
   };
   take("zero", "0");
-  take("dp", "0");              // as many as there are ranks
-  take("order", "sequential");  // of samples; a plan's is of axes
-  take("metrics", "x.jsonl");   // no plan asks for it
+  take("dp", "0");              // derived from the number of ranks
+  take("order", "sequential");  // order of samples; in a plan it is of axes
+  take("metrics", "x.jsonl");   // a plan does not have it
   take("bucket-mb", "1.5");
   take("micro-batch", "4");
   EXPECT_TRUE(settings.has("zero"));
@@ -140,7 +139,7 @@ TEST(PlanConfig, SettingsOfARunInAPlansWords) {
   EXPECT_EQ(question.micro_batch, 4);
 }
 
-TEST(ImportDeepSpeed, UnknownKeysAreNamedWithTheNearOne) {
+TEST(ImportDeepSpeed, ReportsUnknownKeysWithASuggestion) {
   const Imported got = deepspeed(R"({"gradient_cliping": 1, "zero_optimization": {"stge": 1}})");
   ASSERT_NE(find_note(got, "gradient_cliping"), nullptr);
   EXPECT_EQ(find_note(got, "gradient_cliping")->fate, Fate::unknown);
@@ -149,7 +148,7 @@ TEST(ImportDeepSpeed, UnknownKeysAreNamedWithTheNearOne) {
   EXPECT_TRUE(contains(find_note(got, "zero_optimization.stge")->text, "stage"));
 }
 
-TEST(ImportDeepSpeed, BatchSizesThatContradictAreRefusedWithTheNumbers) {
+TEST(ImportDeepSpeed, RefusesContradictingBatchSizes) {
   const std::string sizes =
       R"({"train_batch_size": 100, "train_micro_batch_size_per_gpu": 3,
           "gradient_accumulation_steps": 8})";
@@ -163,8 +162,8 @@ TEST(ImportDeepSpeed, BatchSizesThatContradictAreRefusedWithTheNumbers) {
   EXPECT_THROW(deepspeed("[]"), DataError);
 }
 
-// Whichever two or three of the sizes are given, what follows multiplies up.
-TEST(ImportDeepSpeed, SizesOfABatchMultiplyUp) {
+// For any two or three given sizes, the derived ones have the right product.
+TEST(ImportDeepSpeed, DerivesMissingBatchSizes) {
   for (int micro : {0, 1, 3}) {
     for (int accumulation : {0, 1, 4}) {
       for (int ranks : {0, 1, 6}) {
@@ -187,7 +186,7 @@ TEST(ImportDeepSpeed, SizesOfABatchMultiplyUp) {
   }
 }
 
-TEST(ImportDeepSpeed, SaysWhatIsLeftToGive) {
+TEST(ImportDeepSpeed, ReportsWhatTheUserMustSet) {
   const Imported got = deepspeed(R"({"fp16": {"enabled": true, "initial_scale_power": 16},
       "elasticity": {"enabled": true, "min_gpus": 2, "max_gpus": 8}})");
   ASSERT_NE(find_note(got, "the model"), nullptr);
@@ -195,13 +194,13 @@ TEST(ImportDeepSpeed, SaysWhatIsLeftToGive) {
   ASSERT_NE(find_note(got, "elasticity.enabled"), nullptr);
   EXPECT_TRUE(contains(find_note(got, "elasticity.enabled")->text, "--max-restarts"));
   EXPECT_NE(find_note(got, "fp16.initial_scale_power"), nullptr) << "without quotes";
-  // What a terminal would obey is not repeated.
+  // Control characters are not printed.
   const Imported odd = deepspeed("{\"fp16\": {\"\\u001b[2J\": 1}}");
   for (const ImportNote& note : odd.notes()) EXPECT_FALSE(contains(note.key, "\x1b"));
 }
 
-// Each row of the table is reached by its own path, and no path has two.
-TEST(ImportDeepSpeed, EveryKeyOfTheTableIsKnown) {
+// Each row of the table is found by its path, and paths are unique.
+TEST(ImportDeepSpeed, KnowsEveryKeyOfTheTable) {
   std::vector<std::string> seen;
   for (const DeepSpeedKey& key : kDeepSpeedKeys) {
     EXPECT_EQ(std::count(seen.begin(), seen.end(), key.path), 0) << key.path;
@@ -210,14 +209,15 @@ TEST(ImportDeepSpeed, EveryKeyOfTheTableIsKnown) {
     std::string pointer = "/" + std::string(key.path);
     std::replace(pointer.begin(), pointer.end(), '.', '/');
     config[nlohmann::json::json_pointer(pointer)] = "auto";
-    const Imported got = deepspeed(config.dump());  // a temporary would not live through the loop
+    const Imported got =
+        deepspeed(config.dump());  // a temporary would be destroyed before the loop
     for (const ImportNote& note : got.notes()) {
       EXPECT_NE(note.fate, Fate::unknown) << note.key;
     }
   }
 }
 
-TEST(ImportDeepSpeed, MicsAreReplicas) {
+TEST(ImportDeepSpeed, ImportsMicsAsReplicas) {
   const std::string mics = R"({"zero_optimization": {"stage": 3, "mics_shard_size": 8}})";
   const Axes axes = deepspeed(mics, 64).settings().axes;
   EXPECT_EQ(axes.dp(), 64);
@@ -262,7 +262,7 @@ const std::vector<std::string> kGpt = {"--num-layers",
                                        "--recompute-activations",
                                        "--use-flash-attn"};
 
-TEST(ImportMegatron, SettingsOfAUsualRun) {
+TEST(ImportMegatron, ImportsATypicalRun) {
   const Imported got = import_megatron(kGpt, 8);
   const planner::RunSettings& s = got.settings();
   EXPECT_EQ(s.layers, 24);
@@ -274,7 +274,7 @@ TEST(ImportMegatron, SettingsOfAUsualRun) {
   EXPECT_EQ(s.axes.dp(), 4);
   EXPECT_EQ(s.global_batch, 64);
   EXPECT_EQ(s.micro_batch, 4);
-  EXPECT_EQ(s.zero, 1);  // not 2: its gradients stay whole
+  EXPECT_EQ(s.zero, 1);  // not 2: its gradients are not sharded
   EXPECT_EQ(s.layout, "bf16-fp32grad");
   EXPECT_TRUE(s.overlap_grad_reduce);
   EXPECT_FALSE(s.overlap_param_gather);
@@ -287,7 +287,7 @@ TEST(ImportMegatron, SettingsOfAUsualRun) {
   EXPECT_TRUE(got.complete());
 }
 
-TEST(ImportMegatron, PlansAsItWasImported) {
+TEST(ImportMegatron, PlansTheImportedSettings) {
   TESSERA_NEEDS_TOML();
   const planner::Question q = planned(import_megatron(kGpt, 8));
   EXPECT_EQ(q.model.layers, 24);
@@ -299,7 +299,7 @@ TEST(ImportMegatron, PlansAsItWasImported) {
   EXPECT_EQ(q.layout.name, "bf16-fp32grad");
 }
 
-TEST(ImportMegatron, ModelsByNameAndByFolder) {
+TEST(ImportMegatron, ImportsModelsByNameAndByFolder) {
   std::vector<std::string> llama = {"--num-layers",
                                     "32",
                                     "--hidden-size",
@@ -327,7 +327,7 @@ TEST(ImportMegatron, ModelsByNameAndByFolder) {
   EXPECT_TRUE(other.model->swiglu);
 }
 
-TEST(ImportMegatron, WhatIsUnknownOrMissingIsNamed) {
+TEST(ImportMegatron, ReportsUnknownAndMissingFlags) {
   const Imported got = import_megatron(
       {"--tensor-model-paralel-size", "8", "--num-experts", "8", "--context-parallel-size", "1"},
       0);
@@ -344,7 +344,7 @@ TEST(ImportMegatron, WhatIsUnknownOrMissingIsNamed) {
                UsageError);
 }
 
-TEST(ImportMegatron, StagesOfItsStrategies) {
+TEST(ImportMegatron, ImportsShardingStrategiesAsStages) {
   int stage = 0;
   for (const char* name : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
     EXPECT_EQ(import_megatron({"--data-parallel-sharding-strategy", name}, 0).settings().zero,
@@ -352,7 +352,7 @@ TEST(ImportMegatron, StagesOfItsStrategies) {
   }
 }
 
-TEST(ImportMegatron, InstancesOfItsOptimizerAreReplicas) {
+TEST(ImportMegatron, ImportsOptimizerInstancesAsReplicas) {
   const Axes axes =
       import_megatron({"--use-distributed-optimizer", "--num-distributed-optimizer-instances", "4"},
                       16)
@@ -362,8 +362,8 @@ TEST(ImportMegatron, InstancesOfItsOptimizerAreReplicas) {
   EXPECT_EQ(axes.size(Axis::dp_replicate), 4);
 }
 
-// Mutations of real inputs: answered, or refused with one of our errors; and what is answered is a
-// file that reads back to the same.
+// Mutations of real inputs are converted or refused with a tessera::Error, and a converted file
+// reads back to the same settings.
 class ImportFuzz {
  public:
   std::string mutate(std::string text) {

@@ -1,4 +1,4 @@
-// What tessera plan --sweep and the topics of tessera explain answer, as a user calls them.
+// tessera plan --sweep and the topics of tessera explain as a user runs them.
 
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ TEST(PlanAnswers, Sweeps) {
   const auto json = tessera({"plan", "--zero", "1", "--sweep", "dp=1..8", "--json"}).json();
   ASSERT_EQ(json["sweep"].size(), 4U);
   EXPECT_EQ(json["sweep"][3]["plan"]["question"]["dp"], 8);
-  // What cannot be is named, and the rest is there.
+  // Reports impossible values, and plans the rest.
   const Answer some = tessera({"plan", "--sweep", "tp=1..8"});
   EXPECT_EQ(some.status, 0);
   EXPECT_TRUE(contains(some.out, "does not divide 25 heads")) << some.out;

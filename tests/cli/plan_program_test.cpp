@@ -1,4 +1,4 @@
-// tessera plan, as a user calls it.
+// tessera plan as a user runs it.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ Answer plan(std::vector<std::string> arguments) {
   return tessera(std::move(arguments));
 }
 
-// A file that lives as long as the test.
+// File that exists as long as the test.
 class TextFile {
  public:
   explicit TextFile(const std::string& text) {
@@ -39,7 +39,7 @@ class TextFile {
   std::string path_;
 };
 
-TEST(PlanProgram, WithoutFlagsItPlansSomething) {
+TEST(PlanProgram, PlansWithoutFlags) {
   const Answer text = plan({});
   EXPECT_EQ(text.status, 0) << text.err;
   for (const char* part : {"Parameters", "Memory of a rank (h100)", "Time of a step", "Bound by"}) {
@@ -102,7 +102,7 @@ TEST(PlanProgram, FlagsAndLinesAgree) {
   EXPECT_EQ(answers[4], flags.json());
   for (const std::size_t bad : {1U, 2U, 3U}) EXPECT_TRUE(answers[bad].contains("error"));
   EXPECT_TRUE(contains(answers[3]["error"].get<std::string>(), "did you mean model?"));
-  // Flags stand in for what a line leaves out; --json changes nothing.
+  // Flags are the defaults of a line; --json has no effect.
   const TextFile short_row("{\"dp\":4}\n");
   const auto answer =
       plan({"--questions", short_row.path(), "--json", "--model", "gpt2-124m"}).json();
@@ -110,8 +110,8 @@ TEST(PlanProgram, FlagsAndLinesAgree) {
   EXPECT_EQ(answer["question"]["dp"], 4);
 }
 
-// Input may be endless: at most the longest question is held.
-TEST(PlanProgram, AQuestionHasALongestLine) {
+// Input may be infinite: at most the longest question is buffered.
+TEST(PlanProgram, RefusesTooLongQuestions) {
   const std::string row = R"({"model":"gpt2-124m"})";
   const std::string longest = row + std::string((64 << 10) - row.size(), ' ');
   const TextFile good(longest + "\n" + row);
@@ -140,7 +140,7 @@ TEST(PlanProgram, Search) {
   EXPECT_TRUE(contains(across.out, "rows 1, 2: tp goes across hosts")) << across.out;
 }
 
-TEST(PlanProgram, ReplicasHaveRowsOfTheirOwn) {
+TEST(PlanProgram, ReportsReplicasInTheirOwnRows) {
   const std::vector<std::string> words = {"--model", "llama3-8b", "--hardware",    "a100-80",
                                           "--dp",    "64",        "--recompute",   "full",
                                           "--zero",  "3",         "--dp-replicate"};
@@ -169,7 +169,7 @@ TEST(PlanProgram, Limits) {
   EXPECT_TRUE(contains(plan({"--max-model"}).out, "Largest model"));
 }
 
-TEST(PlanProgram, MegatronsAccount) {
+TEST(PlanProgram, CountsLikeMegatron) {
   const Answer text = plan({"--model", "gpt2-xl", "--convention", "megatron"});
   for (const char* part : {"1.47", "0.08", "1.5554", "26699.47"}) {
     EXPECT_TRUE(contains(text.out, part)) << text.out;
@@ -192,7 +192,7 @@ TEST(PlanProgram, Score) {
   EXPECT_TRUE(json["mean_error"].is_number());
 }
 
-TEST(PlanProgram, OwnHardware) {
+TEST(PlanProgram, AcceptsUserDefinedHardware) {
   const TextFile own("[mine]\nlike = \"h100\"\nmemory = \"24GB\"\n");
   EXPECT_TRUE(contains(plan({"--hardware-file", own.path(), "--list-hardware"}).out, "mine"));
   const auto json = plan({"--hardware-file", own.path(), "--hardware", "mine", "--json"}).json();
@@ -200,7 +200,7 @@ TEST(PlanProgram, OwnHardware) {
   EXPECT_TRUE(contains(plan({"--list-models"}).out, "llama3.1-405b"));
 }
 
-TEST(PlanProgram, ASizeAloneIsNotSaidToFit) {
+TEST(PlanProgram, ReportsAnEstimateForAParameterCount) {
   const Answer text = plan({"--params", "13B", "--dp", "8", "--zero", "2"});
   EXPECT_TRUE(contains(text.out, "estimates (~) for a GPT of")) << text.out;
   EXPECT_TRUE(contains(text.out, "fits, by this estimate")) << text.out;
@@ -254,7 +254,7 @@ TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
   }
 }
 
-// One line that says what is wrong, and one where to look; nothing else.
+// One line with the error and one with the help command; nothing else.
 TEST(PlanProgram, BadInputGetsOneClearLine) {
   const TextFile foreign("[m\xc3\xa4x]\nlike = \"h100\"\n"), value("[mine]\nmemory = \xc3\xa4\n"),
       infinite("[mine]\nlike = \"h100\"\nmemory = inf\n"),
@@ -350,13 +350,13 @@ TEST(PlanProgram, HelpHasEveryFlag) {
   }
 }
 
-TEST(PlanProgram, SizesThatAreLeftOutAreNamed) {
+TEST(PlanProgram, NamesMissingSizes) {
   const auto said = plan({"--layers", "10"});
   EXPECT_EQ(said.status, 2);
   EXPECT_TRUE(contains(said.err, "--hidden is not given")) << said.err;
 }
 
-TEST(PlanProgram, OfASizeAloneSaysWhatIsSentBesides) {
+TEST(PlanProgram, ReportsUnknownTrafficForAParameterCount) {
   const char* words = "tp and pp send activations, unknown";
   EXPECT_TRUE(contains(plan({"--params", "7B", "--tp", "8", "--dp", "2"}).out, words));
   EXPECT_TRUE(contains(plan({"--params", "7B", "--pp", "4"}).out, words));

@@ -1,4 +1,4 @@
-// What `tessera train` finds wrong before it starts ranks: told once, at once, and without waiting.
+// Errors that `tessera train` reports before it starts ranks: once, and without blocking.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -51,7 +51,7 @@ class Preflight : public ::testing::Test {
     return words;
   }
 
-  // Refused with this status: one message, by no rank, that has all the parts.
+  // Expects this status and one message, not from a rank, that contains all the parts.
   static void expect_refused(const Words& words, int status, const Words& parts) {
     Words all = {"train", "--steps", "1", "--ranks", "2"};
     all.insert(all.end(), words.begin(), words.end());
@@ -69,7 +69,7 @@ class Preflight : public ::testing::Test {
   const std::string folder = temporary_.path;
 };
 
-TEST_F(Preflight, FilesThatAreNone) {
+TEST_F(Preflight, RefusesPathsThatAreNotFiles) {
   TESSERA_NEEDS_TOML();
   const std::string waiting = pipe("pipe");
   expect_refused({"--config", folder}, 2, {"--config: ", "is a folder; must be a TOML file"});
@@ -89,7 +89,7 @@ TEST_F(Preflight, FilesThatAreNone) {
                  {"--hardware-file: ", "is a folder"});
 }
 
-TEST_F(Preflight, SettingsThatCannotBe) {
+TEST_F(Preflight, RefusesInvalidSettings) {
   TESSERA_NEEDS_TOML();
   expect_refused({"--config", file("near.toml", "[batch]\nmicro_bach = 3\n")}, 2,
                  {"line 2", "did you mean micro-batch?"});
@@ -101,13 +101,13 @@ TEST_F(Preflight, SettingsThatCannotBe) {
   expect_refused({"--seq", "1"}, 2, {"--seq is 1"});
 }
 
-TEST_F(Preflight, ADeviceThatIsNotThere) {
-  // The same question that the program asks LibTorch; a driver of no GPU answers it with none.
+TEST_F(Preflight, RefusesAMissingDevice) {
+  // Needs a machine without a GPU.
   if (fs::exists("/dev/nvidia0")) GTEST_SKIP() << "there is a GPU here";
   expect_refused({"--device", "cuda"}, 2, {"--device: got cuda", "must be cpu"});
 }
 
-TEST_F(Preflight, WhatCannotBeResumed) {
+TEST_F(Preflight, RefusesFoldersWithoutACheckpoint) {
   const std::string wanted = "must be the folder of a checkpoint";
   fs::create_directory(path("empty"));
   expect_refused({"--resume", path("gone")}, 2, {"--resume: ", "is missing", wanted});
@@ -117,7 +117,7 @@ TEST_F(Preflight, WhatCannotBeResumed) {
   expect_refused({"--resume", pipe("pipe")}, 2, {"is a pipe", wanted});
 }
 
-TEST_F(Preflight, ARunsFolderIsResumedFromItsNewestCheckpoint) {
+TEST_F(Preflight, ResumesFromTheNewestCheckpoint) {
   const std::string runs = path("runs");
   const Outcome first =
       run(small({"--ranks", "2", "--steps", "4", "--save", runs, "--save-every", "2"}));
@@ -126,7 +126,7 @@ TEST_F(Preflight, ARunsFolderIsResumedFromItsNewestCheckpoint) {
   EXPECT_EQ(more.status, 0) << more.err;
   EXPECT_TRUE(contains(more.err, "resumed after step 4")) << more.err;
 
-  // Fewer steps than were done, another model, and a folder that has later checkpoints.
+  // Fewer steps than done, another model, and a folder with later checkpoints.
   const auto refused = [&](const Words& words, const Words& parts) {
     Words all = small(words);
     all.erase(all.begin());
@@ -143,15 +143,15 @@ TEST_F(Preflight, ARunsFolderIsResumedFromItsNewestCheckpoint) {
   EXPECT_EQ(done.status, 0) << done.err;
   EXPECT_TRUE(contains(done.err, "nothing is left to train")) << done.err;
 
-  // A damaged one is passed over for an older one, as `tessera checkpoint` does.
+  // A damaged checkpoint is skipped for an older one, as in `tessera checkpoint`.
   fs::remove(runs + "/step-00000004/manifest.json");
   const Outcome older = run(small({"--ranks", "1", "--steps", "4", "--resume", runs}));
   EXPECT_EQ(older.status, 0) << older.err;
   EXPECT_TRUE(contains(older.err, "resumed after step 2")) << older.err;
 }
 
-// The ranks of a launcher all find the same wrong: one of them tells, and all have the status.
-TEST_F(Preflight, RanksOfALauncherTellOnce) {
+// All ranks of a launcher find the same error: one reports it, and all have the status.
+TEST_F(Preflight, RanksOfALauncherReportErrorsOnce) {
   for (const Words& wrong : {Words{"--zero", "4"}, Words{"--data", path("gone")}}) {
     Words words = {"run", "--ranks", "3", "--", TESSERA_PROGRAM, "train"};
     words.insert(words.end(), wrong.begin(), wrong.end());
@@ -165,7 +165,7 @@ TEST_F(Preflight, RanksOfALauncherTellOnce) {
   EXPECT_EQ(times_in(outcome.out, "micro-batch = "), 1u) << outcome.out;
 }
 
-TEST_F(Preflight, TablesOfALaunchersRanksComeOnce) {
+TEST_F(Preflight, RanksOfALauncherPrintTablesOnce) {
   Words words = small({"--steps", "2"});
   words.insert(words.begin(), {"run", "--ranks", "2", "--", TESSERA_PROGRAM});
   const Outcome outcome = run(words);
@@ -174,10 +174,10 @@ TEST_F(Preflight, TablesOfALaunchersRanksComeOnce) {
   EXPECT_EQ(times_in(outcome.out, "bytes sent per rank and step"), 1u) << outcome.out;
 }
 
-TEST_F(Preflight, MetricsGoToAPipeAndToStdout) {
+TEST_F(Preflight, WritesMetricsToAPipeAndToStdout) {
   const std::string lines = pipe("pipe");
   Capture out, err;
-  // The reader is there first, and must see one stream to its end.
+  // The reader starts first and must see one stream to its end.
   const int status =
       execute({"/bin/sh", "-c",
                "cat \"$1\" > \"$2\" & reader=$!; "
@@ -200,7 +200,7 @@ TEST_F(Preflight, MetricsGoToAPipeAndToStdout) {
 }
 
 TEST_F(Preflight, HelpShowsTheDefaultsOfFlags) {
-  // What stands behind the flag in its line, however this CLI11 writes a default.
+  // Returns the text after the flag, independent of how CLI11 formats a default.
   const auto shown = [](const Outcome& help, const std::string& flag) {
     EXPECT_EQ(help.status, 0) << help.err;
     EXPECT_FALSE(contains(help.out, "{false}")) << help.out;
@@ -214,8 +214,8 @@ TEST_F(Preflight, HelpShowsTheDefaultsOfFlags) {
   EXPECT_TRUE(contains(shown(plan, "--no-overlap-grad-reduce"), "true")) << plan.out;
 }
 
-// Which there are is known to tests/train/idle_settings_test.cpp.
-TEST_F(Preflight, SettingsThatChangeNothingAreWarnedOfOnce) {
+// tests/train/idle_settings_test.cpp tests which settings these are.
+TEST_F(Preflight, WarnsOnceOfSettingsWithoutEffect) {
   const Outcome outcome =
       run(small({"--steps", "1", "--ranks", "2", "--chunks", "2", "--no-prefetch"}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;

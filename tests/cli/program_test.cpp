@@ -1,4 +1,4 @@
-// The programs themselves, as a user calls them.
+// The programs as a user runs them.
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -60,7 +60,7 @@ TEST(Program, MistakesAreStatus2WithASuggestionAndNothingOnStdout) {
   }
 }
 
-TEST(Program, AFullDiskBehindStdoutIsTold) {
+TEST(Program, ReportsAFullDiskBehindStdout) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   for (const char* words : {"--help", "--version", "plan --help", "plan --list-models",
                             "explain zero", "completion bash", "import deepspeed --help"}) {
@@ -72,8 +72,8 @@ TEST(Program, AFullDiskBehindStdoutIsTold) {
   }
 }
 
-// Or whatever the program opens next would be written to as its standard error.
-TEST(Program, NoFileTakesThePlaceOfAClosedDescriptor) {
+// Otherwise the next file that the program opens would receive its standard error.
+TEST(Program, ReservesClosedStandardDescriptors) {
   Capture out, err;
   const std::string look = "readlink /proc/$PPID/fd/0 /proc/$PPID/fd/2";
   const int status = execute(
@@ -83,14 +83,14 @@ TEST(Program, NoFileTakesThePlaceOfAClosedDescriptor) {
   EXPECT_EQ(out.text(), "[0] /dev/null\n[0] /dev/null\n");
 }
 
-TEST(Program, CompletionKnowsTheCommands) {
+TEST(Program, CompletesCommands) {
   const Outcome script = tessera({"completion", "bash"});
   EXPECT_EQ(script.status, 0);
   for (const std::string& name : command_names()) EXPECT_TRUE(contains(script.out, name));
 }
 
-// As bash calls it: the words so far, and the last of them to be completed.
-TEST(Program, CompletionKnowsCommandsBelowAndTheirOptions) {
+// As bash calls it: the words so far; the last one is to be completed.
+TEST(Program, CompletesSubcommandsAndOptions) {
   const std::string script = tessera({"completion", "bash"}).out;
   const auto completed = [&](const std::string& words) {
     Capture out, err;
@@ -109,8 +109,8 @@ TEST(Program, CompletionKnowsCommandsBelowAndTheirOptions) {
   EXPECT_EQ(completed("completion z"), "zsh ");
 }
 
-TEST(Program, WithoutTheTorchProgramItSaysSoAndRunsPrograms) {
-  // A copy alone in a folder has no sibling to execute.
+TEST(Program, RunsProgramsWithoutTheTorchProgram) {
+  // A copy in its own folder has no sibling to execute.
   const TemporaryFolder folder;
   const std::string copy = folder / "tessera";
   std::filesystem::copy_file(TESSERA_PROGRAM, copy);
@@ -121,8 +121,8 @@ TEST(Program, WithoutTheTorchProgramItSaysSoAndRunsPrograms) {
   EXPECT_EQ(execute({copy, "run", "-n", "2", "--", "true"}, out, err), 0) << err.text();
 }
 
-// The loader alone would name one library, and not what to do.
-TEST(Program, LibrariesThatAreMissingAreNamedWithWhatToDo) {
+// The loader itself would name one library and no remedy.
+TEST(Program, ReportsMissingLibrariesWithARemedy) {
   std::ifstream program(TESSERA_PROGRAM, std::ios::binary);
   const std::string whole{std::istreambuf_iterator<char>(program), {}};
   const std::string known = "libstdc++.so.6";
@@ -150,13 +150,13 @@ TEST(Program, LibrariesThatAreMissingAreNamedWithWhatToDo) {
   }
 }
 
-// A file with a job's secret, as the message says to make one.
+// File with the secret of a job, created as the message describes.
 class SecretFile {
  public:
   SecretFile() {
     path_ = (std::filesystem::temp_directory_path() / "tessera-secret-XXXXXX").string();
     const Fd fd(::mkstemp(path_.data()));
-    const std::string bytes = path_ + path_;  // of its own, and long enough
+    const std::string bytes = path_ + path_;  // unique and long enough
     EXPECT_EQ(::write(fd.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
   }
   ~SecretFile() { std::filesystem::remove(path_); }
@@ -197,7 +197,7 @@ TEST(Program, RunStartsRanksThatReachTheStore) {
 }
 
 // Programs that join through torch.distributed's env:// need a port that rank 0 can listen on.
-TEST(Program, RunLeavesTheMastersPortToRankZero) {
+TEST(Program, RunLeavesTheMasterPortToRank0) {
   const Outcome run =
       tessera({"run", "-n", "1", "--", "python3", "-c",
                "import os, socket; s = socket.socket(); "
@@ -208,7 +208,7 @@ TEST(Program, RunLeavesTheMastersPortToRankZero) {
   EXPECT_TRUE(contains(run.out, "agent: False listens")) << run.out;
 }
 
-TEST(Program, TheSecretIsInADescriptorAndNowhereElse) {
+TEST(Program, PassesTheSecretOnlyInADescriptor) {
   const Outcome run = tessera(
       {"run", "-n", "2", "--", "bash", "-c",
        "hex() { od -An -v -tx1 | tr -d ' \\n'; };"
@@ -264,7 +264,7 @@ TEST_F(TorchProgram, RunReturnsTheStatusAndRefusesMistakes) {
   }
 }
 
-// What a rank of any of these jobs does: meet the others and add.
+// Work of a rank in these jobs: connect to the others and sum.
 const std::vector<std::string> kBench = {
     TESSERA_PROGRAM, "bench", "comm", "--ops", "all_reduce", "--sizes", "1KiB", "--repeat", "2"};
 
@@ -290,7 +290,7 @@ Outcome shell(const std::string& script) {
   return {status, out.text(), err.text()};
 }
 
-TEST_F(TorchProgram, RanksOfTwoNodesMeetIfTheyHaveTheSameSecret) {
+TEST_F(TorchProgram, RanksOfTwoNodesConnectWithTheSameSecret) {
   const SecretFile secret, other;
   const auto node = [&](int rank, int port, const SecretFile& file) {
     return in_shell({TESSERA_PROGRAM, "run", "-n", "1", "--nodes", "2", "--node-rank",
@@ -308,7 +308,7 @@ TEST_F(TorchProgram, RanksOfTwoNodesMeetIfTheyHaveTheSameSecret) {
   EXPECT_TRUE(contains(bad.err, "refuses rank 1")) << bad.err;
 }
 
-TEST_F(TorchProgram, RanksStartedByHandMeetAndUseAFileIfTheyAreTold) {
+TEST_F(TorchProgram, RanksStartedByHandConnectAndUseASecretFile) {
   const SecretFile secret;
   for (const std::string& more : {std::string(), "TESSERA_SECRET_FILE=" + secret.path() + " "}) {
     const std::string common =
@@ -320,7 +320,7 @@ TEST_F(TorchProgram, RanksStartedByHandMeetAndUseAFileIfTheyAreTold) {
     EXPECT_TRUE(contains(run.out, "all_reduce")) << run.out;
     EXPECT_FALSE(contains(run.err, "warning")) << run.err;
   }
-  // Where nobody says that all are on this host, the lack of a secret is told, once.
+  // If the ranks may be on several hosts, the missing secret is reported once.
   const std::string common =
       "WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 MASTER_ADDR=$(hostname) MASTER_PORT=" +
       std::to_string(free_port()) + " TESSERA_INTERFACE=lo ";
@@ -335,8 +335,8 @@ TEST_F(TorchProgram, RanksStartedByHandMeetAndUseAFileIfTheyAreTold) {
   EXPECT_EQ(open.err.find(warning), open.err.rfind(warning));
 }
 
-// A rank that waits for the others has nothing to save: a signal ends it at once.
-TEST_F(TorchProgram, ARankThatWaitsForOthersEndsByASignal) {
+// A rank that waits for the others has nothing to save: a signal ends it immediately.
+TEST_F(TorchProgram, SignalEndsARankThatWaitsForOthers) {
   const SecretFile secret;
   for (const int number : {SIGTERM, SIGINT}) {
     sockaddr_in address{};
@@ -359,7 +359,7 @@ TEST_F(TorchProgram, ARankThatWaitsForOthersEndsByASignal) {
       ::execl(TESSERA_PROGRAM, TESSERA_PROGRAM, "train", "--steps", "1", nullptr);
       return 127;
     });
-    // It has come as far as the store, which never answers.
+    // It has connected to the store, which never answers.
     pollfd entry{store.get(), POLLIN, 0};
     ASSERT_EQ(::poll(&entry, 1, static_cast<int>(kHang * 1000)), 1) << err.text();
     const Fd connection(::accept4(store.get(), nullptr, nullptr, SOCK_CLOEXEC));

@@ -1,4 +1,4 @@
-// tessera simulate, as a user calls it.
+// tessera simulate as a user runs it.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ json simulate_json(std::vector<std::string> arguments) {
   return json::parse(answer.out);
 }
 
-// A file that is gone after the test.
+// File that is removed after the test.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& name)
@@ -50,7 +50,7 @@ class TemporaryFile {
   std::filesystem::path path_;
 };
 
-TEST(Simulate, TheWorkedExample) {
+TEST(Simulate, MatchesTheWorkedExample) {
   const std::vector<std::string> pipeline = {"--pp",      "2",     "--grad-accum", "8",
                                              "--forward", "120ms", "--backward",   "220ms"};
   EXPECT_NEAR(simulate_json(pipeline)["step"], 3.060, 1e-9);
@@ -65,8 +65,8 @@ TEST(Simulate, TheWorkedExample) {
   EXPECT_NEAR(sum, time["step"], 1e-9);
 }
 
-// Given times are computing times; the collectives of tp take what is said of them.
-TEST(Simulate, GivenTimesOfTensorParallelism) {
+// Given times are computing times; --tp-time is the time of the tp collectives.
+TEST(Simulate, UsesGivenTimesOfTensorParallelism) {
   std::vector<std::string> given = {"--tp",      "5",    "--grad-accum", "2",
                                     "--forward", "10ms", "--backward",   "20ms"};
   EXPECT_NEAR(simulate_json(given)["step"], 0.060, 1e-9);
@@ -78,7 +78,7 @@ TEST(Simulate, GivenTimesOfTensorParallelism) {
   EXPECT_NEAR(answer["time"]["tp"], 0.016, 1e-9);
   EXPECT_NEAR(answer["time"]["compute"], 0.060, 1e-9);
   EXPECT_EQ(simulate(given).out.find(hint), std::string::npos);
-  // Chunks share it, and a pipeline's stages each have it.
+  // Chunks share the time, and each stage of a pipeline has it.
   given.insert(given.end(), {"--pp", "2", "--chunks", "2"});
   EXPECT_NEAR(simulate_json(given)["time"]["tp"], 0.016, 1e-9);
   for (const auto& [words, said] :
@@ -90,8 +90,8 @@ TEST(Simulate, GivenTimesOfTensorParallelism) {
   }
 }
 
-// A step that no device has the memory for is not shown as if it could be taken.
-TEST(Simulate, SaysWhatDoesNotFit) {
+// A step that does not fit into memory is reported as such.
+TEST(Simulate, ReportsWhatDoesNotFit) {
   const json large = simulate_json({"--model", "llama2-7b", "--dp", "8"});
   EXPECT_FALSE(large["fits"].get<bool>());
   EXPECT_GT(large["memory"].get<double>(), large["memory_usable"].get<double>());
@@ -102,11 +102,11 @@ TEST(Simulate, SaysWhatDoesNotFit) {
   const json small = simulate_json({"--model", "llama2-7b", "--dp", "8", "--zero", "1"});
   EXPECT_TRUE(small["fits"].get<bool>());
   EXPECT_FALSE(small.contains("remedy"));
-  // Times that were given are of no model.
+  // Given times have no model.
   const std::vector<std::string> given = {"--forward", "1ms",     "--backward",
                                           "2ms",       "--model", "llama2-7b"};
   EXPECT_FALSE(simulate_json(given).contains("fits"));
-  // In a sweep, size by size: sharded state fits from some size on.
+  // In a sweep, per size: sharded state fits from some size on.
   const std::vector<std::string> sweep = {"--model", "llama2-7b", "--zero",
                                           "1",       "--sweep",   "dp=1..8"};
   const json rows = simulate_json(sweep)["sweep"];
@@ -145,7 +145,7 @@ TEST(Simulate, SixteenThousandRanks) {
   EXPECT_EQ(simulate_json(rough), slow);  // the same seed, the same run
 }
 
-TEST(Simulate, SweepWithPicture) {
+TEST(Simulate, SweepsWithAPlot) {
   const TemporaryFile picture("-sweep.svg");
   const json answer = simulate_json({"--model", "gpt2-xl", "--micro-batch", "4", "--sweep",
                                      "dp=1..4096", "--svg", picture.path()});
@@ -156,12 +156,12 @@ TEST(Simulate, SweepWithPicture) {
   EXPECT_FALSE(answer["comparison"].get<std::string>().empty());
   EXPECT_EQ(picture.text().rfind("<svg", 0), 0U);
   EXPECT_EQ(picture.text().substr(picture.text().size() - 7), "</svg>\n");
-  // Sizes that cannot be are told, and the others go on: 25 heads do not divide.
+  // Reports impossible sizes (25 heads are not divisible) and simulates the others.
   const json odd = simulate_json({"--model", "gpt2-xl", "--sweep", "tp=1..2"});
   EXPECT_TRUE(odd["sweep"][1].contains("error"));
 }
 
-TEST(Simulate, SweepOfReplicas) {
+TEST(Simulate, SweepsReplicas) {
   const json answer =
       simulate_json({"--model", "llama3-8b", "--hardware", "a100-80", "--dp", "64", "--zero", "3",
                      "--recompute", "full", "--sweep", "dp-replicate=1..8"});
@@ -199,7 +199,7 @@ TEST(Simulate, Failures) {
               5 * failures["goodput_error"].get<double>());
 }
 
-TEST(Simulate, TextSaysTheSame) {
+TEST(Simulate, TextHasTheSameFigures) {
   const Outcome answer = simulate({"--model", "gpt2-xl", "--dp", "8", "--mtbf", "50000h"});
   EXPECT_EQ(answer.status, 0);
   for (const char* word : {"Step", "bubble", "waiting for dp", "goodput", "pp rank"}) {

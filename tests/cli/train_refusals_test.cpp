@@ -1,4 +1,4 @@
-// `tessera train` as a user calls it: what it refuses, what it stops at, and how it says so.
+// `tessera train` as a user runs it: refusals, failures and their messages.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -17,13 +17,13 @@
 namespace tessera::cli {
 namespace {
 
-TEST_F(Train, WithoutCommunicationItSaysSo) {
+TEST_F(Train, WarnsWithoutCommunication) {
   const Outcome outcome = tessera(small({"--comm", "off", "--zero", "2"}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "NOT SYNCHRONIZED"));
 }
 
-TEST_F(Train, TheMemoryLimitIsAnErrorWithTheLedger) {
+TEST_F(Train, ExceedingTheMemoryLimitPrintsTheLedger) {
   const Outcome outcome = tessera(small({"--memory-limit", "100kB", "--ranks", "1"}));
   EXPECT_EQ(outcome.status, 1);
   for (const char* part :
@@ -32,7 +32,7 @@ TEST_F(Train, TheMemoryLimitIsAnErrorWithTheLedger) {
   }
 }
 
-TEST_F(Train, TheMemoryLimitOfSeveralRanksIsToldOnce) {
+TEST_F(Train, ReportsTheMemoryLimitOfSeveralRanksOnce) {
   const Outcome outcome = tessera(small({"--memory-limit", "100KiB", "--ranks", "2"}));
   EXPECT_EQ(outcome.status, 1);
   for (const char* part : {": out of memory", "To fit, use", "--memory-limit"}) {
@@ -42,7 +42,7 @@ TEST_F(Train, TheMemoryLimitOfSeveralRanksIsToldOnce) {
   }
 }
 
-TEST_F(Train, AFullDiskBehindStdoutIsAnErrorAtTheEnd) {
+TEST_F(Train, FailsAtTheEndIfStdoutIsFull) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   for (const char* ranks : {"1", "2"}) {
     const std::filesystem::path saved = folder / str("run", ranks);
@@ -57,11 +57,11 @@ TEST_F(Train, AFullDiskBehindStdoutIsAnErrorAtTheEnd) {
   }
 }
 
-TEST_F(Train, GradientsThatAreNotFinite) {
-  // A learning rate that throws the parameters out of the range of numbers.
+TEST_F(Train, HandlesNonFiniteGradients) {
+  // A learning rate that makes the parameters overflow.
   const Words wild = {"--lr",        "1000", "--clip",     "0", "--warmup", "0",
                       "--optimizer", "sgd",  "--momentum", "0", "--steps",  "30"};
-  // Every mesh names the layer or the tensor where numbers go wrong first.
+  // Every mesh reports the first layer or tensor with a non-finite value.
   const std::vector<Words> meshes = {{"--ranks", "1"},
                                      {"--ranks", "2", "--zero", "3"},
                                      {"--tp", "3", "--vocab", "18"},
@@ -131,8 +131,8 @@ TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
   }
 }
 
-// Once, and not by every rank.
-TEST_F(Train, MeshesThatCannotBeAreRefusedBeforeRanksAreStarted) {
+// Reported once, not by every rank.
+TEST_F(Train, RefusesInvalidMeshesBeforeStartingRanks) {
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"--sequence-parallel"}, "--sequence-parallel needs --tp 2"},
       {{"--pp", "4", "--layers", "2"}, "--layers: got 2, fewer than the 4 stages"},
@@ -156,8 +156,8 @@ TEST_F(Train, MeshesThatCannotBeAreRefusedBeforeRanksAreStarted) {
   }
 }
 
-TEST_F(Train, MoreRanksThanCoresAreWarnedOf) {
-  // The file is looked for after the warning, and before anything is started.
+TEST_F(Train, WarnsOfMoreRanksThanCores) {
+  // The missing file is found after the warning and before ranks are started.
   const Outcome outcome = tessera({"--ranks", "4096", "--data", "/no/such.txt"});
   EXPECT_EQ(outcome.status, 2);
   EXPECT_TRUE(contains(outcome.err, "warning: 4096 ranks on")) << outcome.err;
@@ -167,7 +167,7 @@ TEST_F(Train, CtrlCFinishesTheStepAndShowsTheTables) {
   Words words = small({"--steps", "1000000", "--zero", "2", "--metrics", metrics.string()});
   words.insert(words.begin(), {TESSERA_PROGRAM, "train"});
   Capture out, err;
-  Child child([&] {  // the program itself, for the signal to reach it
+  Child child([&] {  // the program itself, so that the signal reaches it
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);

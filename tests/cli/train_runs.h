@@ -14,7 +14,7 @@
 
 namespace tessera::cli {
 
-// Runs of `tessera train`, with a folder for what they write.
+// Runs of `tessera train`, with a folder for their output.
 class Train : public ::testing::Test {
  protected:
   using Json = nlohmann::json;

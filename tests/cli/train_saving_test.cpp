@@ -1,4 +1,4 @@
-// What `tessera train --save` does when it cannot save, and when another run saves there.
+// `tessera train --save` when it cannot save, and when another run saves to the folder.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -46,7 +46,7 @@ class TrainSaving : public ::testing::Test {
   const fs::path folder_ = temporary_.path;
 };
 
-TEST_F(TrainSaving, AFolderThatCannotBeWrittenIsToldBeforeTraining) {
+TEST_F(TrainSaving, ReportsAnUnwritableFolderBeforeTraining) {
   std::ofstream(at("file")) << "x";
   for (const std::string& save : {at("file"), at("file/below"), std::string("/proc/nothing")}) {
     const Outcome outcome = train({"--save", save, "--metrics", at("metrics")});
@@ -56,7 +56,7 @@ TEST_F(TrainSaving, AFolderThatCannotBeWrittenIsToldBeforeTraining) {
   }
 }
 
-TEST_F(TrainSaving, AnotherRunInTheFolderIsToldAndNothingIsLeftAfterKillNine) {
+TEST_F(TrainSaving, LocksTheFolderUntilTheRunIsKilled) {
   Capture out, err;
   const Words first = command(
       {"--save", at("run"), "--steps", "1000000", "--ranks", "2", "--metrics", at("metrics")});
@@ -68,7 +68,7 @@ TEST_F(TrainSaving, AnotherRunInTheFolderIsToldAndNothingIsLeftAfterKillNine) {
   const Outcome second = train({"--save", at("run")});
   EXPECT_EQ(second.status, 2) << second.err;
   EXPECT_TRUE(contains(second.err, "is being written to by tessera train (pid ")) << second.err;
-  // The number is that of a process that is there.
+  // The pid is that of a running process.
   const std::size_t digits = second.err.find("(pid ") + 5;
   const pid_t pid = std::atoi(second.err.c_str() + digits);
   ASSERT_FALSE(is_gone(pid));
@@ -81,8 +81,8 @@ TEST_F(TrainSaving, AnotherRunInTheFolderIsToldAndNothingIsLeftAfterKillNine) {
   EXPECT_TRUE(contains(third.err, "saved: ")) << third.err;
 }
 
-TEST_F(TrainSaving, ARestartIsNotKeptOutByItsOwnRun) {
-  // With restarts the ranks are processes of their own also when there is one.
+TEST_F(TrainSaving, RestartIsNotLockedOutByItsOwnRun) {
+  // With restarts, even a single rank is a separate process.
   const Words words = {"--save", at("run"), "--max-restarts", "1", "--ranks", "1"};
   EXPECT_EQ(train(words).status, 0);
   Words again = words;
@@ -91,13 +91,13 @@ TEST_F(TrainSaving, ARestartIsNotKeptOutByItsOwnRun) {
   EXPECT_TRUE(fs::exists(at("run/step-00000005/manifest.json")));
 }
 
-// No file may be as large as a shard; the small ones may.
+// The file size limit is below that of a shard and above that of small files.
 void limit_files() {
   const rlimit limit{100'000, 100'000};
   ::setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-TEST_F(TrainSaving, AFullDiskStopsTheRunAndKeepsWhatWasThere) {
+TEST_F(TrainSaving, FullDiskStopsTheRunAndKeepsEarlierCheckpoints) {
   const Words words = {"--ranks", "1", "--save", at("run")};
   ASSERT_EQ(train(words).status, 0);
   Words again = words;
@@ -112,7 +112,7 @@ TEST_F(TrainSaving, AFullDiskStopsTheRunAndKeepsWhatWasThere) {
   EXPECT_TRUE(fs::exists(at("run/step-00000003/manifest.json")));
 }
 
-TEST_F(TrainSaving, WithWarnItTrainsOnAndSaysLoudlyWhatIsLost) {
+TEST_F(TrainSaving, WarnContinuesTrainingAndReportsTheLostSteps) {
   const Words words = {"--ranks", "1", "--save", at("run")};
   ASSERT_EQ(train(words).status, 0);
   for (const char* async : {"--async-save", "--no-async-save"}) {
@@ -136,7 +136,7 @@ TEST_F(TrainSaving, WithWarnItTrainsOnAndSaysLoudlyWhatIsLost) {
   EXPECT_EQ(train({"--on-save-error", "warn"}).status, 2) << "without --save it means nothing";
 }
 
-// A run goes on from version 1, on its mesh and on another, as it does from version 2.
+// A run resumes from version 1, on its mesh and on another, as from version 2.
 TEST_F(TrainSaving, ResumesCheckpointsOfVersion1) {
   const std::string old = TESSERA_VERSION1;
   const Outcome reshard =

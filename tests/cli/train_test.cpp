@@ -1,4 +1,4 @@
-// `tessera train` as a user calls it: ranks are processes.
+// `tessera train` as a user runs it: ranks are processes.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ namespace {
 using Json = nlohmann::json;
 using Words = std::vector<std::string>;
 
-TEST_F(Train, EveryStageGivesTheSameParametersAndIsAsPlanned) {
+TEST_F(Train, EveryStageGivesTheSameParametersAndMatchesThePlan) {
   for (const char* layout : {"fp32", "bf16"}) {
     std::string hash;
     for (const char* stage : {"0", "1", "2", "3"}) {
@@ -36,7 +36,7 @@ TEST_F(Train, EveryStageGivesTheSameParametersAndIsAsPlanned) {
   }
 }
 
-// `tessera plan`, asked about the same run, says what the table of the run says.
+// `tessera plan` predicts the same as the table of the run.
 TEST_F(Train, PlanAndTrainPredictTheSame) {
   TESSERA_NEEDS_TOML();
   struct Pair {
@@ -81,7 +81,7 @@ TEST_F(Train, PlanAndTrainPredictTheSame) {
                    "3",
                    "--gpus-per-node",
                    std::to_string(pair.ranks)};
-    // The flags that both have, by the same names.
+    // Flags that both have, with the same names.
     for (std::size_t i = 0; i < pair.train.size(); ++i) {
       if (pair.train[i] == "--ranks" || pair.train[i] == "--bucket-mb") {
         ++i;
@@ -110,8 +110,8 @@ TEST_F(Train, PlanAndTrainPredictTheSame) {
   }
 }
 
-// Told before the machine is full, with the numbers, and only where it would be.
-TEST_F(Train, ModelsThatDoNotFitAreRefusedBeforeRanksAreStarted) {
+// Reported with the figures before memory is exhausted, and only if it would be.
+TEST_F(Train, RefusesModelsThatDoNotFitBeforeStartingRanks) {
   const Outcome outcome = tessera({"--model", "llama3.1-405b", "--steps", "1"});
   EXPECT_EQ(outcome.status, 2) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "memory: 2 ranks need at least")) << outcome.err;
@@ -120,7 +120,7 @@ TEST_F(Train, ModelsThatDoNotFitAreRefusedBeforeRanksAreStarted) {
   EXPECT_FALSE(contains(outcome.err, "rank 0")) << outcome.err;
 }
 
-TEST_F(Train, AccumulationAndThreeRanksAreAsPlanned) {
+TEST_F(Train, AccumulationOnThreeRanksMatchesThePlan) {
   std::string
       hash[2];  // with accumulation stages that reduce once, and those that reduce each time
   for (const char* stage : {"0", "1", "2", "3"}) {
@@ -132,7 +132,7 @@ TEST_F(Train, AccumulationAndThreeRanksAreAsPlanned) {
   }
 }
 
-TEST_F(Train, SwitchesThatMustNotChangeTheResult) {
+TEST_F(Train, CommunicationOptionsDoNotChangeTheResult) {
   const std::string want = summary(small({"--zero", "3"})).at("params_hash");
   for (const Words& words : {Words{"--gather", "copy"}, Words{"--keep-params"},
                              Words{"--no-prefetch", "--no-overlap-grad-reduce"},
@@ -145,7 +145,7 @@ TEST_F(Train, SwitchesThatMustNotChangeTheResult) {
   }
 }
 
-TEST_F(Train, RecomputationKeepsLessAndChangesNothing) {
+TEST_F(Train, RecomputationSavesMemoryWithoutChangingTheResult) {
   const Words shape = {"--layers", "3",  "--hidden",      "64", "--heads", "4", "--vocab",   "32",
                        "--seq",    "64", "--micro-batch", "4",  "--steps", "2", "--samples", "0",
                        "--ranks",  "1",  "--threads",     "1"};
@@ -164,7 +164,7 @@ TEST_F(Train, RecomputationKeepsLessAndChangesNothing) {
   }
 }
 
-TEST_F(Train, LossFallsAndEveryStepIsALine) {
+TEST_F(Train, LossFallsAndEveryStepIsLogged) {
   const std::vector<Json> lines =
       run({"--layers", "1", "--hidden", "64", "--heads", "4", "--vocab", "16", "--seq", "16",
            "--micro-batch", "16", "--steps", "60", "--zero", "2", "--lr", "1e-2"});
@@ -179,7 +179,7 @@ TEST_F(Train, LossFallsAndEveryStepIsALine) {
   }
 }
 
-TEST_F(Train, TheScreenShowsTablesAndAnswers) {
+TEST_F(Train, PrintsTablesAndSamples) {
   const Outcome outcome = tessera(small({"--zero", "2"}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   for (const char* part : {"predicted", "measured", "optimizer", "bytes sent", "exact",
@@ -190,7 +190,7 @@ TEST_F(Train, TheScreenShowsTablesAndAnswers) {
   EXPECT_TRUE(contains(outcome.err, "ZeRO-2"));
 }
 
-TEST_F(Train, TextFilesAreReadByBytes) {
+TEST_F(Train, ReadsTextFilesAsBytes) {
   const std::filesystem::path book = folder / "book.txt";
   std::ofstream(book) << std::string(500, 'a') + "hello world\n";
   const Outcome outcome =
@@ -200,7 +200,7 @@ TEST_F(Train, TextFilesAreReadByBytes) {
   EXPECT_TRUE(contains(outcome.out, " → ")) << outcome.out;
 }
 
-TEST_F(Train, TokensAreTrainedOnByEpochs) {
+TEST_F(Train, TrainsOnTokensByEpochs) {
   std::ofstream book(folder / "book.jsonl");
   for (int i = 0; i < 40; ++i) book << "{\"text\": \"line " << i << " of a book\"}\n";
   book.close();
@@ -226,8 +226,8 @@ TEST_F(Train, TokensAreTrainedOnByEpochs) {
   EXPECT_TRUE(contains(outcome.out, " → ")) << outcome.out;
 }
 
-// How often each name (without its label) is on each track of each rank; spans of a track are
-// nested or apart, as a viewer wants them.
+// Counts each name (without its label) on each track of each rank. Spans of a track must be nested
+// or disjoint, as viewers require.
 std::map<std::string, int> spans_of(const std::filesystem::path& file) {
   std::ifstream in(file);
   const Json events = Json::parse(in).at("traceEvents");
@@ -257,7 +257,7 @@ std::map<std::string, int> spans_of(const std::filesystem::path& file) {
   return spans;
 }
 
-TEST_F(Train, ATraceHasTheSpansOfBothRanks) {
+TEST_F(Train, TraceHasTheSpansOfBothRanks) {
   const std::filesystem::path trace = folder / "trace.json";
   EXPECT_EQ(tessera(small({"--trace", trace.string(), "--grad-accum", "2", "--zero", "3"})).status,
             0);
@@ -272,7 +272,7 @@ TEST_F(Train, ATraceHasTheSpansOfBothRanks) {
   }
 }
 
-TEST_F(Train, ATraceOfAPipelineShowsBubblesAndMessages) {
+TEST_F(Train, TraceOfAPipelineShowsBubblesAndMessages) {
   const std::filesystem::path trace = folder / "trace.json";
   const Words flags = {"--trace", trace.string(), "--trace-steps", "2", "--grad-accum", "4", "--pp",
                        "2"};
@@ -280,7 +280,7 @@ TEST_F(Train, ATraceOfAPipelineShowsBubblesAndMessages) {
   std::map<std::string, int> spans = spans_of(trace);
   EXPECT_EQ(spans["0 compute: forward"], 2 * 4);
   EXPECT_EQ(spans["0 compute: bubble:"], 2 * 4);
-  EXPECT_EQ(spans["0 pp to 1: send"], 2 * (1 + 4));  // the shape once a step, then activations
+  EXPECT_EQ(spans["0 pp to 1: send"], 2 * (1 + 4));  // the shape once per step, then activations
   EXPECT_EQ(spans["1 pp from 0: recv"], 2 * (1 + 4));
   EXPECT_EQ(spans["0 pp from 1: recv"], 2 * 4);
   EXPECT_EQ(spans["1 compute: step"], 2);
