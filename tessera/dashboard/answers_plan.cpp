@@ -1,4 +1,4 @@
-// What the planner says: the same functions that the commands print with.
+// Answers of the planner, from the same functions that the commands use.
 
 #include <algorithm>
 #include <cmath>
@@ -58,11 +58,12 @@ Json setting_json(const planner::Field& field) {
   return json;
 }
 
-// The least dp with which the stage fits, everything else as it is; none where none does.
+// Returns the smallest dp with which the stage fits, with everything else unchanged; nullopt if
+// none does.
 std::optional<int> fits_from(planner::Question q, int stage, int most) {
   const double usable = planner::usable_memory(q.hardware);
   q = q.at_stage(stage);
-  q.gpus = q.nodes = 0;  // as many as that takes
+  q.gpus = q.nodes = 0;  // derived from dp
   const int replicas = q.replicas();
   most = std::max(1, most / replicas);
   const auto fits = [&](int shards) {
@@ -81,7 +82,7 @@ std::optional<int> fits_from(planner::Question q, int stage, int most) {
   return high * replicas;
 }
 
-// The formula of the state with its numbers.
+// Returns the formula of the state with its numbers.
 std::string stage_formula(const planner::StageAnswer& s) {
   const planner::Question& q = s.plan.question;
   const auto term = [&](int bytes, bool cut) {
@@ -139,7 +140,7 @@ std::string zero_answer(const Knowledge& known, Ask& ask) {
   const bool modelled = ask.has("model") || ask.has("layers") || ask.has("hidden");
   if (!modelled) ask.otherwise("params", "7B");
   if (!ask.has("gpus") && !ask.has("nodes")) ask.otherwise("dp", "8");
-  // Stage 0 has no replicas; the command compares all stages in any case.
+  // Stage 0 does not support replicas. The command compares all stages regardless of --zero.
   const bool hybrid = ask.has("dp_replicate") || ask.has("dp-replicate");
   if (hybrid) ask.otherwise("zero", "3");
   const planner::Question settled = ask.question(known.catalogue, known.limits);

@@ -1,4 +1,4 @@
-// Pipelines: who does what when.
+// Answers on pipeline schedules.
 
 #include <cmath>
 
@@ -34,7 +34,7 @@ Json rows_of(const std::vector<std::vector<schedule::Slot>>& slots) {
 Json one_schedule(const std::string& name, const PipelineAsk& p) {
   const schedule::Schedule schedule = schedule::make(name, p.pp, p.micros, p.chunks);
   const schedule::Proof proof = schedule::validate(schedule);
-  const double share = 1.0 / schedule.chunks;  // a chunk has this part of a rank's layers
+  const double share = 1.0 / schedule.chunks;  // of a rank's layers, per chunk
   const schedule::Durations durations{p.forward * share, p.backward_input * share,
                                       p.backward_weight * share};
   Json json = {{"schedule", name},
@@ -83,12 +83,12 @@ Json schedule_answer(const Knowledge& known, Ask& ask) {
   ask.nothing_else();
   if (static_cast<std::int64_t>(p.pp) * p.micros * p.chunks > known.limits.drawn) {
     throw UsageError(str("--micros: got ", p.micros, " in ", p.pp, " stages of ", p.chunks,
-                         " chunks, wanted at most ", known.limits.drawn, " in all"));
+                         " chunks; their product must be at most ", known.limits.drawn));
   }
   if (several.empty()) return one_schedule(one, p);
   Json all = Json::array();
   for (const std::string& name : several) {
-    // What one of them cannot be must not hide the others.
+    // An error of one schedule must not hide the others.
     try {
       all.push_back(one_schedule(name, p));
     } catch (const UsageError& error) {

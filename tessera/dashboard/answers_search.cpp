@@ -1,4 +1,4 @@
-// The best way to train, ways beside each other, and what moves.
+// Answers of the search, the comparison of ways to train, and traffic.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 namespace tessera::dashboard {
 namespace {
 
-// What trains as this plan says.
+// Returns the command that trains according to this plan.
 std::string train_command(const planner::Question& q) {
   std::string text = "tessera train";
   if (!q.model.name.empty()) {
@@ -42,8 +42,8 @@ void check_devices(const planner::Question& question, const Limits& limits) {
       {question.gpus, question.axes.world(),
        static_cast<std::int64_t>(question.nodes) * std::max(1, question.per_node)});
   if (asked > limits.search_gpus) {
-    throw UsageError(str("--gpus: got ", asked, ", wanted at most ", limits.search_gpus,
-                         " on this page; tessera plan --search takes more"));
+    throw UsageError(str("--gpus: got ", asked, "; must be at most ", limits.search_gpus,
+                         " on this page. tessera plan --search accepts more."));
   }
 }
 
@@ -70,7 +70,7 @@ Json compare_answer(const Knowledge& known, Ask& ask) {
     ask.otherwise("model", "llama2-7b");
   }
   for (const char* own : {"dp", "tp", "pp", "zero", "grad_accum", "micro_batch"}) {
-    if (ask.has(own)) throw UsageError(str("--", own, ": each way chooses its own; wanted gpus"));
+    if (ask.has(own)) throw UsageError(str("--", own, ": is chosen for each way; use gpus"));
   }
   const planner::Question question = ask.settings().question(known.catalogue);
   check_devices(question, known.limits);

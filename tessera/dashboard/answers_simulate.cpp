@@ -1,4 +1,4 @@
-// What the simulator says: one step, and how it scales.
+// Answers of the simulator: one step, and its scaling.
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ simulator::Scenario scenario_of(const planner::Question& settled) {
   return scenario;
 }
 
-// About as many events as it takes; what takes seconds is left to the command.
+// Estimates the events of a simulation. Throws UsageError if it would take seconds.
 void check_work(const simulator::Scenario& s, const Limits& limits) {
   double units = 0;
   for (const auto& rank : s.chunks) {
@@ -28,8 +28,8 @@ void check_work(const simulator::Scenario& s, const Limits& limits) {
   const double work = 4 * units * static_cast<double>(s.micros) * (s.irregular() ? s.dp() : 1);
   if (work > static_cast<double>(limits.events)) {
     throw UsageError(str("--grad-accum: such a step takes about ", fixed(work / 1e6, 0),
-                         " million events, and this page at most ", limits.events / 1'000'000,
-                         "; wanted fewer ranks or micro-batches, or tessera simulate"));
+                         " million events; this page allows ", limits.events / 1'000'000,
+                         ". Use fewer ranks or micro-batches, or tessera simulate."));
   }
 }
 
@@ -43,7 +43,7 @@ std::vector<simulator::Straggler> stragglers_of(Ask& ask) {
     const double factor = good ? each["factor"].get<double>() : -1;
     if (!(rank >= 0 && rank < 1e9 && factor > 0 && factor <= 1e6)) {
       throw UsageError(
-          "--stragglers: wanted objects such as {\"rank\":3,\"factor\":1.5}, with a factor above "
+          "--stragglers: must be objects such as {\"rank\":3,\"factor\":1.5}, with a factor above "
           "0");
     }
     all.push_back({static_cast<int>(rank), factor});
@@ -66,7 +66,7 @@ Json spans_of(const simulator::Simulation& s) {
   return spans;
 }
 
-// The size from which doubling gains less than half of what it costs.
+// Returns the size from which doubling gains less than half of its cost.
 Json stops_paying(const std::vector<simulator::SweepRow>& rows,
                   double simulator::SweepRow::*efficiency) {
   const simulator::SweepRow* last = nullptr;
@@ -99,7 +99,7 @@ Json simulate_answer(const Knowledge& known, Ask& ask) {
   for (const simulator::Straggler& each : stragglers) {
     if (each.rank >= s.scenario.world()) {
       throw UsageError(str("--stragglers: got rank ", each.rank,
-                           ", wanted one below dp · tp · pp = ", s.scenario.world()));
+                           "; must be less than dp · tp · pp = ", s.scenario.world()));
     }
     given += str(" --straggler ", each.rank, ":", each.factor);
   }
@@ -108,7 +108,7 @@ Json simulate_answer(const Knowledge& known, Ask& ask) {
                        s.scenario.chunks_per_rank();
   if (drawn > static_cast<double>(known.limits.drawn)) {
     throw UsageError(str("--trace-ranks: got ", traced, " ranks with ", s.scenario.micros,
-                         " micro-batches, wanted at most ", known.limits.drawn, " in all"));
+                         " micro-batches; the drawn passes must be at most ", known.limits.drawn));
   }
   simulator::Options options;
   options.traced = traced;
@@ -128,7 +128,7 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
   const bool overlap = ask.flag("overlap", true);
   const double bandwidth = ask.number("bandwidth", 0, 0, 1e15);
   const auto most = ask.integer("max_dp", 4096, 1, 4096);
-  (void)ask.integer("dp", 1, 1, 1 << 30);  // the page's mark; the sweep has its own
+  (void)ask.integer("dp", 1, 1, 1 << 30);  // marked on the page; the sweep has its own
   planner::Settings settings = ask.settings();
   if (!overlap) {
     settings.set("overlap-grad-reduce", "false");
@@ -156,20 +156,20 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
   double first = 0;  // tokens/s of one replica
   for (const simulator::SweepRow& row : rows) {
     dp.push_back(row.size);
-    const bool there = row.refused.empty();
-    if (there && first == 0) first = row.tokens_per_s / row.size;
+    const bool possible = row.refused.empty();
+    if (possible && first == 0) first = row.tokens_per_s / row.size;
     const auto put = [&](Json& list, double value) {
-      list.push_back(there ? Json(value) : Json());
+      list.push_back(possible ? Json(value) : Json());
     };
     put(steps, row.step);
     put(throughput, row.tokens_per_s);
     put(efficiency, row.efficiency);
-    put(exposed, there ? sum(row.mean.comm) / row.step : 0);
+    put(exposed, possible ? sum(row.mean.comm) / row.step : 0);
     put(ideal, first * row.size);
     put(law, row.law);
     put(law_throughput, first * row.size * row.law);
-    fit.push_back(there ? Json(fits[row.size].fits()) : Json());
-    refused.push_back(there ? Json() : Json(row.refused));
+    fit.push_back(possible ? Json(fits[row.size].fits()) : Json());
+    refused.push_back(possible ? Json() : Json(row.refused));
   }
   std::string command =
       ask.command("simulate", {"overhead", "jitter", "overlap", "bandwidth", "max_dp", "dp"});

@@ -1,4 +1,4 @@
-// What a real run says: `tessera explain sync`, as a process of its own.
+// Answer of a real run: `tessera explain sync` as a separate process.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -21,15 +21,16 @@ constexpr double kSyncSeconds = 60;
 constexpr std::size_t kMostOutput = std::size_t{8} << 20;
 
 struct Ended {
-  int status = -1;  // as a shell shows it
+  int status = -1;  // as in a shell: 128 + n after signal n
   std::string out;
 };
 
-// Runs a program, whose words are all our own, and kills it where it takes too long.
+// Runs a program and kills it if it takes too long. The arguments must not come from the client.
 Ended run_program(const std::vector<std::string>& words,
                   const std::vector<std::string>& environment) {
   int ends[2] = {-1, -1};
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw Unavailable("no pipe is to be had");
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    throw Unavailable(str("cannot create a pipe: ", std::strerror(errno)));
   const Fd in(ends[0]);
   Fd out(ends[1]);
   posix_spawn_file_actions_t actions;
@@ -51,7 +52,7 @@ Ended run_program(const std::vector<std::string>& words,
   if (problem != 0) {
     throw Unavailable(
         str("this view needs tessera-torch, which cannot be started: ", std::strerror(problem),
-            ". It is built where LibTorch is found: run `make build`"));
+            ". It is built if LibTorch is found: run `make build`"));
   }
   out.reset();
   Ended ended;
@@ -64,7 +65,7 @@ Ended run_program(const std::vector<std::string>& words,
         std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd entry{in.get(), POLLIN, 0};
     const int ready = left <= 0 ? 0 : ::poll(&entry, 1, static_cast<int>(left));
-    if (ready < 0 && errno == EINTR) continue;  // the read would wait without a bound
+    if (ready < 0 && errno == EINTR) continue;  // read() would block without a limit
     if (ready <= 0) break;
     const ssize_t got = ::read(in.get(), buffer.data(), buffer.size());
     if (got < 0 && errno == EINTR) continue;
@@ -90,7 +91,7 @@ Json sync_answer(const Knowledge& known, Ask& ask) {
   const auto layers = ask.integer("layers", 6, 1, 12);
   ask.nothing_else();
   if (known.torch_program.empty()) {
-    throw Unavailable("this view needs tessera-torch, which is built where LibTorch is found");
+    throw Unavailable("this view needs tessera-torch, which is built if LibTorch is found");
   }
   const std::vector<std::string> flags = {"--ranks", str(ranks), "--bucket-size", str(bucket),
                                           "--width", str(width), "--layers",      str(layers)};
@@ -100,7 +101,7 @@ Json sync_answer(const Knowledge& known, Ask& ask) {
   Json json = Json::parse(ended.out, nullptr, /*allow_exceptions=*/false);
   if (ended.status != 0 || !json.is_object()) {
     throw Unavailable(
-        str("explain sync ended with status ", ended.status, ": ", ended.out.substr(0, 300)));
+        str("explain sync failed with status ", ended.status, ": ", ended.out.substr(0, 300)));
   }
   json["command"] = "tessera explain sync " + join(flags, " ");
   return json;

@@ -6,7 +6,7 @@
 namespace tessera::dashboard {
 namespace {
 
-// Which control a message is about: it begins with "--name: " or with the name in quotes.
+// Returns the field that a message is about: it starts with "--name: " or with the quoted name.
 std::string field_of(const std::string& message) {
   std::string name;
   if (message.rfind("--", 0) == 0) {

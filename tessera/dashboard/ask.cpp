@@ -16,10 +16,11 @@ std::string flag_name(std::string key) {
   return key;
 }
 
-[[noreturn]] void refuse_value(const std::string& key, const Json& got, const std::string& wanted) {
+[[noreturn]] void refuse_value(const std::string& key, const Json& got,
+                               const std::string& allowed) {
   throw UsageError(str("--", flag_name(key), ": got ",
                        got.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60),
-                       ", wanted ", wanted));
+                       "; must be ", allowed));
 }
 
 }  // namespace
@@ -28,11 +29,11 @@ Ask::Ask(const std::string& body) : body_(Json::object()) {
   try {
     if (!body.empty()) body_ = Json::parse(body);
   } catch (const nlohmann::json::exception& error) {
-    throw UsageError(str("the body is no JSON: ", json_error_text(error.what())));
+    throw UsageError(str("the body is not valid JSON: ", json_error_text(error.what())));
   }
   if (!body_.is_object()) {
     throw UsageError(
-        str("the body: got ", body_.type_name(), ", wanted an object such as {\"dp\":8}"));
+        str("the body: got ", body_.type_name(), "; must be an object such as {\"dp\":8}"));
   }
 }
 
@@ -52,7 +53,7 @@ double Ask::number(const std::string& key, double otherwise, double least, doubl
   if (value == nullptr) return otherwise;
   const double number = value->is_number() ? value->get<double>() : std::nan("");
   if (!(number >= least && number <= most)) {
-    refuse_value(key, *value, str("a number, ", least, " to ", most));
+    refuse_value(key, *value, str("a number from ", least, " to ", most));
   }
   return number;
 }
@@ -64,7 +65,7 @@ std::int64_t Ask::integer(const std::string& key, std::int64_t otherwise, std::i
   const double number = value->is_number() ? value->get<double>() : std::nan("");
   if (!(number >= static_cast<double>(least) && number <= static_cast<double>(most)) ||
       number != std::floor(number)) {
-    refuse_value(key, *value, str("a whole number, ", least, " to ", most));
+    refuse_value(key, *value, str("an integer from ", least, " to ", most));
   }
   return static_cast<std::int64_t>(number);
 }
@@ -82,7 +83,7 @@ std::string Ask::word(const std::string& key, const std::string& otherwise,
   if (value == nullptr) return otherwise;
   const std::string text = value->is_string() ? value->get<std::string>() : std::string();
   if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-    refuse_value(key, *value, join(choices, ", "));
+    refuse_value(key, *value, "one of " + join(choices, ", "));
   }
   return text;
 }
@@ -91,7 +92,7 @@ Json Ask::list(const std::string& key, std::size_t most) {
   const Json* const value = take(key);
   if (value == nullptr) return Json::array();
   if (!value->is_array() || value->size() > most) {
-    refuse_value(key, *value, str("a list of at most ", most));
+    refuse_value(key, *value, str("a list of at most ", most, " elements"));
   }
   return *value;
 }
@@ -102,7 +103,7 @@ std::vector<std::string> Ask::words(const std::string& key, const std::vector<st
   for (const Json& each : list(key, most)) {
     const std::string text = each.is_string() ? each.get<std::string>() : std::string();
     if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-      refuse_value(key, each, join(choices, ", "));
+      refuse_value(key, each, "one of " + join(choices, ", "));
     }
     all.push_back(text);
   }
@@ -114,7 +115,7 @@ void Ask::otherwise(const std::string& key, const std::string& text) {
 }
 
 planner::Settings Ask::settings() const {
-  // By name, as planner::read_json takes them: of two that are wrong both tell of the same.
+  // Sorted by name, like planner::read_json(), so that both report the same of two errors.
   std::vector<const Json::object_t::value_type*> rest;
   for (const auto& each : body_.get_ref<const Json::object_t&>()) {
     if (!each.second.is_null() && taken_.count(each.first) == 0) rest.push_back(&each);
@@ -136,7 +137,7 @@ planner::Question Ask::question(const planner::Catalogue& catalogue, const Limit
 void Ask::nothing_else() const {
   for (const auto& [key, value] : body_.items()) {
     if (taken_.count(key) > 0) continue;
-    throw UsageError(str("--", flag_name(key).substr(0, 60), ": is nothing that this view knows",
+    throw UsageError(str("--", flag_name(key).substr(0, 60), ": is not a key of this view",
                          did_you_mean(key, {taken_.begin(), taken_.end()})));
   }
 }
@@ -158,15 +159,15 @@ std::string Ask::command(const std::string& words, const std::set<std::string>& 
 
 void check_limits(const planner::Question& q, const Limits& limits) {
   if (q.axes.world() > limits.ranks) {
-    throw UsageError(str("--gpus: got ", q.axes.world(), ", wanted at most ", limits.ranks,
-                         " on this page; tessera plan takes more"));
+    throw UsageError(str("--gpus: got ", q.axes.world(), "; must be at most ", limits.ranks,
+                         " on this page. tessera plan accepts more."));
   }
   const double slots =
       static_cast<double>(q.pp()) * static_cast<double>(q.micros()) * static_cast<double>(q.chunks);
   if (q.pp() > 1 && slots > static_cast<double>(limits.slots)) {
     throw UsageError(str("--grad-accum: got ", q.micros(), " micro-batches in ", q.pp(),
-                         " stages, wanted at most ", limits.slots,
-                         " in all on this page; tessera plan takes more"));
+                         " stages; their product must be at most ", limits.slots,
+                         " on this page. tessera plan accepts more."));
   }
 }
 

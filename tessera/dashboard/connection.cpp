@@ -29,7 +29,7 @@ Connection::Connection(Fd fd, std::atomic<int>& open, double seconds)
 }
 
 Connection::~Connection() {
-  fd_.reset();  // before another connection may take its place
+  fd_.reset();  // before the count allows another connection
   --open_;
 }
 

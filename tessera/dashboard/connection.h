@@ -12,8 +12,8 @@
 
 namespace tessera::dashboard {
 
-// A client's socket with the bytes that were received but not used, and those that were written but
-// not sent. Nothing here waits for the client, except wait_until_sent().
+// Socket of a client, with the bytes received but not used and the bytes written but not sent. Only
+// wait_until_sent() waits for the client.
 class Connection {
  public:
   using Clock = std::chrono::steady_clock;
@@ -24,27 +24,28 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
 
   int socket() const { return fd_.get(); }
-  // Receives what has arrived, as long as fewer than `most` bytes are unused. False: the client
-  // sends no more.
+  // Receives what has arrived, while fewer than `most` bytes are unused. Returns false if the
+  // client will not send more.
   bool receive(std::size_t most);
   std::string_view unused() const { return std::string_view(in_).substr(at_); }
   void use(std::size_t bytes) { at_ += bytes; }
-  // True if there are no unread bytes and the client has not closed.
+  // Returns true if there are no unread bytes and the client has not closed.
   bool silent() const;
-  // True if the client has closed its side or the connection is broken.
+  // Returns true if the client has closed its side or the connection is broken.
   bool gone() const;
 
-  // Appends to what is to be sent.
+  // Appends to the unsent bytes.
   void write(std::string_view text) { out_ += text; }
-  // Sends what the socket accepts now. False if the connection is broken.
+  // Sends what the socket accepts now. Returns false if the connection is broken.
   bool flush();
   bool has_unsent() const { return !out_.empty(); }
-  // Waits until everything is sent. False if that takes longer than `seconds`, or if the connection
-  // is broken.
+  // Waits until everything is sent. Returns false if that takes longer than `seconds`, or if the
+  // connection is broken.
   bool wait_until_sent(double seconds);
 
-  // Ends our side and discards what still comes: closing a socket with unread bytes would reset it,
-  // and the client could lose the answer. False when the client has closed too, or sent too much.
+  // Shuts down sending and discards what still arrives: closing a socket with unread bytes would
+  // reset it, and the client could lose the answer. Returns false if the client has closed too, or
+  // sent too much.
   bool drain();
   bool is_draining() const { return draining_; }
 
@@ -53,15 +54,15 @@ class Connection {
   std::size_t searched = 0;  // unused bytes in which find_head_end() found nothing
   bool last = false;         // the connection ends when everything is sent
 
-  // States for the lobby, each with its deadline. A request that is partly there keeps the
-  // deadline it got with its first byte.
+  // States of a waiting connection, each with its deadline. A partial request keeps the deadline
+  // that it got with its first byte.
   void expect_request(double seconds);
   void expect_rest(double seconds);
-  void expect_progress(double seconds);  // of the client that receives an answer
+  void expect_progress(double seconds);  // while the client receives an answer
   // A request has begun and is not complete.
   bool is_partial() const { return partial_; }
   void complete_request() { partial_ = false; }
-  // Beginning of the current state; for a client that receives, the last progress.
+  // Returns the start of the current state; for a client that receives, the last progress.
   Clock::time_point since() const { return since_; }
   bool is_overdue() const { return Clock::now() >= deadline_; }
 

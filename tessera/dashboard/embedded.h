@@ -4,7 +4,7 @@
 
 namespace tessera::dashboard {
 
-// The page's files, gzipped, in the source that cmake/embed_pages.py makes.
+// Gzipped file of the page, in the source that cmake/embed_pages.py generates.
 struct EmbeddedFile {
   const char* path;
   const unsigned char* bytes;

@@ -26,7 +26,7 @@ bool is_ours(const GuardOptions& options, const std::string& host) {
   return std::find(options.hosts.begin(), options.hosts.end(), host) != options.hosts.end();
 }
 
-// ":" and the digits of a port.
+// Returns true for ":" and the digits of a port.
 bool is_port(std::string_view text) {
   int port = 0;
   const char* const end = text.data() + text.size();
@@ -53,9 +53,9 @@ std::string_view cookie_of(std::string_view header) {
 }
 
 std::optional<Answer> refuse_without_token(const GuardOptions& options, const Request& head) {
-  const auto asked = head.query.find("token");
-  if (asked != head.query.end() && is_token(options, asked->second) && head.path == "/") {
-    // Out of the address, which histories and screenshots keep.
+  const auto given = head.query.find("token");
+  if (given != head.query.end() && is_token(options, given->second) && head.path == "/") {
+    // Redirects to remove it from the address, which histories and screenshots keep.
     Answer answer;
     answer.status = 303;
     answer.headers["Location"] = "/";
@@ -67,7 +67,7 @@ std::optional<Answer> refuse_without_token(const GuardOptions& options, const Re
   if (bearer.rfind("Bearer ", 0) == 0 && is_token(options, bearer.substr(7))) return std::nullopt;
   if (is_token(options, cookie_of(head.header("cookie")))) return std::nullopt;
   Answer answer =
-      refusal(401, "this dashboard wants its token: open the address that it printed when started");
+      refusal(401, "this dashboard needs its token: open the address that it printed at startup");
   answer.headers["WWW-Authenticate"] = "Bearer";
   return answer;
 }
@@ -107,18 +107,18 @@ std::optional<Answer> refuse_stranger(const GuardOptions& options, const Request
   const std::string host = host_of(head.header("host"));
   if (!is_ours(options, host)) {
     return refusal(403, str("Host: got ", quote(head.header("host")),
-                            ", wanted the address that the dashboard printed when started"));
+                            "; must be the address that the dashboard printed at startup"));
   }
   const std::string_view origin = head.header("origin");
   const std::size_t slashes = origin.find("://");
   const std::string_view scheme = origin.substr(0, slashes);
   const bool is_page = slashes != std::string_view::npos && (scheme == "http" || scheme == "https");
   if (!origin.empty() && (!is_page || origin.substr(slashes + 3) != head.header("host"))) {
-    return refusal(403, str("Origin: got ", quote(origin), ", wanted the dashboard's own"));
+    return refusal(403, str("Origin: got ", quote(origin), "; must be the dashboard's own"));
   }
   const std::string_view site = head.header("sec-fetch-site");
   if (head.path.rfind("/api/", 0) == 0 && (site == "cross-site" || site == "same-site")) {
-    return refusal(403, "another site may not ask this dashboard");
+    return refusal(403, "requests from other sites are not allowed");
   }
   if (!options.token.empty()) return refuse_without_token(options, head);
   return std::nullopt;
@@ -129,7 +129,7 @@ std::optional<Answer> refuse_other_type(const Request& head) {
   if (head.method != "POST" || type.substr(0, type.find(';')) == "application/json") {
     return std::nullopt;
   }
-  return refusal(415, str("Content-Type: got ", quote(type), ", wanted application/json"));
+  return refusal(415, str("Content-Type: got ", quote(type), "; must be application/json"));
 }
 
 }  // namespace tessera::dashboard

@@ -31,7 +31,7 @@ const char* reason_phrase(int status) {
   }
 }
 
-// Put together once: printed one by one they are 5% of the time of a known answer.
+// Formatted once: formatting them for each answer takes 5% of the time of a cached answer.
 const std::string& common_headers() {
   static const std::string headers = [] {
     const std::pair<const char*, const char*> all[] = {
@@ -77,7 +77,7 @@ std::string response_text(const Answer& answer, bool closes, bool head_only) {
     text += str(name, ": ", value, "\r\n");
   }
   if (closes) text += "Connection: close\r\n";
-  const bool has_body = answer.status != 304;  // and no length or type of one
+  const bool has_body = answer.status != 304;  // a 304 has no length or type either
   if (has_body) text += str("Content-Type: ", answer.type, "\r\n");
   if (answer.events && !head_only) return text + "Transfer-Encoding: chunked\r\n\r\n";
   if (has_body) text += str("Content-Length: ", answer.body.size(), "\r\n");

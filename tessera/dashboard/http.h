@@ -8,25 +8,25 @@
 #include <string>
 #include <string_view>
 
-// Requests and answers, whatever carries them.
+// Requests and answers, independent of the transport.
 namespace tessera::dashboard {
 
 struct Request {
   std::string method = "GET";
   std::string path = "/";                                   // decoded, without the query
   std::map<std::string, std::string> query;                 // decoded
-  std::map<std::string, std::string, std::less<>> headers;  // names in small letters
+  std::map<std::string, std::string, std::less<>> headers;  // names in lower case
   std::string body;
 
-  // Empty where there is none.
+  // Returns "" if the header is absent.
   std::string_view header(std::string_view name) const {
     const auto found = headers.find(name);
     return found == headers.end() ? std::string_view() : std::string_view(found->second);
   }
 };
 
-// What a page listens to. next() waits a while and returns the text to send, "" for nothing new;
-// `over` ends it.
+// Source of server-sent events. next() waits for a limited time and returns the text to send, or ""
+// if there is nothing new. over() ends the stream.
 class EventSource {
  public:
   virtual ~EventSource() = default;
@@ -42,22 +42,22 @@ struct Answer {
   std::shared_ptr<EventSource> events;  // instead of a body
 };
 
-// Who answers. Each may be called by several threads at once.
+// Handlers of requests. May be called by several threads concurrently.
 struct Site {
-  // Looks at a request whose body has not been read: what is not to go on is answered here.
+  // Checks a request before its body is read. Returns the answer if it is refused.
   std::function<std::optional<Answer>(const Request& head)> refuse;
   std::function<Answer(const Request&)> answer;
-  // Is the answer one that others must not wait for?
+  // Returns true if the answer is slow, so that other requests must not wait for it.
   std::function<bool(const Request&)> takes_long = {};
 };
 
-// {"error":{"message":…,"field":…}}; what a message quotes need not be UTF-8.
+// Returns {"error":{"message":…,"field":…}}. The message may contain invalid UTF-8.
 Answer refusal(int status, std::string_view message, std::string_view field = "");
 
-// The answer as HTTP/1.1 sends it, with the headers that every answer has (what a page may load,
-// run and embed). `closes`: the connection ends with it. `head_only`: without the body, whose
-// length is told. An answer with events has a head alone; chunks follow. Throws Error if a header
-// has a control character, which would end it.
+// Formats an answer as HTTP/1.1, with the headers of every answer (content security policy and
+// others). `closes`: the connection ends after it. `head_only`: omits the body but gives its
+// length. For an answer with events returns only the head; chunks follow. Throws Error if a header
+// has a control character, which could end it.
 std::string response_text(const Answer& answer, bool closes, bool head_only = false);
 
 }  // namespace tessera::dashboard

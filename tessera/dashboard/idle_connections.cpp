@@ -1,4 +1,4 @@
-#include "tessera/dashboard/lobby.h"
+#include "tessera/dashboard/idle_connections.h"
 
 #include <sys/epoll.h>
 
@@ -14,75 +14,76 @@
 namespace tessera::dashboard {
 namespace {
 
-constexpr std::uint64_t kWake = 0;  // no guest has this number
-constexpr int kWhile = 200;         // milliseconds
-constexpr std::chrono::milliseconds kMoment{200};
+constexpr std::uint64_t kWake = 0;  // no connection has this number
+constexpr int kPollMilliseconds = 200;
+constexpr std::chrono::milliseconds kEvictableAge{200};
 
 }  // namespace
 
-Lobby::Lobby(int wake) : ready_(::epoll_create1(EPOLL_CLOEXEC)) {
+IdleConnections::IdleConnections(int wake) : ready_(::epoll_create1(EPOLL_CLOEXEC)) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kWake;
   if (!ready_.open() || ::epoll_ctl(ready_.get(), EPOLL_CTL_ADD, wake, &event) != 0) {
-    throw Error(str("the server cannot wait for connections: ", std::strerror(errno)));
+    throw Error(str("epoll is not available: ", std::strerror(errno)));
   }
 }
 
-void Lobby::wait(std::unique_ptr<Connection> connection) {
+void IdleConnections::wait(std::unique_ptr<Connection> connection) {
   const int fd = connection->socket();
   const std::lock_guard lock(mutex_);
   epoll_event event{};
   event.events = EPOLLONESHOT;  // one thread gets the event, once
   event.events |= connection->has_unsent() ? EPOLLOUT : EPOLLIN | EPOLLRDHUP;
   event.data.u64 = ++last_;
-  guests_[last_] = std::move(connection);
-  // Most have been here before.
+  connections_[last_] = std::move(connection);
+  // Most were registered before.
   if (::epoll_ctl(ready_.get(), EPOLL_CTL_MOD, fd, &event) != 0 &&
       ::epoll_ctl(ready_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    guests_.erase(last_);
+    connections_.erase(last_);
   }
 }
 
-std::unique_ptr<Connection> Lobby::next() {
+std::unique_ptr<Connection> IdleConnections::next() {
   epoll_event event{};
-  if (::epoll_wait(ready_.get(), &event, 1, kWhile) != 1 || event.data.u64 == kWake) return nullptr;
+  if (::epoll_wait(ready_.get(), &event, 1, kPollMilliseconds) != 1 || event.data.u64 == kWake)
+    return nullptr;
   const std::lock_guard lock(mutex_);
-  const auto found = guests_.find(event.data.u64);
-  if (found == guests_.end()) return nullptr;
+  const auto found = connections_.find(event.data.u64);
+  if (found == connections_.end()) return nullptr;
   std::unique_ptr<Connection> connection = std::move(found->second);
-  guests_.erase(found);
+  connections_.erase(found);
   return connection;
 }
 
-std::vector<std::unique_ptr<Connection>> Lobby::take_overdue() {
+std::vector<std::unique_ptr<Connection>> IdleConnections::take_overdue() {
   std::vector<std::unique_ptr<Connection>> overdue;
   const std::lock_guard lock(mutex_);
-  for (auto each = guests_.begin(); each != guests_.end();) {
+  for (auto each = connections_.begin(); each != connections_.end();) {
     const Connection& connection = *each->second;
-    // A client that has acted is not sent away because the threads are busy.
+    // A client that has acted is not dropped because the threads are busy.
     const bool passive =
         connection.is_overdue() &&
         (connection.has_unsent() || connection.is_draining() || connection.silent());
     if (passive) overdue.push_back(std::move(each->second));
-    each = passive ? guests_.erase(each) : std::next(each);
+    each = passive ? connections_.erase(each) : std::next(each);
   }
   return overdue;
 }
 
-std::unique_ptr<Connection> Lobby::take_oldest() {
-  const auto latest = Connection::Clock::now() - kMoment;
+std::unique_ptr<Connection> IdleConnections::take_oldest() {
+  const auto latest = Connection::Clock::now() - kEvictableAge;
   const std::lock_guard lock(mutex_);
-  auto oldest = guests_.end();
-  for (auto each = guests_.begin(); each != guests_.end(); ++each) {
+  auto oldest = connections_.end();
+  for (auto each = connections_.begin(); each != connections_.end(); ++each) {
     const Connection& connection = *each->second;
     const bool older =
-        connection.since() <= (oldest == guests_.end() ? latest : oldest->second->since());
+        connection.since() <= (oldest == connections_.end() ? latest : oldest->second->since());
     if (older && (connection.has_unsent() || connection.silent())) oldest = each;
   }
-  if (oldest == guests_.end()) return nullptr;
+  if (oldest == connections_.end()) return nullptr;
   std::unique_ptr<Connection> connection = std::move(oldest->second);
-  guests_.erase(oldest);
+  connections_.erase(oldest);
   return connection;
 }
 

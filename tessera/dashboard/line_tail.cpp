@@ -13,7 +13,7 @@ constexpr std::size_t kLongestLine = std::size_t{1} << 20;
 }  // namespace
 
 bool LineTail::open() {
-  // A pipe of this name must not be waited for, and is not read: its lines are somebody else's.
+  // Must not block on a pipe of this name, and must not consume its lines.
   Fd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat about {};
   if (!file.open() || ::fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode)) return false;
@@ -58,18 +58,18 @@ bool LineTail::read(std::size_t most, const Listener& listener) {
   if (::fstat(file_.get(), &own) == 0) {
     changed_ =
         static_cast<double>(own.st_mtim.tv_sec) + 1e-9 * static_cast<double>(own.st_mtim.tv_nsec);
-    if (own.st_size < at_) {  // begun again in its place
+    if (own.st_size < at_) {  // truncated
       at_ = 0;
       half_.clear();
       skipping_ = false;
-      listener.anew();
+      listener.reset();
     }
   }
   if (read_some(most, listener, taken)) return true;
   if (there && (now.st_dev != device_ || now.st_ino != inode_)) {
-    if (!half_.empty() && !skipping_) listener.line(half_);  // nobody will end it
+    if (!half_.empty() && !skipping_) listener.line(half_);  // will not be completed
     if (open()) {
-      listener.anew();
+      listener.reset();
       return read_some(most, listener, taken);
     }
   }

@@ -11,22 +11,22 @@
 
 namespace tessera::dashboard {
 
-// [Note: files that grow] Reads the lines of a file that somebody else writes, as they come. Half a
-// line waits for its rest. A file that was moved away is read to its end before the new one of its
-// name is begun; one that became shorter is begun again.
+// [Note: files that grow] Reads the lines of a file while another process writes it. An incomplete
+// line is kept until its end arrives. A file that was renamed is read to its end before the new
+// file of that name is opened; a file that was truncated is read again from the start.
 class LineTail {
  public:
   explicit LineTail(std::string path) : path_(std::move(path)) {}
 
   struct Listener {
     std::function<void(std::string_view line)> line;  // without its newline
-    std::function<void()> anew;                       // all lines from here on are of a new file
+    std::function<void()> reset;                      // the following lines are of a new file
   };
-  // Reads what is there, at most about `most` bytes. Returns whether there is more already.
+  // Reads available lines, at most about `most` bytes. Returns true if there is more.
   bool read(std::size_t most, const Listener& listener);
 
   const std::string& path() const { return path_; }
-  double changed() const { return changed_; }  // when it was last, in seconds since 1970; 0: never
+  double changed() const { return changed_; }  // last modification, seconds since 1970; 0: never
 
  private:
   bool open();
@@ -37,8 +37,8 @@ class LineTail {
   dev_t device_ = 0;
   ino_t inode_ = 0;
   std::int64_t at_ = 0;
-  std::string half_;       // a line whose end is still to come
-  bool skipping_ = false;  // the rest of a line that is too long
+  std::string half_;       // incomplete line
+  bool skipping_ = false;  // skips the rest of a line that is too long
   double changed_ = 0;
 };
 

@@ -7,7 +7,7 @@ namespace {
 Json setting_schema(const planner::Field& field) {
   Json schema = {{"description", field.help}};
   if (field.is_flag()) {
-    // "true" and 1 are, too.
+    // "true" and 1 are accepted too.
     schema["anyOf"] = {{{"type", "boolean"}}, {{"type", "string"}}, {{"type", "number"}}};
   } else if (!field.choices.empty() && !field.free_in_plans) {
     schema["type"] = "string";
@@ -15,7 +15,7 @@ Json setting_schema(const planner::Field& field) {
   } else if (std::holds_alternative<std::string planner::RunSettings::*>(field.member)) {
     schema["type"] = "string";
   } else {
-    // "7B" and "25MB" are numbers too.
+    // "7B" and "25MB" are accepted too.
     schema["anyOf"] = {{{"type", "number"}}, {{"type", "string"}}};
   }
   return schema;
@@ -35,7 +35,7 @@ Json response(const char* description, const Json& schema, const char* type = "a
   return {{"description", description}, {"content", {{type, {{"schema", schema}}}}}};
 }
 
-// A null stands for what is not given.
+// Null means that a key is not given.
 void allow_null(Json& schema) {
   if (schema.contains("anyOf")) return allow_null(schema["anyOf"][0]);
   schema["nullable"] = true;
@@ -46,7 +46,7 @@ Json operation(const Route& route) {
   const Json refused = {{"$ref", "#/components/responses/Refused"}};
   Json answer = {{"type", "object"}};
   if (!route.fields.empty()) {
-    // Several schedules are answered as a list of them.
+    // Several schedules are answered as a list.
     if (route.path != "/api/schedule") answer["required"] = route.fields;
     for (const std::string& field : route.fields) answer["properties"][field] = Json::object();
   }
@@ -99,15 +99,16 @@ Json openapi(const std::vector<Route>& routes) {
          {{"type", "object"},
           {"required", {"message"}},
           {"properties", {{"message", {{"type", "string"}}}, {"field", {{"type", "string"}}}}}}}}}};
-  return {{"openapi", "3.0.3"},
-          {"info",
-           {{"title", "Tessera's dashboard"},
-            {"version", TESSERA_VERSION},
-            {"description",
-             "Questions have the settings of `tessera plan` as keys, with underscores; the answers "
-             "are those of the commands."}}},
-          {"paths", std::move(paths)},
-          {"components", {{"responses", {{"Refused", response("why not", error)}}}}}};
+  return {
+      {"openapi", "3.0.3"},
+      {"info",
+       {{"title", "Tessera's dashboard"},
+        {"version", TESSERA_VERSION},
+        {"description",
+         "The keys of a question are the settings of `tessera plan`, with underscores. The "
+         "answers are those of the commands."}}},
+      {"paths", std::move(paths)},
+      {"components", {{"responses", {{"Refused", response("the reason of the refusal", error)}}}}}};
 }
 
 }  // namespace tessera::dashboard

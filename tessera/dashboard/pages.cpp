@@ -35,10 +35,10 @@ std::string etag_of(std::string_view bytes) {
   return str("\"", to_hex(sha256(bytes)).substr(0, 20), "\"");
 }
 
-// For the few clients that do not take gzip. The bytes are our own.
+// For the few clients that do not accept gzip. The input is trusted: it is embedded in the program.
 std::string gunzip(const std::string& bytes) {
   z_stream stream{};
-  if (::inflateInit2(&stream, 16 + MAX_WBITS) != Z_OK) throw Error("zlib does not start");
+  if (::inflateInit2(&stream, 16 + MAX_WBITS) != Z_OK) throw Error("zlib initialization failed");
   std::string out;
   std::vector<char> part(1 << 16);
   stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));
@@ -51,7 +51,7 @@ std::string gunzip(const std::string& bytes) {
     out.append(part.data(), part.size() - stream.avail_out);
   }
   ::inflateEnd(&stream);
-  if (state != Z_STREAM_END) throw Error("a page in the program is damaged");
+  if (state != Z_STREAM_END) throw Error("a page embedded in the program is corrupt");
   return out;
 }
 
@@ -99,17 +99,18 @@ Answer page_answer(const Pages& pages, const Request& request) {
   if (found == pages.end()) {
     if (pages.empty()) {
       return refusal(404,
-                     "this program was built without the page: install Node (Debian: nodejs npm) "
+                     "this program was built without the page. Install Node (Debian: nodejs npm) "
                      "and build again; the API is at /openapi.json");
     }
-    return refusal(404, "there is nothing here");
+    return refusal(404, "not found");
   }
   const Page& page = found->second;
   Answer answer;
   answer.type = page.type;
   answer.headers["ETag"] = page.etag;
   answer.headers["Vary"] = "Accept-Encoding";
-  answer.headers["Cache-Control"] = "no-cache";  // names stay when what is in them changes
+  answer.headers["Cache-Control"] =
+      "no-cache";  // files keep their names when their content changes
   if (request.header("if-none-match") == page.etag) {
     answer.status = 304;
     return answer;

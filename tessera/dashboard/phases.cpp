@@ -18,14 +18,14 @@ Json list_at(const Json& object, const char* key) {
   return found != object.end() && found->is_array() ? *found : Json::array();
 }
 
-// What has the ranks: the end of the run, or the last line that had them. Null: nothing.
-const Json& teller(const RunSeries& series) {
+// Returns the object with the ranks: the summary, or the last line that had them; null if none.
+const Json& ranks_source(const RunSeries& series) {
   const Json& summary = series.summary();
   return summary.is_object() && summary.contains("ranks") ? summary : series.ranks();
 }
 
-// The rank that writes the lines.
-Json writer(const std::vector<Point>& points) {
+// Returns the row of the rank that writes the lines.
+Json writer_row(const std::vector<Point>& points) {
   const std::size_t count = std::min(kLastSteps, points.size());
   if (count == 0) return Json::array();
   Json row = {{"rank", 0}};
@@ -33,16 +33,16 @@ Json writer(const std::vector<Point>& points) {
     const std::string name = kSeriesNames[v];
     if (!is_time(name) || name == "tokens_per_s") continue;
     double sum = 0;
-    std::size_t there = 0;
+    std::size_t present = 0;
     for (std::size_t i = points.size() - count; i < points.size(); ++i) {
-      if (std::isfinite(points[i].values[v])) sum += points[i].values[v], ++there;
+      if (std::isfinite(points[i].values[v])) sum += points[i].values[v], ++present;
     }
-    if (there > 0) row[name] = sum / static_cast<double>(there);
+    if (present > 0) row[name] = sum / static_cast<double>(present);
   }
   return Json::array({row});
 }
 
-// Slow ones first, so that they are among those that there is room for.
+// Selects the ranks to show: the slow ones, then the first ones up to kMostRows.
 std::set<std::size_t> chosen(std::size_t ranks, const Json& slow_ranks) {
   std::set<std::size_t> rows;
   for (const Json& slow : slow_ranks) {
@@ -58,17 +58,17 @@ std::set<std::size_t> chosen(std::size_t ranks, const Json& slow_ranks) {
 }  // namespace
 
 Json phases_of(const RunSeries& series) {
-  const Json& told = teller(series);
-  const auto columns = told.is_object() ? told.find("ranks") : told.end();
-  if (!told.is_object() || columns == told.end() || !columns->is_object()) {
-    return writer(series.points());
+  const Json& source = ranks_source(series);
+  const auto columns = source.is_object() ? source.find("ranks") : source.end();
+  if (!source.is_object() || columns == source.end() || !columns->is_object()) {
+    return writer_row(series.points());
   }
   std::size_t ranks = 0;
   for (const auto& [name, column] : columns->items()) {
     if (column.is_array()) ranks = std::max(ranks, column.size());
   }
   Json rows = Json::array();
-  for (const std::size_t rank : chosen(ranks, list_at(told, "slow_ranks"))) {
+  for (const std::size_t rank : chosen(ranks, list_at(source, "slow_ranks"))) {
     Json row = {{"rank", rank}};
     for (const auto& [name, column] : columns->items()) {
       if (!is_time(name) || !column.is_array() || rank >= column.size()) continue;
@@ -81,8 +81,8 @@ Json phases_of(const RunSeries& series) {
 
 Json stragglers_of(const RunSeries& series) {
   const Json& summary = series.summary();
-  const Json& told = summary.is_object() ? summary : series.ranks();
-  return told.is_object() ? list_at(told, "slow_ranks") : Json::array();
+  const Json& source = summary.is_object() ? summary : series.ranks();
+  return source.is_object() ? list_at(source, "slow_ranks") : Json::array();
 }
 
 }  // namespace tessera::dashboard

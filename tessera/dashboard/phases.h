@@ -4,12 +4,12 @@
 
 namespace tessera::dashboard {
 
-// Where the time of a step goes, a row for each rank: means of the last steps, of all of them when
-// the run is over. Of very many ranks those that are slow and the first ones. Where the file has
-// only the rank that writes it, that one.
+// Returns the time of each phase of a step, one row per rank: means over the last steps, or over
+// all steps when the run has ended. With very many ranks, the slow ones and the first ones; if the
+// file has no ranks, the rank that writes it.
 Json phases_of(const RunSeries& series);
 
-// Ranks that are slow, as the run itself found them; an empty list where it found none.
+// Returns the slow ranks that the run itself found; an empty list if none.
 Json stragglers_of(const RunSeries& series);
 
 }  // namespace tessera::dashboard

@@ -23,7 +23,7 @@ constexpr std::string_view kSingle[] = {"authorization",
                                         "transfer-encoding",
                                         "user-agent"};
 
-// Thrown within parse_head() alone.
+// Thrown only within parse_head().
 struct Refused {
   Answer answer;
 };
@@ -55,7 +55,7 @@ std::string_view without_blanks(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
-// Takes the line at the beginning of `rest`. find_head_end() has seen to it that there is one.
+// Removes and returns the first line of `rest`. find_head_end() guarantees that there is one.
 std::string_view take_line(std::string_view& rest) {
   const std::size_t end = rest.find('\n');
   if (end == std::string_view::npos || end == 0 || rest[end - 1] != '\r') {
@@ -79,7 +79,7 @@ std::string decoded(std::string_view text, bool plus_is_blank) {
       const auto [end, error] =
           std::from_chars(digits.data(), digits.data() + digits.size(), byte, 16);
       if (digits.size() != 2 || error != std::errc() || end != digits.data() + 2) {
-        refuse(400, "the address has a % that two hexadecimal digits do not follow");
+        refuse(400, "the address has a % without two hexadecimal digits after it");
       }
       out += static_cast<char>(byte);
       i += 2;
@@ -97,7 +97,7 @@ void read_target(std::string_view target, Request& request) {
     query.remove_prefix(std::min(pair.size() + 1, query.size()));
     const std::size_t equals = pair.find('=');
     if (pair.empty()) continue;
-    request.query.emplace(  // the first of several counts
+    request.query.emplace(  // the first of several is used
         decoded(pair.substr(0, equals), true),
         equals == std::string_view::npos ? "" : decoded(pair.substr(equals + 1), true));
   }
@@ -120,7 +120,7 @@ void read_request_line(std::string_view line, const RequestLimits& limits, Reque
   }
   if (target.empty() || target.front() != '/' ||
       !std::all_of(target.begin(), target.end(), [](char c) { return c > 0x20 && c < 0x7f; })) {
-    refuse(400, "the address must be a path that begins with / and has printable characters only");
+    refuse(400, "the address must be a path that starts with / and has only printable characters");
   }
   head.request.method = method;
   read_target(target, head.request);
@@ -140,7 +140,7 @@ void read_header(std::string_view line, Request& request) {
   const auto [found, is_new] = request.headers.emplace(name, value);
   if (is_new) return;
   if (std::find(std::begin(kSingle), std::end(kSingle), name) != std::end(kSingle)) {
-    refuse(400, str("the header ", name, " is there twice"));
+    refuse(400, str("the header ", name, " occurs twice"));
   }
   found->second += str(", ", value);
 }

@@ -24,12 +24,12 @@ std::function<std::string(const Knowledge&, Ask&)> printed(Json (*answer)(const 
 const char* const kSeconds = "seconds of a rank's layers for one micro-batch";
 
 Json schedule_body() {
-  const Json word = one_of(schedule::names(), "which");
+  const Json word = one_of(schedule::names(), "schedule");
   return {{"schedule", word},
           {"schedules", {{"type", "array"}, {"maxItems", 8}, {"items", word}}},
           {"pp", integer(1, 64, "ranks of the pipeline")},
-          {"micros", integer(1, 512, "micro-batches in a step")},
-          {"chunks", integer(1, 16, "interleaved: stages on each rank")},
+          {"micros", integer(1, 512, "micro-batches per step")},
+          {"chunks", integer(1, 16, "interleaved: stages per rank")},
           {"forward", number(1e-6, 1e6, kSeconds)},
           {"backward", number(1e-6, 1e6, kSeconds)},
           {"backward_input", number(1e-6, 1e6, kSeconds)},
@@ -38,42 +38,42 @@ Json schedule_body() {
 }
 
 Json collective_body() {
-  return {{"algorithm", one_of({"ring", "tree", "two-level"}, "how it goes")},
-          {"ranks", integer(1, 16, "that take part")},
-          {"per_node", integer(1, 1024, "of them on a node")},
-          {"elements", number(0, 1e15, "of the buffer, 4 bytes each")},
-          {"bytes", number(1, 1e15, "of the buffer")},
+  return {{"algorithm", one_of({"ring", "tree", "two-level"}, "algorithm")},
+          {"ranks", integer(1, 16, "number of ranks")},
+          {"per_node", integer(1, 1024, "ranks per node")},
+          {"elements", number(0, 1e15, "elements of the buffer, 4 bytes each")},
+          {"bytes", number(1, 1e15, "size of the buffer")},
           {"bandwidth", number(1, 1e15, "bytes/s of a link, one direction")},
-          {"latency", number(0, 3600, "seconds of a step besides")},
-          {"between_bandwidth", number(1, 1e15, "likewise, between nodes")},
-          {"between_latency", number(0, 3600, "likewise, between nodes")}};
+          {"latency", number(0, 3600, "seconds of latency per step")},
+          {"between_bandwidth", number(1, 1e15, "bytes/s of a link between nodes")},
+          {"between_latency", number(0, 3600, "seconds of latency per step between nodes")}};
 }
 
 Json scaling_body() {
   return {{"overhead", number(0, 1, "c of the simple law 1/(1 + c log2 N)")},
           {"jitter", number(0, 2, "spread of computing times")},
-          {"overlap", truth("communication beside computation")},
+          {"overlap", truth("overlap communication with computation")},
           {"bandwidth", number(0, 1e15, "bytes/s of an adapter; 0: the hardware's")},
-          {"max_dp", integer(1, 4096, "the largest")}};
+          {"max_dp", integer(1, 4096, "largest dp")}};
 }
 
 Json simulate_body() {
   const Json straggler = {{"type", "object"},
                           {"properties",
-                           {{"rank", integer(0, 1 << 30, "which")},
-                            {"factor", number(1e-6, 1e6, "so many times as long")}}},
+                           {{"rank", integer(0, 1 << 30, "number of the rank")},
+                            {"factor", number(1e-6, 1e6, "factor of its computing times")}}},
                           {"required", {"rank", "factor"}}};
   return {{"jitter", number(0, 2, "spread of computing times")},
-          {"seed", integer(0, 1 << 30, "of the jitter")},
-          {"trace_ranks", integer(0, 64, "ranks whose spans are wanted")},
+          {"seed", integer(0, 1 << 30, "seed of the jitter")},
+          {"trace_ranks", integer(0, 64, "ranks whose spans to return")},
           {"stragglers", {{"type", "array"}, {"maxItems", 64}, {"items", straggler}}}};
 }
 
 Json sync_body() {
-  return {{"ranks", integer(1, 4, "threads that stand for ranks")},
+  return {{"ranks", integer(1, 4, "ranks, which are threads")},
           {"bucket_size", integer(16, 1 << 26, "bytes of a bucket of the small network")},
-          {"width", integer(16, 1024, "of the network that is timed")},
-          {"layers", integer(1, 12, "likewise")}};
+          {"width", integer(16, 1024, "width of the timed network")},
+          {"layers", integer(1, 12, "layers of the timed network")}};
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ std::vector<Route> all_routes() {
   return {
       {"GET",
        "/api/about",
-       "models, hardware, layouts, schedules and settings that there are",
+       "the available models, hardware, layouts, schedules and settings",
        nullptr,
        false,
        {"version", "models", "hardware", "layouts", "schedules", "settings"},
@@ -137,7 +137,7 @@ std::vector<Route> all_routes() {
        printed(traffic_answer)},
       {"POST",
        "/api/schedule",
-       "a pipeline's schedule with its times, or several",
+       "the schedule of a pipeline with its times, or several",
        schedule_body(),
        false,
        {"ranks", "actions", "step", "bubble", "in_flight", "command"},
@@ -146,8 +146,8 @@ std::vector<Route> all_routes() {
        printed(schedule_answer)},
       {"POST",
        "/api/search",
-       "all ways to train on so many GPUs, as tessera plan --search --json",
-       {{"top", integer(1, 500, "rows")}},
+       "all ways to train on a number of GPUs, as tessera plan --search --json",
+       {{"top", integer(1, 500, "number of rows")}},
        true,
        {"best", "tried", "fitting", "ruled_out", "command"},
        {{"model", "gpt2-xl"}, {"gpus", 8}, {"global_batch", 64}},
@@ -173,20 +173,14 @@ std::vector<Route> all_routes() {
        printed(simulate_answer)},
       {"POST",
        "/api/sync",
-       "gradients before and after synchronisation, from a real run",
+       "gradients before and after synchronization, from a real run",
        sync_body(),
        false,
        {"ranks", "parameters", "buckets", "ways", "command"},
        {{"ranks", 2}, {"bucket_size", 150}},
        true,
        printed(sync_answer)},
-      {"GET",
-       "/api/runs",
-       "the runs that are watched, the newest first",
-       nullptr,
-       false,
-       {},
-       nullptr},
+      {"GET", "/api/runs", "the watched runs, newest first", nullptr, false, {}, nullptr},
       {"GET",
        "/api/runs/{id}",
        "the series of a run, downsampled",
@@ -196,12 +190,18 @@ std::vector<Route> all_routes() {
        nullptr},
       {"GET",
        "/api/runs/{id}/events",
-       "what comes to it, as server-sent events",
+       "new points and states of a run, as server-sent events",
        nullptr,
        false,
        {},
        nullptr},
-      {"GET", "/api/runs/{id}/trace", "its trace, if it wrote one", nullptr, false, {}, nullptr},
+      {"GET",
+       "/api/runs/{id}/trace",
+       "the trace of a run, if it wrote one",
+       nullptr,
+       false,
+       {},
+       nullptr},
       {"GET",
        "/openapi.json",
        "this description",

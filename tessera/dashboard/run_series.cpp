@@ -54,7 +54,7 @@ std::vector<Point> downsampled(const Point* first, std::size_t count, std::size_
   return out;
 }
 
-void RunSeries::anew() {
+void RunSeries::reset() {
   points_.clear();
   marks_.clear();
   start_ = summary_ = ranks_ = nullptr;
@@ -101,7 +101,7 @@ void RunSeries::step_line(const Json& json) {
   }
   const bool back = !points_.empty() && point.step <= points_.back().step;
   if (back || (begins && !points_.empty()) || !summary_.is_null()) {
-    // Steps after the checkpoint are done once more.
+    // Steps after the checkpoint are repeated.
     const std::int64_t reached = points_.empty() ? 0 : points_.back().step;
     while (!points_.empty() && points_.back().step >= point.step) points_.pop_back();
     const auto erased = std::erase_if(
@@ -122,7 +122,7 @@ void RunSeries::step_line(const Json& json) {
   if (json.contains("eval")) mark({point.step, "evaluation", ""}, kMostMarks);
 }
 
-// Ends and restarts have room besides what happens at steps.
+// Ends and restarts have a higher limit than marks of steps.
 void RunSeries::mark(Mark what, std::size_t most) {
   if (marks_.size() < most) marks_.push_back(std::move(what));
 }

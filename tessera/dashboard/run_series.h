@@ -10,7 +10,7 @@
 
 namespace tessera::dashboard {
 
-// Numbers of a step that are kept, in the words of [--metrics of tessera train].
+// Figures of a step that are kept, with the names of `tessera train --metrics`.
 inline constexpr std::array<const char*, 20> kSeriesNames = {
     "loss",      "grad_norm",       "lr",         "tokens_per_s",   "step_s",
     "forward_s", "backward_s",      "comm_s",     "comm_exposed_s", "optimizer_s",
@@ -20,41 +20,41 @@ inline constexpr std::size_t kSeries = kSeriesNames.size();
 
 struct Point {
   std::int64_t step = 0;
-  std::array<double, kSeries> values{};  // NaN: not there
+  std::array<double, kSeries> values{};  // NaN: absent
 };
 
-// What happened at a step.
+// Event at a step.
 struct Mark {
   std::int64_t step = 0;
   std::string kind;  // "checkpoint", "restart", "skipped", "evaluation", "end"
   std::string text;
 };
 
-// Points of at most `most` places, in their order: of each stretch the least and the greatest value
-// of every series, where they came.
+// Reduces points to at most `most`, in order. Each range of points gives two: the minimum and the
+// maximum of every series, in their original order.
 std::vector<Point> downsampled(const Point* first, std::size_t count, std::size_t most);
 
-// One run, line by line of its metrics.
+// Series of one run, read line by line from its metrics.
 class RunSeries {
  public:
-  // With more points than that, each stretch of four becomes two.
+  // With more than `most_points` points, each four become two.
   explicit RunSeries(std::size_t most_points = 1'000'000) : most_points_(most_points) {}
 
   void line(std::string_view text);
-  void anew();  // lines of a new file: all is forgotten
+  void reset();  // forgets everything: the following lines are of a new file
 
   const std::vector<Point>& points() const { return points_; }
   const std::vector<Mark>& marks() const { return marks_; }
-  const Json& start() const { return start_; }      // the run and its prediction; null: not told
+  const Json& start() const { return start_; }      // the run and its prediction; null: absent
   const Json& summary() const { return summary_; }  // null: not ended
-  // Of the last line that had them: "ranks", a column by rank for each phase, and "slow_ranks".
-  const Json& ranks() const { return ranks_; }        // null: none had
+  // Ranks of the last line that had them: "ranks", a column by rank per phase, and "slow_ranks".
+  const Json& ranks() const { return ranks_; }        // null: no line had them
   std::uint64_t version() const { return version_; }  // grows with each line
-  // Grows when points or marks that were there have gone: a restart, a new file, too many points.
+  // Grows when points or marks were removed: by a restart, a new file, or too many points.
   std::uint64_t epoch() const { return epoch_; }
-  std::int64_t damaged() const { return damaged_; }  // lines that are none
+  std::int64_t damaged() const { return damaged_; }  // number of invalid lines
 
-  // The series of points as columns, "steps" first.
+  // Returns the series of points as columns, "steps" first.
   static Json columns(const std::vector<Point>& points);
 
  private:

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMostRuns = 256;
-constexpr std::size_t kSlice = std::size_t{4} << 20;  // bytes that are read before others may ask
+constexpr std::size_t kSlice = std::size_t{4} << 20;  // bytes read before the lock is released
 constexpr double kSilent = 30;  // seconds without a line after which a run counts as silent
 constexpr std::int64_t kMostTrace = std::int64_t{64} << 20;
 constexpr int kDeepest = 2;
@@ -27,7 +27,7 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// The same after a restart of the server, and no path.
+// Returns an id that is stable across restarts of the server and does not reveal the path.
 std::string id_of(const std::string& path) {
   std::error_code problem;
   const fs::path whole = fs::absolute(path, problem);
@@ -50,8 +50,8 @@ std::string dumped(const Json& json) {
 
 }  // namespace
 
-// What comes to one run: its new points, or "again" where old ones have gone and all is to be asked
-// for anew.
+// Events of one run: its new points, or "again" if old ones were removed and the client must
+// request everything again.
 class RunEvents : public EventSource {
  public:
   RunEvents(const RunStore& store, std::string id) : store_(store), id_(std::move(id)) {
@@ -83,7 +83,7 @@ class RunEvents : public EventSource {
     const std::string state = store_.state_of(run);
     if (state != state_) text += event("state", {{"state", state}});
     state_ = state;
-    // Something now and then, so that a client that has gone is noticed.
+    // Sends a comment now and then, so that a closed connection is noticed.
     if (text.empty() && ++quiet_ % 20 == 0) text = ": still here\n\n";
     return text;
   }
@@ -116,7 +116,7 @@ RunStore::RunStore(const std::vector<std::string>& paths, double every)
     const std::string kind = kind_of_file(path);
     if (kind == "a regular file" || kind == "a folder" || kind == "nothing") continue;
     throw UsageError(str("--runs: ", quote(path), " is ", kind,
-                         "; wanted a file that tessera train --metrics writes, or a folder"));
+                         "; must be a metrics file of tessera train, or a folder"));
   }
   thread_ = std::thread([this] { work(); });
 }
@@ -160,7 +160,7 @@ bool RunStore::read_all(std::size_t most) {
   for (auto& [id, run] : runs_) {
     const LineTail::Listener listener{
         [&series = run->series](std::string_view line) { series.line(line); },
-        [&series = run->series] { series.anew(); }};
+        [&series = run->series] { series.reset(); }};
     more = run->tail.read(most, listener) || more;
   }
   return more;
@@ -181,7 +181,7 @@ void RunStore::work() {
     if (rounds++ % 8 == 0) look_for_files();
     const bool more = read_all(kSlice);
     news_.notify_all();
-    // Others ask between two slices.
+    // Releases the lock between two slices.
     news_.wait_for(lock, std::chrono::duration<double>(more ? 0.001 : every_),
                    [&] { return stopping_.load(); });
   }
@@ -277,15 +277,14 @@ Answer RunStore::trace(const std::string& id) const {
       path = start["trace"].get<std::string>();
     }
   }
-  // The run itself wrote where its trace is to be; only a trace is handed on.
-  if (path.empty())
-    return refusal(404, "this run writes no trace; wanted tessera train --trace FILE");
+  // The path comes from the metrics file, so check that the file is a trace.
+  if (path.empty()) return refusal(404, "this run writes no trace; use tessera train --trace FILE");
   if (kind_of_file(path) != "a regular file") {
-    return refusal(404, "the trace is not there yet: it appears whole when the run ends");
+    return refusal(404, "the trace does not exist yet: the run writes it when it ends");
   }
   Answer answer;
   answer.body = read_small_file(path, kMostTrace, "a trace");
-  if (answer.body.find("\"traceEvents\"") >= 4096) return refusal(404, "that file is no trace");
+  if (answer.body.find("\"traceEvents\"") >= 4096) return refusal(404, "that file is not a trace");
   return answer;
 }
 

@@ -16,24 +16,24 @@
 
 namespace tessera::dashboard {
 
-// The runs that the dashboard was told of: metrics files, and folders with such files in them
-// (*.jsonl, three levels deep). A thread of its own reads what comes.
+// Runs that the dashboard watches: metrics files, and folders with such files (*.jsonl, three
+// levels deep). Its own thread reads new lines.
 class RunStore {
  public:
-  // What is not there yet may come. Throws UsageError for what can be neither.
+  // Paths need not exist yet. Throws UsageError for a path that is neither a file nor a folder.
   explicit RunStore(const std::vector<std::string>& paths, double every = 0.25);
   ~RunStore();
   RunStore(const RunStore&) = delete;
   RunStore& operator=(const RunStore&) = delete;
 
-  // As GET /api/runs, /api/runs/ID and its trace answer.
+  // Answers of GET /api/runs, /api/runs/ID and /api/runs/ID/trace.
   Json list() const;
   Answer run(const std::string& id, std::size_t points, std::int64_t from) const;
   Answer trace(const std::string& id) const;
-  // What comes from now on; nothing for an id that there is not.
+  // Returns the events from now on; null for an unknown id.
   std::shared_ptr<EventSource> events(const std::string& id) const;
 
-  // Reads all that is there now, for tests and for the first answer.
+  // Reads everything available now, for tests and for the first answer.
   void catch_up();
   void stop();
 

@@ -18,13 +18,13 @@
 #include "tessera/core/fd.h"
 #include "tessera/core/text.h"
 #include "tessera/dashboard/connection.h"
-#include "tessera/dashboard/crew.h"
-#include "tessera/dashboard/lobby.h"
+#include "tessera/dashboard/idle_connections.h"
+#include "tessera/dashboard/worker_pool.h"
 
 namespace tessera::dashboard {
 namespace {
 
-// Numeric alone: nothing is looked up.
+// Accepts only numeric addresses, so that no name is resolved.
 Fd bound_socket(const std::string& address, int port) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE;
@@ -32,7 +32,7 @@ Fd bound_socket(const std::string& address, int port) {
   addrinfo* found = nullptr;
   if (::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
     throw UsageError(str("--address: got ", quote(address),
-                         ", wanted an address of this machine in numbers, such as 127.0.0.1"));
+                         "; must be a numeric address of this machine, such as 127.0.0.1"));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, ::freeaddrinfo);
   Fd fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -44,7 +44,7 @@ Fd bound_socket(const std::string& address, int port) {
     const bool taken = problem == EADDRINUSE;
     throw UsageError(str(taken ? "--port: " : "--address: ", "cannot listen at ", address, " port ",
                          port, ": ", std::strerror(problem),
-                         taken ? "; wanted another port, or 0 for a free one" : ""));
+                         taken ? "; use another port, or 0 for a free one" : ""));
   }
   return fd;
 }
@@ -68,36 +68,36 @@ class Server::Implementation {
         site_(std::move(site)),
         listener_(bound_socket(options.address, options.port)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-        lobby_(wake_.get()),
-        // Half of the threads at most: those that step aside need others.
-        crew_(std::min(cores() + 1, options.threads / 2), options.threads,
+        idle_(wake_.get()),
+        // At most half of the threads are active: blocked ones need replacements.
+        pool_(std::min(cores() + 1, options.threads / 2), options.threads,
               [this] { return work(); }) {}
   ~Implementation() {
     stop();
-    crew_.end();
+    pool_.end();
   }
 
   int port() const { return port_of(listener_.get()); }
 
   void run() {
-    crew_.begin();
+    pool_.begin();
     while (!stopping_) {
       pollfd entries[] = {{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
       // With open connections, deadlines pass.
       if (::poll(entries, 2, open_ > 0 ? 100 : -1) < 0 && errno != EINTR) break;
       if (stopping_) break;
-      for (const auto& overdue : lobby_.take_overdue()) {
+      for (const auto& overdue : idle_.take_overdue()) {
         if (overdue->is_partial()) send_off(*overdue, 408, "the request took too long");
       }
       Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (fd.open()) {
         take(std::move(fd));
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        ::poll(entries + 1, 1, 20);  // until one of the connections ends
+        ::poll(entries + 1, 1, 20);  // retry later, when a connection may have ended
       }
     }
     stop();
-    crew_.end();
+    pool_.end();
   }
 
   void stop() noexcept {
@@ -112,30 +112,30 @@ class Server::Implementation {
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     auto connection = std::make_unique<Connection>(std::move(fd), open_, options_.request_seconds);
     if (open_ > options_.connections) {
-      const std::unique_ptr<Connection> oldest = lobby_.take_oldest();
+      const std::unique_ptr<Connection> oldest = idle_.take_oldest();
       if (!oldest || oldest->is_partial()) {
         send_off(oldest ? *oldest : *connection, 503, "too many connections; try again later");
       }
       if (!oldest) return;
     }
-    lobby_.wait(std::move(connection));
+    idle_.wait(std::move(connection));
   }
 
-  // For a connection that is closed next, whether or not the client reads this.
+  // Sends an error to a connection that is closed next, whether or not the client reads it.
   static void send_off(Connection& connection, int status, const char* why) {
     connection.write(response_text(refusal(status, why), /*closes=*/true));
     connection.flush();
   }
 
   bool work() {
-    std::unique_ptr<Connection> connection = lobby_.next();
+    std::unique_ptr<Connection> connection = idle_.next();
     if (stopping_) return false;
-    if (connection && advance(*connection)) lobby_.wait(std::move(connection));
+    if (connection && advance(*connection)) idle_.wait(std::move(connection));
     return true;
   }
 
-  // Reads, answers and sends as far as possible without waiting for the client. False when the
-  // connection is over.
+  // Reads, answers and sends as far as possible without waiting for the client. Returns false when
+  // the connection is over.
   bool advance(Connection& connection) {
     if (connection.is_draining()) return connection.drain();
     if (!connection.flush()) return false;
@@ -143,7 +143,7 @@ class Server::Implementation {
     if (!connection.has_unsent() && !connection.last) {
       open = connection.receive(options_.limits.head_bytes + options_.limits.body_bytes);
     }
-    // The next request is not begun before the client has taken the answer to this one.
+    // The next request is not started before the client has received the answer to this one.
     while (!stopping_ && !connection.has_unsent() && !connection.last && serve(connection)) {
       if (!connection.flush()) return false;
     }
@@ -161,12 +161,12 @@ class Server::Implementation {
     return true;
   }
 
-  // Answers one request. False if it is not complete, and nothing was written.
+  // Answers one request. Returns false if it is not complete and nothing was written.
   bool serve(Connection& connection) {
     try {
       return serve_complete(connection);
     } catch (const std::exception&) {
-      put(connection, refusal(500, "this is a fault of the server"), true);
+      put(connection, refusal(500, "internal error of the server"), true);
       return true;
     }
   }
@@ -192,7 +192,7 @@ class Server::Implementation {
     return true;
   }
 
-  // False if it is not complete.
+  // Returns false if the head is not complete.
   bool read_head(Connection& connection) {
     const std::string_view bytes = connection.unused();
     const std::size_t end = find_head_end(bytes, connection.searched);
@@ -209,33 +209,33 @@ class Server::Implementation {
     RequestHead& head = *connection.head;
     if (head.refused) return true;
     head.refused = refusal_of(head);
-    // A stranger, or a body of unknown length: nothing more is read from this client.
+    // A foreign request, or a body of unknown length: nothing more is read from this client.
     if (head.refused && (head.refused->status == 403 || head.refused->status == 411)) {
       head.closes = true;
     }
     return true;
   }
 
-  // A client that sends byte by byte is never overdue in the lobby.
+  // Needed because a client that sends byte by byte is never overdue in IdleConnections.
   bool refuse_overdue(Connection& connection) {
     if (!connection.is_partial() || !connection.is_overdue()) return false;
     put(connection, refusal(408, "the request took too long"), true);
     return true;
   }
 
-  // Looks at a head before its body is read.
+  // Checks a head before its body is read.
   std::optional<Answer> refusal_of(const RequestHead& head) {
     if (auto refused = site_.refuse(head.request)) return refused;
     const bool reads = head.request.method == "GET" || head.request.method == "HEAD";
     if (!reads && !head.has_length) {
-      return refusal(411, "Content-Length is missing; it is the length of the body in bytes");
+      return refusal(411, "Content-Length, the length of the body in bytes, is missing");
     }
     return std::nullopt;
   }
 
   Answer answered(const Request& request) {
     if (!site_.takes_long || !site_.takes_long(request)) return site_.answer(request);
-    const Crew::Aside aside(crew_);
+    const WorkerPool::Blocked blocked(pool_);
     return site_.answer(request);
   }
 
@@ -246,9 +246,9 @@ class Server::Implementation {
     if (answer.events && !head_only) stream(connection, *answer.events);
   }
 
-  // Holds a thread until the client leaves: the site bounds the number of listeners.
+  // Holds a thread until the client disconnects: the site limits the number of listeners.
   void stream(Connection& connection, EventSource& events) {
-    const Crew::Aside aside(crew_);
+    const WorkerPool::Blocked blocked(pool_);
     while (connection.wait_until_sent(options_.request_seconds) && !connection.gone()) {
       if (events.over() || stopping_) {
         connection.write("0\r\n\r\n");
@@ -264,8 +264,8 @@ class Server::Implementation {
   Fd listener_, wake_;
   std::atomic<bool> stopping_{false};
   std::atomic<int> open_{0};  // connections
-  Lobby lobby_;
-  Crew crew_;
+  IdleConnections idle_;
+  WorkerPool pool_;
 };
 
 Server::Server(const ServerOptions& options, Site site)

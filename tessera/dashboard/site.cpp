@@ -17,8 +17,8 @@
 namespace tessera::dashboard {
 namespace {
 
-// The last answers, by what was asked: a slider comes back to where it was.
-class Remembered {
+// LRU cache of answers by request: sliders return to earlier positions.
+class AnswerCache {
  public:
   bool find(const std::string& key, std::string& answer) {
     const std::lock_guard lock(mutex_);
@@ -46,7 +46,7 @@ class Remembered {
   std::unordered_map<std::string, decltype(order_)::iterator> index_;
 };
 
-// One more than there may be is refused.
+// Counts itself while it exists. Throws Unavailable if there are more than `most`.
 class Counted {
  public:
   Counted(std::atomic<int>& count, int most, const char* why) : count_(count) {
@@ -63,11 +63,10 @@ class Counted {
   std::atomic<int>& count_;
 };
 
-// Long calculations take turns in the order in which they came: a few at once, some more wait, the
-// rest are refused.
-class Turns {
+// FIFO admission of long calculations: a few run, some more wait, the rest are refused.
+class AdmissionQueue {
  public:
-  Turns(int most, std::size_t most_waiting) : most_(most), most_waiting_(most_waiting) {}
+  AdmissionQueue(int most, std::size_t most_waiting) : most_(most), most_waiting_(most_waiting) {}
   void enter() {
     std::unique_lock lock(mutex_);
     if (busy_ < most_) {
@@ -75,7 +74,7 @@ class Turns {
       return;
     }
     if (waiting_.size() >= most_waiting_) {
-      throw Unavailable("too many calculations wait already; try again in a moment");
+      throw Unavailable("too many calculations are waiting; try again in a moment");
     }
     Waiter self;
     const auto place = waiting_.insert(waiting_.end(), &self);
@@ -83,7 +82,7 @@ class Turns {
     waiting_.erase(place);
     throw Unavailable("other calculations take too long; try again in a moment");
   }
-  // Whose turn it is next goes on in our place.
+  // Passes the slot to the first waiter.
   void leave() {
     const std::lock_guard lock(mutex_);
     if (waiting_.empty()) {
@@ -108,21 +107,21 @@ class Turns {
   std::size_t most_waiting_;
 };
 
-class Turn {
+class Admission {
  public:
-  explicit Turn(Turns& turns) : turns_(turns) { turns_.enter(); }
-  ~Turn() { turns_.leave(); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  explicit Admission(AdmissionQueue& queue) : queue_(queue) { queue_.enter(); }
+  ~Admission() { queue_.leave(); }
+  Admission(const Admission&) = delete;
+  Admission& operator=(const Admission&) = delete;
 
  private:
-  Turns& turns_;
+  AdmissionQueue& queue_;
 };
 
 class CountedEvents : public EventSource {
  public:
   CountedEvents(std::shared_ptr<EventSource> inner, std::atomic<int>& count, int most)
-      : counted_(count, most, "too many pages listen already; close some"),
+      : counted_(count, most, "too many pages listen to runs; close some"),
         inner_(std::move(inner)) {}
   std::string next() override { return inner_->next(); }
   bool over() const override { return inner_->over(); }
@@ -141,7 +140,7 @@ std::int64_t query_number(const Request& request, const std::string& key, std::i
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (problem != std::errc() || end != text.data() + text.size() || value < least || value > most) {
     throw UsageError(
-        str("--", key, ": got ", quote(text), ", wanted a whole number, ", least, " to ", most));
+        str("--", key, ": got ", quote(text), "; must be an integer from ", least, " to ", most));
   }
   return value;
 }
@@ -155,25 +154,26 @@ class Dashboard {
     for (const Route& route : routes) {
       if (route.answer) calculators_[route.path] = route;
     }
-    embedded_pages();  // made now, not when somebody waits for them
+    embedded_pages();  // initialized now rather than during a request
   }
 
   std::optional<Answer> refuse(const Request& head) const {
     if (auto refused = refuse_stranger(options_.guard, head)) return refused;
     const auto route = calculators_.find(head.path);
     const bool known = route != calculators_.end();
-    const std::string wanted = known ? route->second.method : "GET";
+    const std::string allowed = known ? route->second.method : "GET";
     const std::string method = head.method == "HEAD" ? "GET" : head.method;
-    if (method == wanted) return refuse_other_type(head);
+    if (method == allowed) return refuse_other_type(head);
     if (!known && head.path.rfind("/api/runs", 0) != 0 && head.path != "/openapi.json") {
-      return refusal(404, "there is nothing here");
+      return refusal(404, "not found");
     }
-    Answer answer = refusal(405, str(quote(head.path), ": got ", head.method, ", wanted ", wanted));
-    answer.headers["Allow"] = wanted == "GET" ? "GET, HEAD" : wanted;
+    Answer answer =
+        refusal(405, str(quote(head.path), ": got ", head.method, "; must be ", allowed));
+    answer.headers["Allow"] = allowed == "GET" ? "GET, HEAD" : allowed;
     return answer;
   }
 
-  // Long calculations, and runs, whose files may be long.
+  // True for long calculations, and for runs, whose files may be long.
   bool takes_long(const Request& request) const {
     const auto route = calculators_.find(request.path);
     if (route != calculators_.end()) return route->second.heavy;
@@ -184,18 +184,18 @@ class Dashboard {
     return guarded_answer([&] {
       const auto route = calculators_.find(request.path);
       if (route != calculators_.end()) return calculated(route->second, request);
-      if (request.path == "/openapi.json") return told(description_);
+      if (request.path == "/openapi.json") return json_answer(description_);
       if (request.path == "/api/runs" || request.path.rfind("/api/runs/", 0) == 0) {
         return live(request);
       }
-      if (request.path.rfind("/api", 0) == 0) return refusal(404, "there is nothing here");
+      if (request.path.rfind("/api", 0) == 0) return refusal(404, "not found");
       if (!options_.pages.empty()) return page_answer(pages_of_folder(options_.pages), request);
       return page_answer(embedded_pages(), request);
     });
   }
 
  private:
-  static Answer told(std::string text) {
+  static Answer json_answer(std::string text) {
     Answer answer;
     answer.body = std::move(text);
     answer.headers["Cache-Control"] = "no-store";
@@ -205,25 +205,26 @@ class Dashboard {
   Answer calculated(const Route& route, const Request& request) {
     const std::string key = route.path + "\n" + request.body;
     std::string text;
-    const bool repeats = route.path != "/api/sync";  // that one measures
-    if (repeats && remembered_.find(key, text)) return told(text);
-    std::optional<Turn> turn;
-    if (route.heavy) turn.emplace(heavy_);
+    const bool repeats = route.path != "/api/sync";  // not cached: it measures
+    if (repeats && cache_.find(key, text)) return json_answer(text);
+    std::optional<Admission> admission;
+    if (route.heavy) admission.emplace(heavy_);
     Ask ask(request.body);
     text = route.answer(options_.known, ask);
-    if (repeats) remembered_.put(key, text);
-    return told(text);
+    if (repeats) cache_.put(key, text);
+    return json_answer(text);
   }
 
   Answer live(const Request& request) {
     const bool all = request.path == "/api/runs" || request.path == "/api/runs/";
     const auto points = query_number(request, "points", 1000, 2, 10'000);
     const auto from = query_number(request, "from", 0, 0, std::int64_t{1} << 60);
-    if (!options_.runs) return all ? told("[]") : refusal(404, "there is no such run");
+    if (!options_.runs) return all ? json_answer("[]") : refusal(404, "there is no such run");
     if (all) {
-      return told(options_.runs->list().dump(-1, ' ', false, Json::error_handler_t::replace));
+      return json_answer(
+          options_.runs->list().dump(-1, ' ', false, Json::error_handler_t::replace));
     }
-    const std::string rest = request.path.substr(10);  // behind /api/runs/
+    const std::string rest = request.path.substr(10);  // after /api/runs/
     const std::string id = rest.substr(0, rest.find('/'));
     const std::string what = rest.size() > id.size() ? rest.substr(id.size()) : "";
     if (what == "/trace") return options_.runs->trace(id);
@@ -237,7 +238,7 @@ class Dashboard {
           std::make_shared<CountedEvents>(std::move(events), listeners_, options_.most_listeners);
       return answer;
     }
-    if (!what.empty()) return refusal(404, "there is nothing here");
+    if (!what.empty()) return refusal(404, "not found");
     Answer answer = options_.runs->run(id, static_cast<std::size_t>(points), from);
     answer.headers["Cache-Control"] = "no-store";
     return answer;
@@ -246,9 +247,9 @@ class Dashboard {
   SiteOptions options_;
   std::map<std::string, Route> calculators_;
   std::string description_;
-  Remembered remembered_;
+  AnswerCache cache_;
   static constexpr std::size_t kMostWaiting = 16;
-  Turns heavy_;
+  AdmissionQueue heavy_;
   std::atomic<int> listeners_{0};
 };
 

@@ -14,12 +14,12 @@ struct SiteOptions {
   Knowledge known;
   GuardOptions guard;
   std::shared_ptr<RunStore> runs;
-  std::string pages;  // a folder with the page, for who works on it; empty: the one in the program
-  int most_listeners = 24;  // each has a connection of the server for itself
-  int most_heavy = 2;       // long calculations at once
+  std::string pages;        // folder with the page, for development; empty: the embedded page
+  int most_listeners = 24;  // event streams; each holds a connection and a thread
+  int most_heavy = 2;       // concurrent long calculations
 };
 
-// All that is answered.
+// Returns the handlers of the dashboard.
 Site make_site(SiteOptions options);
 
 }  // namespace tessera::dashboard

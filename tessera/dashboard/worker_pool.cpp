@@ -1,4 +1,4 @@
-#include "tessera/dashboard/crew.h"
+#include "tessera/dashboard/worker_pool.h"
 
 #include <algorithm>
 #include <system_error>
@@ -6,74 +6,74 @@
 
 namespace tessera::dashboard {
 
-Crew::Crew(int at_work, int most, std::function<bool()> work)
-    : at_work_(std::max(1, at_work)), most_(std::max(1, most)), work_(std::move(work)) {}
+WorkerPool::WorkerPool(int active, int most, std::function<bool()> work)
+    : active_(std::max(1, active)), most_(std::max(1, most)), work_(std::move(work)) {}
 
-Crew::~Crew() { end(); }
+WorkerPool::~WorkerPool() { end(); }
 
-void Crew::begin() {
+void WorkerPool::begin() {
   const std::lock_guard lock(mutex_);
-  while (!over_ && static_cast<int>(threads_.size()) < std::min(at_work_, most_)) {
-    threads_.emplace_back([this] { live(); });
+  while (!over_ && static_cast<int>(threads_.size()) < std::min(active_, most_)) {
+    threads_.emplace_back([this] { run_thread(); });
   }
 }
 
-void Crew::end() {
+void WorkerPool::end() {
   std::vector<std::thread> all;
   {
     const std::lock_guard lock(mutex_);
     over_ = true;
     free_.notify_all();
-    all.swap(threads_);  // nobody adds to it any more
+    all.swap(threads_);  // over_ is set: no thread is added any more
   }
   for (std::thread& thread : all) thread.join();
 }
 
-void Crew::live() {
+void WorkerPool::run_thread() {
   std::unique_lock lock(mutex_);
   for (;;) {
     ++spare_;
-    free_.wait(lock, [&] { return over_ || working_ < at_work_; });
+    free_.wait(lock, [&] { return over_ || working_ < active_; });
     --spare_;
     if (over_) return;
     ++working_;
-    bool goes_on = true;
-    while (goes_on && !over_ && working_ <= at_work_) {
+    bool continues = true;
+    while (continues && !over_ && working_ <= active_) {
       lock.unlock();
-      goes_on = work_();
+      continues = work_();
       lock.lock();
     }
     --working_;
-    if (!goes_on) {
+    if (!continues) {
       over_ = true;
       free_.notify_all();
     }
   }
 }
 
-// Called with the lock. Those that were called already still count as spare, and their places as
-// free.
-void Crew::fill_places() {
-  const int places = at_work_ - working_;
-  if (over_ || places <= 0) return;
-  if (spare_ >= places) {
+// Called with the lock held. Threads that were notified but have not run yet still count as spare,
+// and their slots as free.
+void WorkerPool::fill_slots() {
+  const int slots = active_ - working_;
+  if (over_ || slots <= 0) return;
+  if (spare_ >= slots) {
     free_.notify_one();
   } else if (static_cast<int>(threads_.size()) < most_) {
     try {
-      threads_.emplace_back([this] { live(); });
+      threads_.emplace_back([this] { run_thread(); });
     } catch (const std::system_error&) {
-      // No more are to be had: those that are there go on when they have waited.
+      // No thread can be created: the existing ones continue when they return from blocking.
     }
   }
 }
 
-void Crew::step_aside() {
+void WorkerPool::begin_blocking() {
   const std::lock_guard lock(mutex_);
   --working_;
-  fill_places();
+  fill_slots();
 }
 
-void Crew::come_back() {
+void WorkerPool::end_blocking() {
   const std::lock_guard lock(mutex_);
   ++working_;
 }

@@ -8,48 +8,48 @@
 
 namespace tessera::dashboard {
 
-// [Note: who answers] As many threads answer as there are cores, and one that begins while another
-// ends: with a thread for each client all of them would get the processor in slices, and some
-// answers would take many times as long as others. A thread that has to wait (for its turn at
-// a long calculation, for news of a run, until a listener has received them) steps aside, and
-// another one takes its place. No thread waits for a request or for a slow client of an answer:
-// [Note: the server].
-class Crew {
+// [Note: worker threads] One thread per core answers requests, plus one to cover the changeover:
+// with a thread per client all would share the processor, and some answers would take many times as
+// long as others. A thread that has to block (for a slot of a long calculation, for new lines of a
+// run, or until a listener has received them) holds a Blocked, and another thread replaces it. No
+// thread waits for a request or for a slow client of an answer: [Note: the server].
+class WorkerPool {
  public:
-  // `work` is one piece of it, called by several threads at once; false ends all of them.
-  Crew(int at_work, int most, std::function<bool()> work);
-  ~Crew();
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  // `work` does one task and is called by several threads concurrently. If it returns false, all
+  // threads end. At most `active` threads run, besides blocked ones; at most `most` exist.
+  WorkerPool(int active, int most, std::function<bool()> work);
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
 
   void begin();
-  // Waits for those that are at work to finish their piece.
+  // Waits until the running tasks are done, and ends all threads.
   void end();
 
-  // Held by a thread of the crew while it waits.
-  class Aside {
+  // Held by a thread of the pool while it blocks.
+  class Blocked {
    public:
-    explicit Aside(Crew& crew) : crew_(crew) { crew_.step_aside(); }
-    ~Aside() { crew_.come_back(); }
-    Aside(const Aside&) = delete;
-    Aside& operator=(const Aside&) = delete;
+    explicit Blocked(WorkerPool& pool) : pool_(pool) { pool_.begin_blocking(); }
+    ~Blocked() { pool_.end_blocking(); }
+    Blocked(const Blocked&) = delete;
+    Blocked& operator=(const Blocked&) = delete;
 
    private:
-    Crew& crew_;
+    WorkerPool& pool_;
   };
 
  private:
-  void live();
-  void fill_places();
-  void step_aside();
-  void come_back();
+  void run_thread();
+  void fill_slots();
+  void begin_blocking();
+  void end_blocking();
 
-  const int at_work_, most_;
+  const int active_, most_;
   const std::function<bool()> work_;
   std::mutex mutex_;
-  std::condition_variable free_;  // there is a place, or it is over
-  int working_ = 0;               // more than at_work_ for a while when some come back
-  int spare_ = 0;                 // wait for a place
+  std::condition_variable free_;  // a slot is free, or the pool ends
+  int working_ = 0;               // may exceed active_ briefly when blocked threads return
+  int spare_ = 0;                 // threads waiting for a slot
   bool over_ = false;
   std::vector<std::thread> threads_;
 };

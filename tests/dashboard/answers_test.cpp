@@ -1,4 +1,4 @@
-// The answers are what the commands print for the same question.
+// Answers equal the output of the commands for the same question.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ planner::Question asked(const std::string& body) {
   return settings.question(planner::Catalogue());
 }
 
-TEST(Answers, PlansAreThoseOfTheCommand) {
+TEST(Answers, PlansEqualThoseOfTheCommand) {
   for (const std::string body :
        {R"({"model":"gpt2-xl","dp":8,"zero":1})", R"({"params":"13B","dp":64,"zero":3})",
         R"({"model":"llama2-7b","tp":2,"pp":4,"grad_accum":8,"schedule":"1f1b"})"}) {
@@ -41,7 +41,7 @@ TEST(Answers, PlansAreThoseOfTheCommand) {
   }
 }
 
-TEST(Answers, StagesWithReplicasAreThoseOfTheCommand) {
+TEST(Answers, StagesWithReplicasEqualThoseOfTheCommand) {
   const std::string body = R"({"params":"7B","dp":64,"dp_replicate":8})";
   const Json got = answer(zero_answer, body);
   EXPECT_EQ(got["command"], "tessera explain zero --params 7B --dp 64 --dp-replicate 8");
@@ -52,8 +52,8 @@ TEST(Answers, StagesWithReplicasAreThoseOfTheCommand) {
   EXPECT_TRUE(contains(got["formula"][3]["text"].get<std::string>(), "2/8 + 2/8 + 12/8"));
 }
 
-// A body is read as a line of tessera plan --questions is: the same settings, the same complaint.
-TEST(Answers, BodiesAreReadAsLinesOfABatch) {
+// A body is parsed like a line of tessera plan --questions: the same settings and errors.
+TEST(Answers, ParsesBodiesLikeLinesOfQuestions) {
   const auto of_line = [](const std::string& body) {
     return planner::answer_line({}, planner::Catalogue(), body);
   };
@@ -75,13 +75,13 @@ TEST(Answers, BodiesAreReadAsLinesOfABatch) {
   }
 }
 
-TEST(Answers, StagesSayFromWhereOnTheyFit) {
+TEST(Answers, StagesReportTheSmallestDpThatFits) {
   const Json got = answer(zero_answer, R"({"params":7e9,"dp":8})");
   EXPECT_EQ(got["stages"].size(), 4U);
   for (int stage = 0; stage <= 3; ++stage) {
     const Json from = got["fits_from_dp"][std::to_string(stage)];
     if (from.is_null()) continue;
-    // It fits there, and not with one rank less.
+    // It fits there, but not with one rank less.
     const auto fits = [&](int dp) {
       Json body = {{"params", 7e9}, {"dp", dp}};
       return answer(zero_answer, body.dump())["stages"][static_cast<std::size_t>(stage)]["fits"];
@@ -94,7 +94,7 @@ TEST(Answers, StagesSayFromWhereOnTheyFit) {
   EXPECT_TRUE(contains(got["formula"][1]["text"].get<std::string>(), "(2 + 2 + 12/8) B = 38.5 GB"));
 }
 
-TEST(Answers, SchedulesWithoutHopsAreThoseOfTheSimulatorToo) {
+TEST(Answers, SchedulesWithoutHopsEqualThoseOfTheSimulator) {
   const Json plain = answer(schedule_answer, R"({"pp":4,"micros":8,"forward":1,"backward":2})");
   EXPECT_DOUBLE_EQ(plain["bubble"].get<double>(), 3.0 / 11);
   const Json hops =
@@ -104,7 +104,7 @@ TEST(Answers, SchedulesWithoutHopsAreThoseOfTheSimulatorToo) {
     EXPECT_EQ(hops["actions"][r].size(), plain["actions"][r].size());
 }
 
-TEST(Answers, ScalingStopsPayingWhereADoublingGainsLittle) {
+TEST(Answers, ScalingStopsPayingWhenADoublingGainsLittle) {
   const Json got = answer(scaling_answer, R"({"model":"gpt2-xl","overhead":1,"max_dp":64})");
   EXPECT_EQ(got["dp"], Json::parse("[1,2,4,8,16,32,64]"));
   EXPECT_DOUBLE_EQ(got["simple"]["efficiency"][3].get<double>(), 0.25);

@@ -10,7 +10,7 @@
 
 namespace tessera::dashboard {
 
-// A server in this process, at a free port.
+// Server in this process on a free port.
 class Served {
  public:
   explicit Served(SiteOptions site = {}, ServerOptions options = {});
@@ -22,7 +22,7 @@ class Served {
   std::thread thread_;
 };
 
-// A connection of which every byte is the test's own.
+// Connection on which the test controls every byte.
 class RawClient {
  public:
   explicit RawClient(int port);
@@ -31,9 +31,9 @@ class RawClient {
   RawClient& operator=(const RawClient&) = delete;
 
   bool send(const std::string& text);
-  // One answer, or what there is of it when the other side closes.
+  // Returns one answer, or what was received when the server closes.
   std::string answer();
-  // What comes until `part` is among it, or the other side closes.
+  // Receives until `part` arrives or the server closes.
   std::string until(const std::string& part);
   void end_sending();
 

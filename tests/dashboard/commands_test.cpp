@@ -18,7 +18,7 @@ Json answer(Json (*make)(const Knowledge&, Ask&), const std::string& body) {
   return make(known, ask);
 }
 
-// With --json; commands of these questions have nothing to quote.
+// Runs the command with --json. These commands need no quoting.
 Json printed(const Json& answer) {
   std::istringstream words(answer["command"].get<std::string>() + " --json");
   std::vector<std::string> arguments = {TESSERA_PROGRAM};
@@ -31,7 +31,7 @@ Json printed(const Json& answer) {
   return Json::parse(out.text());
 }
 
-TEST(Commands, AnAllReduceIsTheSameWithAnyLinks) {
+TEST(Commands, AllReduceCommandPrintsTheAnswerForAnyLinks) {
   for (const char* algorithm : {"ring", "tree", "two-level"}) {
     for (const double bandwidth : {100e9, 12345678.0, 25e9 + 1, 7.5}) {
       for (const double latency : {0.0, 5e-6, 1.0 / 3}) {
@@ -46,7 +46,7 @@ TEST(Commands, AnAllReduceIsTheSameWithAnyLinks) {
         const Json wanted = printed(got);
         got.erase("command");
         EXPECT_EQ(got, wanted) << body;
-        // On one node nothing is said of others.
+        // On one node the command has no links between nodes.
         body.erase("between_bandwidth");
         body["per_node"] = body["ranks"] = 12;  // more than the command takes for a node
         got = answer(collective_answer, body.dump());
@@ -56,7 +56,7 @@ TEST(Commands, AnAllReduceIsTheSameWithAnyLinks) {
   }
 }
 
-TEST(Commands, ScalingIsTheSameWithALinkOfOnesOwn) {
+TEST(Commands, ScalingCommandPrintsTheAnswerForACustomLink) {
   for (const char* own : {"", R"(,"bandwidth":1e9)", R"(,"bandwidth":2.5e10,"overlap":false)"}) {
     const Json got =
         answer(scaling_answer,

@@ -1,5 +1,5 @@
-// Requests made from good ones by cutting, copying and putting in what tends to break parsers. The
-// same every time. Bodies go to the answers directly, heads over a socket.
+// Mutates valid requests by cutting, copying and inserting bytes that tend to break parsers, with a
+// fixed seed. Bodies are passed to the answers directly, heads are sent over a socket.
 
 #include <gtest/gtest.h>
 
@@ -82,11 +82,11 @@ class Mutator {
   std::vector<std::string> seeds_;
 };
 
-TEST(Fuzz, BodiesGetAnAnswerOrAReason) {
+TEST(Fuzz, AnswersOrRefusesEveryBody) {
   const Site site = make_site({});
   std::vector<std::pair<std::string, Mutator>> routes;
   for (const Route& route : all_routes()) {
-    // A search takes a tenth of a second, a run a second: their bodies are read by the same code.
+    // Skips slow routes (a search takes 0.1 s, a run 1 s): the same code parses their bodies.
     if (route.body.is_null() || route.path == "/api/search" || route.path == "/api/compare" ||
         route.path == "/api/sync") {
       continue;
@@ -109,7 +109,7 @@ TEST(Fuzz, BodiesGetAnAnswerOrAReason) {
   }
 }
 
-TEST(Fuzz, HeadsNeverEndTheServer) {
+TEST(Fuzz, ServerSurvivesAnyHead) {
   ServerOptions options;
   options.request_seconds = 0.05;
   const Served served({}, options);

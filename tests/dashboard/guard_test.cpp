@@ -5,7 +5,7 @@
 namespace tessera::dashboard {
 namespace {
 
-TEST(Guard, HostsAreReadWithoutTheirPorts) {
+TEST(Guard, HostOfRemovesThePort) {
   EXPECT_EQ(host_of("localhost:80"), "localhost");
   EXPECT_EQ(host_of("LocalHost."), "localhost");
   EXPECT_EQ(host_of("[::1]:80"), "::1");
@@ -18,14 +18,14 @@ TEST(Guard, HostsAreReadWithoutTheirPorts) {
   }
 }
 
-TEST(Guard, LoopbackIsWhatCannotBeReachedFromElsewhere) {
+TEST(Guard, RecognizesLoopbackAddresses) {
   for (const char* here : {"127.0.0.1", "127.9.9.9", "::1"}) EXPECT_TRUE(is_loopback(here)) << here;
   for (const char* elsewhere : {"0.0.0.0", "::", "10.0.0.1", "128.0.0.1", "localhost", ""}) {
     EXPECT_FALSE(is_loopback(elsewhere)) << elsewhere;
   }
 }
 
-TEST(Guard, AnyNumberIsOursWhereWeListenAtAllOfThem) {
+TEST(Guard, AcceptsAnyNumericHostWhenListeningOnAllAddresses) {
   GuardOptions options;
   options.any_number = true;
   options.hosts = {"named.example"};

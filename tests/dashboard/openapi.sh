@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Asks a started dashboard what its description allows, and what it does not, with schemathesis:
-# never a 5xx, and statuses, types, headers and bodies as described.
+# Tests a running dashboard against its OpenAPI description with schemathesis: no 5xx, and statuses,
+# types, headers and bodies as described.
 #   openapi.sh TESSERA_DASHBOARD SCHEMATHESIS
-# Left out: event streams, which do not end; real runs, which take seconds; and two checks. That
-# all the schema allows is accepted: what settings demand of one another, and of the text in them,
-# stands in no JSON schema. That all it forbids is refused: settings are read as the text of flags,
-# so that a number or a false passes for a word where the word would.
+# Excluded: event streams, which do not end; real runs, which take seconds; and two checks. Not all
+# input that the schema allows is accepted: a JSON schema cannot express the constraints between
+# settings and on their text. Not all input that it forbids is refused: settings are parsed as the
+# text of flags, so that a number or false is accepted where the same word would be.
 set -euo pipefail
 if [ ! -x "$2" ]; then
   echo "skipped: there is no $2: scripts/schemathesis.sh makes it"
@@ -21,7 +21,7 @@ for _ in $(seq 100); do
   sleep 0.1
 done
 url="$(sed -n 's/.*\(http[^ ]*\)/\1/p' "$work/out")"
-cd "$work"  # where schemathesis leaves what it found
+cd "$work"  # schemathesis writes its reports here
 "$2" run "${url}openapi.json" --phases examples,coverage,fuzzing --max-examples 5 \
   --generation-deterministic --request-timeout 20 --no-color \
   --exclude-path-regex '/events$|/api/sync' \

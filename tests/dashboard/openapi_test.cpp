@@ -1,4 +1,4 @@
-// The description is that of the server: every example it documents is answered as it says.
+// The OpenAPI description matches the server: every documented example is answered as described.
 
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ TEST(OpenApi, EveryDocumentedExampleIsAnsweredWithTheDocumentedFields) {
   EXPECT_GE(answered, 12);
 }
 
-TEST(OpenApi, EveryDocumentedKeyIsTakenAndNoOther) {
+TEST(OpenApi, AcceptsExactlyTheDocumentedKeys) {
   const Served served;
   const json description = json::parse(get(served.port(), "/openapi.json").body);
   for (const char* path : {"/api/schedule", "/api/collective"}) {

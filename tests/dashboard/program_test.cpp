@@ -17,7 +17,7 @@
 namespace tessera::dashboard {
 namespace {
 
-// Of the address that it has printed; 0 while there is none.
+// Returns the port of the printed address; 0 while there is none.
 int port_in(const std::string& text) {
   const std::string before = "Tessera's dashboard: http://127.0.0.1:";
   const std::size_t at = text.find(before);
@@ -34,7 +34,7 @@ bool listens(int port) {
   return ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
 }
 
-TEST(DashboardProgram, ServesUntilItIsTold) {
+TEST(DashboardProgram, ServesUntilASignal) {
   const Capture out, err;
   Child server([&] {
     ::dup2(out.fd(), 1);
@@ -48,7 +48,7 @@ TEST(DashboardProgram, ServesUntilItIsTold) {
   EXPECT_EQ(server.wait(), 0) << err.text();
 }
 
-TEST(DashboardProgram, RefusesWhatWouldBeOpenToAll) {
+TEST(DashboardProgram, RefusesPublicAddressesWithoutAToken) {
   Capture out, err;
   EXPECT_EQ(execute({TESSERA_PROGRAM, "dashboard", "--address", "0.0.0.0"}, out, err), 2);
   EXPECT_TRUE(contains(err.text(), "--token")) << err.text();
@@ -56,7 +56,7 @@ TEST(DashboardProgram, RefusesWhatWouldBeOpenToAll) {
   EXPECT_EQ(execute({TESSERA_PROGRAM, "dashboard", "--runs", "/dev/null"}, out, err), 2);
 }
 
-TEST(DashboardProgram, ARunShowsItselfAndTakesItsPageAlong) {
+TEST(DashboardProgram, DashboardOfARunEndsWithTheRun) {
   if (!TESSERA_WITH_TORCH) GTEST_SKIP() << "built without torch";
   const Capture out, err;
   Child run([&] {

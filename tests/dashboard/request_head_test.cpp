@@ -1,4 +1,4 @@
-// Parsing of request heads: what is accepted, and everything that must not be.
+// Parsing of request heads: accepted and refused input.
 
 #include "tessera/dashboard/request_head.h"
 
@@ -34,7 +34,7 @@ TEST(RequestHead, ReadsMethodPathQueryAndHeaders) {
   EXPECT_FALSE(head.closes);
 }
 
-TEST(RequestHead, EndsAtTheBlankLineOrAtALineThatIsNotOne) {
+TEST(RequestHead, HeadEndsAtABlankLineOrABareLineFeed) {
   const std::string head = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
   for (std::size_t n = 0; n < head.size(); ++n) {
     EXPECT_EQ(find_head_end(head.substr(0, n), 0), std::string::npos) << n;
@@ -46,7 +46,7 @@ TEST(RequestHead, EndsAtTheBlankLineOrAtALineThatIsNotOne) {
   EXPECT_EQ(find_head_end("\r\nGET", 0), 2U);
 }
 
-TEST(RequestHead, ConnectionsCloseWhereTheClientWantsThatOrIsOld) {
+TEST(RequestHead, ClosesOnRequestAndForHttp10) {
   EXPECT_TRUE(parsed("GET / HTTP/1.0\r\n").closes);
   EXPECT_TRUE(parsed("GET / HTTP/1.1\r\nConnection: keep-alive , Close\r\n").closes);
   EXPECT_FALSE(parsed("GET / HTTP/1.1\r\nConnection: closed\r\n").closes);
@@ -84,7 +84,7 @@ TEST(RequestHead, RefusesLinesThatAreNotHttp) {
   EXPECT_EQ(status_of(std::string("GET / HTTP/1.1\r\nX: a\0b\r\n", 24)), 400);
 }
 
-TEST(RequestHead, RefusesBodiesWhoseEndIsUncertain) {
+TEST(RequestHead, RefusesBodiesOfAmbiguousLength) {
   const std::string post = "POST / HTTP/1.1\r\nHost: a\r\n";
   EXPECT_EQ(status_of(post + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"), 400);
   EXPECT_EQ(status_of(post + "Transfer-Encoding: identity\r\nContent-Length: 5\r\n"), 400);
@@ -111,7 +111,7 @@ TEST(RequestHead, RefusesCompressedBodiesBeforeTheyAreRead) {
   EXPECT_EQ(status_of(post + "Content-Encoding: identity\r\n"), 200);
 }
 
-TEST(RequestHead, BoundsTheAddressAndTheNumberOfHeaders) {
+TEST(RequestHead, LimitsTheAddressAndTheNumberOfHeaders) {
   EXPECT_EQ(status_of("GET /" + std::string(8191, 'a') + " HTTP/1.1\r\n"), 200);
   EXPECT_EQ(status_of("GET /" + std::string(8192, 'a') + " HTTP/1.1\r\n"), 414);
   std::string lines = "GET / HTTP/1.1\r\n";

@@ -17,7 +17,7 @@ std::vector<std::string> kinds(const RunSeries& run) {
   return all;
 }
 
-TEST(RunSeries, TheLeastAndGreatestOfEverySeriesStay) {
+TEST(RunSeries, DownsamplingKeepsMinimaAndMaxima) {
   std::mt19937 random(7);
   for (const std::size_t count : {5UL, 999UL, 1000UL, 1001UL, 54321UL}) {
     std::vector<Point> points(count);
@@ -47,7 +47,7 @@ TEST(RunSeries, TheLeastAndGreatestOfEverySeriesStay) {
   }
 }
 
-TEST(RunSeries, ARestartTakesBackWhatIsDoneAgain) {
+TEST(RunSeries, RestartRemovesRepeatedSteps) {
   RunSeries run;
   for (int step = 1; step <= 7; ++step) {
     run.line(
@@ -62,14 +62,14 @@ TEST(RunSeries, ARestartTakesBackWhatIsDoneAgain) {
   EXPECT_EQ(run.epoch(), 1U);
   run.line("{\"summary\":{\"interrupted\":false}}");
   EXPECT_FALSE(run.summary().is_null());
-  // Going on takes the end back: whoever counted marks is to ask anew.
+  // Resuming removes the end mark, so clients must request everything again.
   EXPECT_EQ(kinds(run).back(), "end 7");
   run.line("{\"step\":8,\"loss\":8}");
   EXPECT_EQ(kinds(run).back(), "restart 7");
   EXPECT_EQ(run.epoch(), 2U);
 }
 
-TEST(RunSeries, ManyPointsBecomeFewerAndKeepTheirExtremes) {
+TEST(RunSeries, ReducesManyPointsAndKeepsExtremes) {
   RunSeries run(100);
   for (int step = 1; step <= 1000; ++step) {
     run.line(str("{\"step\":", step, ",\"loss\":", step == 777 ? -5 : step % 7, "}"));
@@ -87,13 +87,13 @@ TEST(RunSeries, ManyPointsBecomeFewerAndKeepTheirExtremes) {
   EXPECT_GT(run.epoch(), 0U);
 }
 
-TEST(RunSeries, EndsAreBoundedToo) {
+TEST(RunSeries, LimitsTheNumberOfEndMarks) {
   RunSeries run;
   for (int i = 0; i < 30'000; ++i) run.line("{\"summary\":{}}");
   EXPECT_LE(run.marks().size(), 20'000U);
 }
 
-TEST(RunSeries, WhatIsNoLineIsCountedAndPassedOver) {
+TEST(RunSeries, CountsAndSkipsInvalidLines) {
   RunSeries run;
   for (const char* bad :
        {"{\"step\":1", "nonsense", "[]", "3", "{\"step\":\"x\"}", "{\"loss\":1}",

@@ -26,7 +26,7 @@ class Runs : public ::testing::Test {
   const fs::path folder = temporary_.path;
 };
 
-TEST_F(Runs, LinesOfAFileThatGrowsAreReadOnceEach) {
+TEST_F(Runs, ReadsEachLineOfAGrowingFileOnce) {
   LineTail tail((folder / "a.jsonl").string());
   std::vector<std::string> lines;
   int begun_again = 0;
@@ -38,17 +38,17 @@ TEST_F(Runs, LinesOfAFileThatGrowsAreReadOnceEach) {
     }
     return join(lines, "|");
   };
-  EXPECT_EQ(read(), "");  // not there yet
+  EXPECT_EQ(read(), "");  // does not exist yet
   append("one\ntw");
   EXPECT_EQ(read(), "one");
   append("o\n\nthree\n");
   EXPECT_EQ(read(), "two|three");
   EXPECT_EQ(read(), "");
-  // Truncated, as a new run does.
+  // Truncated by a new run.
   std::ofstream(folder / "a.jsonl") << "new\n";
   EXPECT_EQ(read(), "new");
   EXPECT_EQ(begun_again, 1);
-  // Rotated: the old one is read to its end, which may have come after the move.
+  // Rotated: the old file is read to its end, which may be written after the rename.
   append("last of old\n");
   fs::rename(folder / "a.jsonl", folder / "a.jsonl.1");
   std::ofstream(folder / "a.jsonl.1", std::ios::app) << "half of old";
@@ -57,7 +57,7 @@ TEST_F(Runs, LinesOfAFileThatGrowsAreReadOnceEach) {
   EXPECT_EQ(begun_again, 2);
 }
 
-TEST_F(Runs, AFolderHasItsRunsAndTheirStates) {
+TEST_F(Runs, ListsTheRunsOfAFolderWithTheirStates) {
   fs::create_directories(folder / "deep");
   append(
       "{\"step\":1,\"loss\":3,\"start\":{\"run\":{\"model\":\"gpt-tiny\"},\"steps\":2,\"time\":1}}"
@@ -82,7 +82,7 @@ TEST_F(Runs, AFolderHasItsRunsAndTheirStates) {
   EXPECT_EQ(store.trace(list[0]["id"]).status, 404);
 }
 
-TEST_F(Runs, AnswersAreDownsampledFromAStep) {
+TEST_F(Runs, DownsamplesFromAStep) {
   std::string text;
   for (int step = 1; step <= 5000; ++step) {
     text += str("{\"step\":", step, ",\"loss\":", step == 4321 ? 99 : 1, ",\"step_s\":0.5}\n");
@@ -104,7 +104,7 @@ Json run_of(const RunStore& store) {
   return Json::parse(store.run(store.list()[0]["id"], 10, 0).body);
 }
 
-TEST_F(Runs, EveryRankHasItsPhasesAndSlowOnesAreNamed) {
+TEST_F(Runs, ReportsPhasesOfEveryRankAndSlowRanks) {
   const std::string ranks = R"("ranks":{"forward_s":[1,3],"step_s":[4,4]})";
   const std::string slow = R"("slow_ranks":[{"rank":1,"phase":"forward","factor":1.5}])";
   append("{\"step\":1,\"start\":{},\"forward_s\":9}\n");
@@ -117,22 +117,22 @@ TEST_F(Runs, EveryRankHasItsPhasesAndSlowOnesAreNamed) {
       Json::parse(R"([{"rank":0,"forward_s":1,"step_s":4},{"rank":1,"forward_s":3,"step_s":4}])");
   EXPECT_EQ(run_of(store)["phases"], rows);
   EXPECT_EQ(run_of(store)["stragglers"][0]["rank"], 1);
-  // It has recovered.
+  // The slow rank has recovered.
   append(str("{\"step\":4,", ranks, "}\n"));
   store.catch_up();
   EXPECT_EQ(run_of(store)["stragglers"], Json::array());
-  // The end has the means of the whole run.
+  // The summary has the means of the whole run.
   append(str(R"({"summary":{"ranks":{"forward_s":[5]},)", slow, "}}\n"));
   store.catch_up();
   EXPECT_EQ(run_of(store)["phases"], Json::parse(R"([{"rank":0,"forward_s":5}])"));
   EXPECT_EQ(run_of(store)["stragglers"][0]["factor"], 1.5);
-  // Started again, perhaps on other ranks.
+  // Restarted, perhaps on other ranks.
   append("{\"step\":5,\"start\":{},\"forward_s\":9}\n");
   store.catch_up();
   EXPECT_EQ(run_of(store)["phases"].size(), 1U);
 }
 
-TEST_F(Runs, OfVeryManyRanksTheSlowOnesAreAmongTheRows) {
+TEST_F(Runs, ShowsSlowRanksAmongVeryManyRanks) {
   Json line = {{"step", 1}, {"slow_ranks", {{{"rank", 900}}, {{"rank", 5000}}, {{"rank", -1}}, 7}}};
   for (int r = 0; r < 1000; ++r) line["ranks"]["forward_s"].push_back(r);
   append(line.dump() + "\n");
@@ -144,7 +144,7 @@ TEST_F(Runs, OfVeryManyRanksTheSlowOnesAreAmongTheRows) {
   EXPECT_EQ(phases[63], Json::parse(R"({"rank":900,"forward_s":900})"));
 }
 
-TEST_F(Runs, RanksThatAreNoneAreNoRows) {
+TEST_F(Runs, IgnoresInvalidRanks) {
   for (const char* bad : {"7", "[]", "{}", R"({"forward_s":3})", R"({"forward_s":["x",null]})"}) {
     fs::remove(folder / "a.jsonl");
     append(str("{\"step\":1,\"ranks\":", bad, ",\"slow_ranks\":{}}\n"));
@@ -156,7 +156,7 @@ TEST_F(Runs, RanksThatAreNoneAreNoRows) {
   }
 }
 
-TEST_F(Runs, ATraceIsHandedOnAndNothingElse) {
+TEST_F(Runs, ServesOnlyTraceFiles) {
   const std::string trace = (folder / "trace.json").string();
   append(str("{\"step\":1,\"start\":{\"trace\":\"", trace, "\"}}\n"));
   RunStore store({(folder / "a.jsonl").string()}, 0.01);
@@ -169,7 +169,7 @@ TEST_F(Runs, ATraceIsHandedOnAndNothingElse) {
   EXPECT_EQ(store.trace(id).body, "{\"traceEvents\":[]}");
 }
 
-TEST_F(Runs, APipeIsNoRun) {
+TEST_F(Runs, RefusesAPipeAsRun) {
   const std::string pipe = (folder / "p").string();
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_TRUE(contains(error_of([&] { RunStore store({pipe}); }), "--runs"));

@@ -1,4 +1,4 @@
-// The server against clients that mean no good, over real sockets.
+// The server against hostile clients, over real sockets.
 
 #include "tessera/dashboard/server.h"
 
@@ -26,7 +26,7 @@ std::string reason(const Reply& reply) {
                                                     : "";
 }
 
-TEST(Server, AnswersWithHeadersThatKeepThePageToItself) {
+TEST(Server, SendsSecurityHeaders) {
   const Served served;
   for (const Reply& reply : {get(served.port(), "/api/about"), get(served.port(), "/api/nothing"),
                              post(served.port(), "/api/plan", "{")}) {
@@ -39,7 +39,7 @@ TEST(Server, AnswersWithHeadersThatKeepThePageToItself) {
   }
 }
 
-TEST(Server, SaysWhyNot) {
+TEST(Server, RefusesInvalidRequestsWithAReason) {
   const Served served;
   struct Case {
     Reply reply;
@@ -50,10 +50,10 @@ TEST(Server, SaysWhyNot) {
   const std::string mb(1 << 20, ' ');
   const Case cases[] = {
       {post(port, "/api/plan", R"({"dp":0})"), 400, "--dp: got"},
-      {post(port, "/api/plan", R"({"dp":NaN})"), 400, "no JSON"},
-      {post(port, "/api/plan", R"({"dp":1e999})"), 400, "no JSON"},
+      {post(port, "/api/plan", R"({"dp":NaN})"), 400, "not valid JSON"},
+      {post(port, "/api/plan", R"({"dp":1e999})"), 400, "not valid JSON"},
       {post(port, "/api/plan", R"({"dp":{"a":1}})"), 400, "dp"},
-      {post(port, "/api/plan", R"([1,2])"), 400, "wanted an object"},
+      {post(port, "/api/plan", R"([1,2])"), 400, "must be an object"},
       {post(port, "/api/plan", R"({"colour":1})"), 400, "colour"},
       {post(port, "/api/plan", R"({"model":"../../etc/passwd"})"), 400, "--model"},
       {post(port, "/api/plan", R"({"dp":4000000})"), 400, "--gpus"},
@@ -61,15 +61,15 @@ TEST(Server, SaysWhyNot) {
       {post(port, "/api/simulate", R"({"dp":4096,"grad_accum":100000,"jitter":1})"), 400, "events"},
       {post(port, "/api/schedule", R"({"micros":513})"), 400, "1 to 512"},
       {post(port, "/api/collective", R"({"ranks":17})"), 400, "--ranks"},
-      {post(port, "/api/search", R"({"gpus":65537})"), 400, "wanted at most 65536"},
+      {post(port, "/api/search", R"({"gpus":65537})"), 400, "must be at most 65536"},
       {post(port, "/api/plan", mb), 413, "too large"},
-      {post(port, "/api/plan", std::string(60000, '[')), 400, "no JSON"},
+      {post(port, "/api/plan", std::string(60000, '[')), 400, "not valid JSON"},
       {post(port, "/api/plan", "{}", "Content-Type: text/plain\r\n"), 415, "application/json"},
       {post(port, "/api/plan", "{}", ""), 415, "application/json"},
       {get(port, "/api/plan"), 405, "POST"},
       {post(port, "/api/runs", "{}"), 405, "GET"},
-      {post(port, "/api/nothing", "{}"), 404, "nothing here"},
-      {get(port, "/api/nothing"), 404, "nothing here"},
+      {post(port, "/api/nothing", "{}"), 404, "not found"},
+      {get(port, "/api/nothing"), 404, "not found"},
       {get(port, "/api/runs/../../etc/passwd"), 404, ""},
       {get(port, "/../../../etc/passwd.txt"), 404, ""},
       {get(port, "/%2e%2e/%2e%2e/etc/passwd.txt"), 404, ""},
@@ -87,7 +87,7 @@ TEST(Server, SaysWhyNot) {
   EXPECT_EQ(get(port, "/api/about").status, 200);
 }
 
-TEST(Server, KnowsItsOwnNameAlone) {
+TEST(Server, AcceptsOnlyItsOwnHostAndOrigin) {
   const Served served;
   const auto ask = [&](const std::string& head) {
     RawClient client(served.port());
@@ -110,7 +110,7 @@ TEST(Server, KnowsItsOwnNameAlone) {
   EXPECT_EQ(ask("Host: localhost\r\nHost: evil.example\r\n"), 400);
 }
 
-TEST(Server, WantsItsToken) {
+TEST(Server, RequiresItsToken) {
   SiteOptions site;
   site.guard.token = "0123456789abcdef";
   const Served served(site);
@@ -125,7 +125,7 @@ TEST(Server, WantsItsToken) {
   EXPECT_TRUE(contains(first.head, "HttpOnly; SameSite=Strict")) << first.head;
 }
 
-TEST(Server, KeepsAConnectionForSeveralRequests) {
+TEST(Server, KeepsConnectionsAlive) {
   const Served served;
   RawClient client(served.port());
   const std::string body = R"({"dp":8})";
@@ -137,7 +137,7 @@ TEST(Server, KeepsAConnectionForSeveralRequests) {
   }
 }
 
-TEST(Server, TakesRequestsThatComeInPieces) {
+TEST(Server, AcceptsRequestsInPieces) {
   const Served served;
   RawClient client(served.port());
   const std::string whole =
@@ -165,8 +165,9 @@ TEST(Server, DoesNotWaitForSlowClients) {
   }
 }
 
-// More than all connections: those that are half there make room, and none of them has a thread.
-TEST(Server, AnswersWhileEveryConnectionIsHeldByHalfARequest) {
+// More connections than allowed: those with partial requests are closed for others and hold no
+// thread.
+TEST(Server, AnswersWhileAllConnectionsHavePartialRequests) {
   ServerOptions options;
   options.request_seconds = 600;
   const Served served({}, options);
@@ -188,7 +189,7 @@ TEST(Server, AnswersWhileEveryConnectionIsHeldByHalfARequest) {
   EXPECT_EQ(answered, 20);
 }
 
-// An answer that nobody takes holds no thread either.
+// An answer that the client does not read holds no thread either.
 TEST(Server, AnswersWhileManyClientsDoNotRead) {
   ServerOptions options;
   options.request_seconds = 600;
@@ -207,7 +208,7 @@ TEST(Server, AnswersWhileManyClientsDoNotRead) {
   }
 }
 
-TEST(Server, RefusesBodiesThatCouldGrowOrHideARequest) {
+TEST(Server, RefusesUnboundedAndAmbiguousBodies) {
   const Served served;
   const auto ask = [&](const std::string& lines) {
     RawClient client(served.port());
@@ -217,7 +218,7 @@ TEST(Server, RefusesBodiesThatCouldGrowOrHideARequest) {
     EXPECT_EQ(client.answer(), "") << "the connection goes on after " << first;
     return parse_reply(first).status;
   };
-  // Answered although not a byte of the body has come.
+  // Answered although no byte of the body has arrived.
   EXPECT_EQ(ask("Content-Encoding: br\r\nContent-Length: 1200\r\n\r\n"), 415);
   EXPECT_EQ(ask("Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"), 411);
   EXPECT_EQ(ask("Transfer-Encoding: chunked\r\n\r\n2;" + std::string(100, 'x') + "\r\n{}\r\n"),
@@ -232,8 +233,8 @@ TEST(Server, RefusesBodiesThatCouldGrowOrHideARequest) {
   EXPECT_EQ(ask("X: a\nContent-Length: 2\r\n\r\n{}"), 400);
 }
 
-// Threads that wait for clients would all be taken.
-TEST(Server, AnswersWhileManyRequestsAreHalfThere) {
+// If threads waited for clients, all would be taken.
+TEST(Server, AnswersWhileManyRequestsAreIncomplete) {
   ServerOptions options;
   options.request_seconds = 60;
   const Served served({}, options);
@@ -249,7 +250,7 @@ TEST(Server, AnswersWhileManyRequestsAreHalfThere) {
   for (const auto& client : slow) EXPECT_EQ(parse_reply(client->answer()).status, 200);
 }
 
-TEST(Server, ConnectionsThatIdleNeedNoThreads) {
+TEST(Server, IdleConnectionsHoldNoThreads) {
   ServerOptions options;
   options.threads = 2;
   const Served served({}, options);
@@ -262,7 +263,7 @@ TEST(Server, ConnectionsThatIdleNeedNoThreads) {
   }
 }
 
-TEST(Server, SilentConnectionsMakeRoom) {
+TEST(Server, ClosesIdleConnectionsForNewOnes) {
   ServerOptions options;
   options.connections = 3;
   const Served served({}, options);
@@ -276,7 +277,7 @@ TEST(Server, SilentConnectionsMakeRoom) {
   EXPECT_EQ(status, 200);
 }
 
-TEST(Server, AnswersRequestsThatComeTogetherInTheirOrder) {
+TEST(Server, AnswersPipelinedRequestsInOrder) {
   const Served served;
   RawClient client(served.port());
   client.send(
@@ -286,7 +287,7 @@ TEST(Server, AnswersRequestsThatComeTogetherInTheirOrder) {
   for (const int status : {200, 404, 200}) EXPECT_EQ(parse_reply(client.answer()).status, status);
 }
 
-TEST(Server, UnknownMethodsAreNotAllowed) {
+TEST(Server, RefusesUnknownMethods) {
   const Served served;
   for (const char* method : {"PUT", "DELETE", "QUERY", "OPTIONS", "TRACE"}) {
     RawClient client(served.port());
@@ -300,7 +301,7 @@ TEST(Server, UnknownMethodsAreNotAllowed) {
   EXPECT_TRUE(contains(client.until("\r\n\r\n"), "200 OK"));
 }
 
-TEST(Server, TellsAClientThatAsksToGoOnBeforeItListens) {
+TEST(Server, SendsContinueBeforeReadingTheBody) {
   const Served served;
   RawClient client(served.port());
   client.send(
@@ -311,7 +312,7 @@ TEST(Server, TellsAClientThatAsksToGoOnBeforeItListens) {
   EXPECT_EQ(parse_reply(client.answer()).status, 200);
 }
 
-TEST(Server, RefusesConnectionsBeyondItsBounds) {
+TEST(Server, RefusesConnectionsBeyondTheLimit) {
   ServerOptions options;
   options.connections = 6;
   options.threads = 2;
@@ -319,7 +320,7 @@ TEST(Server, RefusesConnectionsBeyondItsBounds) {
   const Served served({}, options);
   std::vector<std::unique_ptr<RawClient>> clients;
   for (int i = 0; i < 100; ++i) clients.push_back(std::make_unique<RawClient>(served.port()));
-  // Some were refused at once: nobody had to speak. Which ones is by chance.
+  // Some were refused immediately. It is random which ones.
   int refused = 0;
   for (const auto& client : clients) {
     const Reply reply = parse_reply(client->answer());
@@ -329,7 +330,7 @@ TEST(Server, RefusesConnectionsBeyondItsBounds) {
   }
   EXPECT_GT(refused, 0);
   clients.clear();
-  // Those that idled are gone, and it goes on.
+  // Idle connections were closed, and the server continues.
   int status = 0;
   for (int i = 0; i < 100 && status != 200; ++i) status = get(served.port(), "/api/about").status;
   EXPECT_EQ(status, 200);
@@ -368,7 +369,7 @@ TEST(Server, ThePageInTheProgramIsGzipped) {
   EXPECT_EQ(packed.body.substr(0, 2), "\x1f\x8b");
 }
 
-TEST(Server, EventsComeAsTheFileGrows) {
+TEST(Server, SendsEventsWhenTheFileGrows) {
   namespace fs = std::filesystem;
   const fs::path file = fs::temp_directory_path() / str("tessera-events-", ::getpid(), ".jsonl");
   std::ofstream(file) << "{\"step\":1,\"loss\":2.5}\n";
@@ -397,7 +398,7 @@ TEST(Server, EventsComeAsTheFileGrows) {
   fs::remove(file);
 }
 
-TEST(Server, WrongAddressesAndPortsAreToldByName) {
+TEST(Server, ErrorsNameTheWrongAddressOrPort) {
   const Served served;
   ServerOptions options;
   options.port = served.port();

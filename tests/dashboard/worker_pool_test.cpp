@@ -1,6 +1,6 @@
-// Threads that step aside while they wait, and those that take their places.
+// Threads that block, and threads that replace them.
 
-#include "tessera/dashboard/crew.h"
+#include "tessera/dashboard/worker_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace tessera::dashboard {
 namespace {
 
-// What threads wait at until it is opened.
+// Blocks threads until it is opened.
 class Gate {
  public:
   void pass() {
@@ -30,50 +30,50 @@ class Gate {
   bool open_ = false;
 };
 
-TEST(Crew, NeverMoreAtWorkThanThereArePlaces) {
-  std::atomic<int> at_work{0}, most{0}, done{0};
+TEST(WorkerPool, RunsAtMostTheActiveNumberOfTasks) {
+  std::atomic<int> active{0}, most{0}, done{0};
   Gate ended;
-  Crew crew(3, 8, [&] {
-    const int now = ++at_work;
+  WorkerPool pool(3, 8, [&] {
+    const int now = ++active;
     for (int seen = most; now > seen && !most.compare_exchange_weak(seen, now);) continue;
-    --at_work;
+    --active;
     if (++done < 10'000) return true;
     ended.open();
     return false;
   });
-  crew.begin();
+  pool.begin();
   ended.pass();
-  crew.end();
+  pool.end();
   EXPECT_LE(most, 3);
 }
 
-TEST(Crew, WhoWaitsIsReplacedUntilThereAreNoMore) {
+TEST(WorkerPool, ReplacesBlockedThreadsUpToTheMaximum) {
   constexpr int kMost = 6;
   std::atomic<int> waiting{0}, back{0};
   Gate all_wait, gate;
-  Crew* crew = nullptr;
+  WorkerPool* pool = nullptr;
   const auto wait = [&] {
     {
-      const Crew::Aside aside(*crew);
+      const WorkerPool::Blocked blocked(*pool);
       if (++waiting == kMost) all_wait.open();
       gate.pass();
     }
     return ++back < kMost;
   };
-  Crew made(1, kMost, wait);
-  crew = &made;
+  WorkerPool made(1, kMost, wait);
+  pool = &made;
   made.begin();
-  all_wait.pass();  // with one place, all six got to where they wait
+  all_wait.pass();  // with one active slot, all six threads reach the gate
   EXPECT_EQ(back, 0);
   gate.open();
   made.end();
   EXPECT_GE(back, kMost);
 }
 
-TEST(Crew, EndsWithoutHavingBegun) {
-  Crew crew(2, 4, [] { return true; });
-  crew.end();
-  crew.begin();  // nothing any more
+TEST(WorkerPool, EndsWithoutBeginning) {
+  WorkerPool pool(2, 4, [] { return true; });
+  pool.end();
+  pool.begin();  // does nothing after end()
 }
 
 }  // namespace
