@@ -58,7 +58,7 @@ TEST(ExplainProgram, HandlesEdgeCasesOfEveryTopic) {
       {{"bubble", "--pp", "4", "--grad-accum", "8", "--chunks", "2"},
        "less than 5% from K = 29",
        "K = 28,"},
-      {{"bubble", "--pp", "4", "--grad-accum", "8", "--schedule", "zb-h1"}, "played", "v·K"},
+      {{"bubble", "--pp", "4", "--grad-accum", "8", "--schedule", "zb-h1"}, "simulated action by action", "v·K"},
       {{"traffic", "--params", "10B"}, "0.0000 · 40 GB = 0 B", "0.0000 · 0 B"},
       {{"traffic", "--params", "10B", "--zero", "3", "--grad-accum", "4"}, "4·D_g + 8·D_p", "nan"},
       {{"ring", "--ranks", "1"}, "= 0", "nan"},

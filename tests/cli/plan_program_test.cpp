@@ -245,7 +245,7 @@ TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
       {{"--hardware-file", broken.path()}, "line 2, column"},
       {{"--list-models", "--json"}, "--json: "},
       {{"--model", "gpt2-xl", "--top", "3"}, "--top: needs --search or --score"},
-      {{"stray"}, "unknown"}};
+      {{"stray"}, "unexpected argument"}};
   for (const auto& [arguments, expected] : cases) {
     const Answer outcome = plan(arguments);
     EXPECT_EQ(outcome.status, 2) << expected;

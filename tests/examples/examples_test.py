@@ -241,7 +241,7 @@ def explain_sync(tessera):
     told, buckets = {}, []  # {parameter: {"before" | "after": [numbers of each rank]}}
     name = None
     for line in text.splitlines():
-        if bucket := re.match(r"bucket (\d+), (\d+) B, leaves (first|next|last)$", line):
+        if bucket := re.match(r"bucket (\d+), (\d+) B, sent (first|next|last)$", line):
             buckets.append((int(bucket[2]), bucket[3], []))
         elif parameter := re.match(r"  (\d+\.(?:weight|bias))$", line):
             name = parameter[1]

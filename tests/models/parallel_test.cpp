@@ -375,8 +375,8 @@ TEST(Parallel, RejectsInvalidCuts) {
     shape.kv_heads = 3;
     shape.hidden = 48;
     refused(shape, {}, "kv-heads is 3");
-    refused(gpt_of_three(), {.first_layer = 2, .last_layer = 4}, "layers 2 to 4");
-    refused(gpt_of_three(), {.first_layer = 2, .last_layer = 1}, "layers 2 to 1");
+    refused(gpt_of_three(), {.first_layer = 2, .last_layer = 4}, "layers [2, 4)");
+    refused(gpt_of_three(), {.first_layer = 2, .last_layer = 1}, "layers [2, 1)");
     shape = llama(4);
     shape.head_width = 3;
     refused(shape, {}, "even width");
