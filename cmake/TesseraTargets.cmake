@@ -140,15 +140,16 @@ function(tessera_executable)
   endif()
 endfunction()
 
-# tessera_test(NAME <target> SOURCES … [LINK …] [TIMEOUT seconds] [PROCESSORS n] [LABELS …] [WHOLE]
-#              [THREADS | UNSANITIZED] [TOML …])
+# tessera_test(NAME <target> SOURCES … [LINK …] [TIMEOUT seconds] [PROCESSORS n] [COST seconds]
+#              [LABELS …] [WHOLE] [THREADS | UNSANITIZED] [TOML …])
 # A GoogleTest program in build/tests, registered with ctest case by case, or as one test with WHOLE
 # (for programs whose start is dear, and for those that spawn processes of their own). THREADS: its
 # threads share memory, so that ThreadSanitizer can find something in it; it gets no others.
 # UNSANITIZED: it starts a program all of whose code other tests run under AddressSanitizer.
+# COST: approximate duration. ctest starts long tests first; in a fresh clone it knows no others.
 # TOML: more sources, whose tests need toml++; where it is missing, a test that is skipped says so.
 function(tessera_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS;UNSANITIZED" "NAME;TIMEOUT;PROCESSORS" "SOURCES;LINK;LABELS;TOML")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS;UNSANITIZED" "NAME;TIMEOUT;PROCESSORS;COST" "SOURCES;LINK;LABELS;TOML")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tessera_test: does not know ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -187,6 +188,9 @@ function(tessera_test)
   set(properties TIMEOUT ${arg_TIMEOUT})
   if(arg_PROCESSORS)
     list(APPEND properties PROCESSORS ${arg_PROCESSORS})
+  endif()
+  if(arg_COST)
+    list(APPEND properties COST ${arg_COST})
   endif()
   if(arg_LABELS)
     list(APPEND properties LABELS "${arg_LABELS}")
