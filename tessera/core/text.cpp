@@ -6,6 +6,8 @@
 #include <locale>
 #include <sstream>
 
+#include "tessera/core/utf8.h"
+
 namespace tessera {
 namespace {
 
@@ -33,27 +35,6 @@ void append_escaped(std::string& out, char c) {
   }
 }
 
-// Returns the length of the UTF-8 character that starts at `at`; 0: invalid.
-std::size_t utf8_character(std::string_view text, std::size_t at) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(at);
-  if (first < 0x80) return 1;
-  const std::size_t length = first < 0xc2   ? 0
-                             : first < 0xe0 ? 2
-                             : first < 0xf0 ? 3
-                             : first < 0xf5 ? 4
-                                            : 0;
-  if (length == 0 || at + length > text.size()) return 0;
-  // The second byte has a smaller range: no overlong forms, surrogates or values over U+10FFFF.
-  const unsigned char least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
-  const unsigned char most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
-  if (byte(at + 1) < least || byte(at + 1) > most) return 0;
-  for (std::size_t i = 2; i < length; ++i) {
-    if (byte(at + i) < 0x80 || byte(at + i) > 0xbf) return 0;
-  }
-  return length;
-}
-
 // Returns true for characters that change how a terminal shows the text around them: Latin-1
 // controls (U+0080 to U+009F), bidirectional marks (U+200E, U+200F, U+202A to U+202E, U+2066 to
 // U+2069) and line separators (U+2028, U+2029).
@@ -72,12 +53,12 @@ bool is_terminal_control(std::string_view character) {
 std::string escape_controls(std::string_view text, bool lines) {
   std::string out;
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t length = utf8_character(text, at);
-    const std::string_view character = text.substr(at, std::max<std::size_t>(1, length));
-    if (length == 1 && (text[at] == '"' || text[at] == '\\' ||
-                        (lines && (text[at] == '\n' || text[at] == '\t')))) {
+    const Utf8Sequence sequence = utf8_sequence(text, at);
+    const std::string_view character = text.substr(at, sequence.size);
+    const bool multibyte = sequence.kind == Utf8Sequence::Kind::valid && sequence.size > 1;
+    if (text[at] == '"' || text[at] == '\\' || (lines && (text[at] == '\n' || text[at] == '\t'))) {
       out += text[at];
-    } else if (length < 2 || is_terminal_control(character)) {
+    } else if (!multibyte || is_terminal_control(character)) {
       for (const char byte : character) append_escaped(out, byte);
     } else {
       out += character;

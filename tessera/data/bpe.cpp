@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "tessera/core/text.h"
-#include "tessera/data/utf8.h"
+#include "tessera/core/utf8.h"
 
 namespace tessera::data {
 namespace {

@@ -5,10 +5,10 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/core/utf8.h"
 #include "tessera/data/tokenizer_added.h"
 #include "tessera/data/tokenizer_decoder.h"
 #include "tessera/data/unicode.h"
-#include "tessera/data/utf8.h"
 
 namespace tessera::data {
 namespace {

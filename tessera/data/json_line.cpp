@@ -1,7 +1,7 @@
 #include "tessera/data/json_line.h"
 
 #include "tessera/core/text.h"
-#include "tessera/data/utf8.h"
+#include "tessera/core/utf8.h"
 
 namespace tessera::data {
 namespace {

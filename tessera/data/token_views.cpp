@@ -8,8 +8,8 @@
 #include "tessera/core/files.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/core/utf8.h"
 #include "tessera/data/mapped_file.h"
-#include "tessera/data/printable.h"
 #include "tessera/data/tokenizer.h"
 
 namespace tessera::data {
@@ -20,18 +20,14 @@ constexpr std::size_t kCheckedBytes = 16 << 20;
 
 // Images, archives and the like would train without an error, but uselessly.
 void refuse_binary(std::span<const unsigned char> bytes, const std::string& path) {
-  bytes = bytes.first(std::min(bytes.size(), kCheckedBytes));
-  for (std::size_t at = 0; at < bytes.size();) {
-    const std::size_t length = bytes[at] == 0 ? 0 : valid_length(bytes.subspan(at));
-    if (length == 0) {
-      constexpr const char* kHex = "0123456789abcdef";
-      throw DataError(str("--data: ", quote(path), " is not text: the byte at offset ", at,
-                          " is 0x", kHex[bytes[at] >> 4], kHex[bytes[at] & 15],
-                          bytes[at] == 0 ? "" : ", which is not UTF-8 there",
-                          "; must be UTF-8 text (iconv converts other encodings)"));
-    }
-    at += length;
-  }
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()),
+                              std::min(bytes.size(), kCheckedBytes));
+  const std::size_t at = std::min(text.find('\0'), utf8_valid_until(text));
+  // The checked part may end inside of a character.
+  if (at == text.size() || utf8_sequence(text, at).kind == Utf8Sequence::Kind::truncated) return;
+  throw DataError(str("--data: ", quote(path), " is not text: the byte at offset ", at, " is 0x",
+                      hex(bytes[at], 2), bytes[at] == 0 ? "" : ", which is not UTF-8 there",
+                      "; must be UTF-8 text (iconv converts other encodings)"));
 }
 
 class TextTokens final : public TokenData {

@@ -8,6 +8,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/sha256.h"
 #include "tessera/core/text.h"
+#include "tessera/core/utf8.h"
 #include "tessera/data/bpe_tokenizer.h"
 #include "tessera/data/tokenizer_spec.h"
 
@@ -107,6 +108,31 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& where) {
   const std::string folder = slash == std::string::npos ? "" : path.substr(0, slash + 1);
   const NumberedTokens ends = end_tokens(folder, spec);
   return make_bpe_tokenizer(std::move(spec), path, ends.end, ends.begin);
+}
+
+CleanText clean_utf8(std::string_view text, BadUtf8 policy, std::string& storage) {
+  std::size_t good = utf8_valid_until(text);
+  if (good == text.size()) return {text, 0};
+  if (policy == BadUtf8::refuse) {
+    throw DataError(
+        str("the text is not UTF-8: byte ", hex(static_cast<unsigned char>(text[good]), 2),
+            " at offset ", good,
+            " does not start a character. Convert the file to UTF-8, or have such bytes "
+            "replaced"));
+  }
+  CleanText clean;
+  storage.clear();
+  std::size_t at = 0;
+  while (true) {
+    storage.append(text, at, good - at);
+    if (good == text.size()) break;
+    storage += "\xef\xbf\xbd";
+    ++clean.replaced;
+    at = good + utf8_sequence(text, good).size;
+    good = utf8_valid_until(text, at);
+  }
+  clean.text = storage;
+  return clean;
 }
 
 }  // namespace tessera::data

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/core/utf8.h"
 #include "tessera/data/unicode.h"
-#include "tessera/data/utf8.h"
 
 namespace tessera::data {
 

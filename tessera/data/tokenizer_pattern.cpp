@@ -4,8 +4,8 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/core/utf8.h"
 #include "tessera/data/unicode.h"
-#include "tessera/data/utf8.h"
 
 #ifdef TESSERA_HAVE_PCRE2
 #define PCRE2_CODE_UNIT_WIDTH 8

@@ -4,8 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "tessera/core/utf8.h"
 #include "tessera/data/tokenizer_fields.h"
-#include "tessera/data/utf8.h"
 
 namespace tessera::data {
 namespace {

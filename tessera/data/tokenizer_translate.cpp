@@ -5,8 +5,8 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/core/utf8.h"
 #include "tessera/data/tokenizer_pattern.h"
-#include "tessera/data/utf8.h"
 
 namespace tessera::data {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <span>
 
+#include "tessera/core/utf8.h"
 #include "tessera/data/unicode_tables.h"
-#include "tessera/data/utf8.h"
 
 namespace tessera::data {
 namespace {

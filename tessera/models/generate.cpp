@@ -6,6 +6,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/core/utf8.h"
 
 namespace tessera::models {
 namespace {
@@ -16,20 +17,11 @@ double since(GenerateClock::time_point began) {
   return std::chrono::duration<double>(GenerateClock::now() - began).count();
 }
 
-// Bytes of the character that a first byte begins; 1 for what begins none.
-std::size_t length_of_character(unsigned char first) {
-  if (first >= 0xf0 && first < 0xf8) return 4;
-  if (first >= 0xe0 && first < 0xf0) return 3;
-  if (first >= 0xc2 && first < 0xe0) return 2;
-  return 1;
-}
-
-// Bytes at the end that begin a character and do not end it.
+// Returns the number of bytes at the end of the text that start a character and do not complete it.
 std::size_t unfinished(std::string_view text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if ((byte & 0xc0) == 0x80) continue;  // goes on with one that began before
-    return length_of_character(byte) > back ? back : 0;
+    const Utf8Sequence sequence = utf8_sequence(text, text.size() - back);
+    if (sequence.kind == Utf8Sequence::Kind::truncated) return back;
   }
   return 0;
 }

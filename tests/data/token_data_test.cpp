@@ -9,7 +9,6 @@
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/data/utf8.h"
 #include "tests/data/token_folders.h"
 
 namespace tessera::data {
@@ -118,52 +117,6 @@ TEST(TokenData, WidensBytesWhenWriting) {
     std::vector<std::byte> got(2 * count);
     part.copy(2 * from, 2 * count, got.data(), first);
     ASSERT_TRUE(std::equal(got.begin(), got.end(), bytes + 2 * from)) << from << " " << count;
-  }
-}
-
-// Against the plain rule: a text is valid if each character is.
-TEST(TokenData, ValidatesUtf8LikeTheReference) {
-  const auto slow = [](const std::string& text) {
-    std::size_t at = 0;
-    while (at < text.size()) {
-      const auto byte = [&](std::size_t i) {
-        return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u;
-      };
-      const std::size_t size = byte(0) < 0x80   ? 1
-                               : byte(0) < 0xc0 ? 0
-                               : byte(0) < 0xe0 ? 2
-                               : byte(0) < 0xf0 ? 3
-                               : byte(0) < 0xf8 ? 4
-                                                : 0;
-      if (size == 0) return at;
-      char32_t c = size == 1 ? byte(0) : byte(0) & (0x7fu >> size);
-      for (std::size_t i = 1; i < size; ++i) {
-        if ((byte(i) & 0xc0) != 0x80) return at;
-        c = c << 6 | (byte(i) & 0x3f);
-      }
-      std::string again;
-      if (c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return at;
-      append_utf8(again, c);
-      if (again.size() != size) return at;  // overlong
-      at += size;
-    }
-    return at;
-  };
-  std::mt19937_64 random(8);
-  for (int round = 0; round < 20'000; ++round) {
-    std::string text(random() % 130, 'a');
-    for (std::uint64_t k = random() % 30; k > 0; --k) {
-      append_utf8(text, static_cast<char32_t>(random() % 4 == 0 ? random() % 0x110000
-                                              : random() % 2    ? random() % 0x900
-                                                                : 0xd700 + random() % 0x2000));
-      text.append(random() % 20, 'b');
-    }
-    if (!text.empty() && random() % 2 == 0) {
-      text[random() % text.size()] = static_cast<char>(random());
-    }
-    if (random() % 4 == 0)
-      text.resize(text.size() - std::min<std::size_t>(text.size(), random() % 4));
-    ASSERT_EQ(utf8_valid_until(text), slow(text)) << round;
   }
 }
 

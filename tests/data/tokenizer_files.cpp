@@ -3,7 +3,7 @@
 #include <random>
 
 #include "tessera/core/text.h"
-#include "tessera/data/utf8.h"
+#include "tessera/core/utf8.h"
 
 namespace tessera::data {
 namespace {

@@ -1,7 +1,7 @@
 #include "tests/data/tokenizer_fuzz_targets.h"
 
 #include "tessera/core/errors.h"
-#include "tessera/data/utf8.h"
+#include "tessera/core/utf8.h"
 #include "tests/data/tokenizer_files.h"
 #include "tests/fuzz.h"
 

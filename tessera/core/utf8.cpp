@@ -1,39 +1,11 @@
-#include "tessera/data/utf8.h"
+#include "tessera/core/utf8.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "tessera/core/errors.h"
-#include "tessera/core/text.h"
-#include "tessera/data/tokenizer.h"
-
-namespace tessera::data {
+namespace tessera {
 namespace {
-
-// Sequence at `at`: a character of `size` bytes, or `size` bytes that could start one.
-struct Utf8Piece {
-  bool whole;
-  std::size_t size;
-};
-
-Utf8Piece utf8_piece(std::string_view text, std::size_t at) {
-  const auto byte = [&](std::size_t i) {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
-  };
-  const unsigned first = byte(at);
-  if (first < 0x80) return {true, 1};
-  if (first < 0xc2 || first > 0xf4) return {false, 1};
-  const std::size_t size = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-  // The second byte rules out overlong forms, surrogates and characters above U+10FFFF.
-  const unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
-  const unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
-  if (byte(at + 1) < low || byte(at + 1) > high) return {false, 1};
-  for (std::size_t i = 2; i < size; ++i) {
-    if ((byte(at + i) & 0xc0) != 0x80) return {false, i};
-  }
-  return {true, size};
-}
 
 // [Note: checking UTF-8] State machine with nine states. The transitions of one byte are a 64-bit
 // number with six bits per state: a state is the bit offset of its entry, which holds the offset of
@@ -94,6 +66,23 @@ bool is_ascii(const unsigned char* bytes, std::size_t count) {
 
 }  // namespace
 
+Utf8Sequence utf8_sequence(std::string_view text, std::size_t at) {
+  using Kind = Utf8Sequence::Kind;
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[at + i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return {Kind::valid, 1};
+  if (first < 0xc2 || first > 0xf4) return {Kind::invalid, 1};
+  const std::size_t size = utf8_length(text[at]);
+  for (std::size_t i = 1; i < size; ++i) {
+    if (at + i == text.size()) return {Kind::truncated, i};
+    // The second byte rules out overlong forms, surrogates and characters above U+10FFFF.
+    const unsigned char low = i > 1 ? 0x80 : first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+    const unsigned char high = i > 1 ? 0xbf : first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+    if (byte(i) < low || byte(i) > high) return {Kind::invalid, i};
+  }
+  return {Kind::valid, size};
+}
+
 std::size_t utf8_valid_until(std::string_view text, std::size_t at) {
   const auto* const bytes = reinterpret_cast<const unsigned char*>(text.data());
   std::size_t whole = at;  // end of the complete characters
@@ -116,36 +105,11 @@ std::size_t utf8_valid_until(std::string_view text, std::size_t at) {
   if (state == kUtf8Whole) return text.size();
   // The last block has an error; the slow path locates it.
   for (at = whole; at < text.size();) {
-    const Utf8Piece piece = utf8_piece(text, at);
-    if (!piece.whole) return at;
-    at += piece.size;
+    const Utf8Sequence sequence = utf8_sequence(text, at);
+    if (sequence.kind != Utf8Sequence::Kind::valid) return at;
+    at += sequence.size;
   }
   return text.size();
 }
 
-CleanText clean_utf8(std::string_view text, BadUtf8 policy, std::string& storage) {
-  std::size_t good = utf8_valid_until(text);
-  if (good == text.size()) return {text, 0};
-  if (policy == BadUtf8::refuse) {
-    throw DataError(
-        str("the text is not UTF-8: byte ", hex(static_cast<unsigned char>(text[good]), 2),
-            " at offset ", good,
-            " does not start a character. Convert the file to UTF-8, or have such bytes "
-            "replaced"));
-  }
-  CleanText clean;
-  storage.clear();
-  std::size_t at = 0;
-  while (true) {
-    storage.append(text, at, good - at);
-    if (good == text.size()) break;
-    storage += "\xef\xbf\xbd";
-    ++clean.replaced;
-    at = good + utf8_piece(text, good).size;
-    good = utf8_valid_until(text, at);
-  }
-  clean.text = storage;
-  return clean;
-}
-
-}  // namespace tessera::data
+}  // namespace tessera

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera::data {
+namespace tessera {
 
 // Returns the length of the character that starts with this byte. Valid UTF-8 only.
 inline std::size_t utf8_length(char first) {
@@ -54,8 +54,22 @@ inline void append_utf8(std::string& out, char32_t c) {
   }
 }
 
-// Returns the end of the valid characters from `at` on: the size of the text, or the first invalid
-// byte.
+// Bytes that UTF-8 decoding treats as one unit.
+struct Utf8Sequence {
+  enum class Kind : std::uint8_t {
+    valid,      // a character
+    truncated,  // the text ends inside of a character
+    invalid     // the longest prefix of a character, or one byte that starts none
+  };
+  Kind kind;
+  std::size_t size;  // bytes, at least 1
+};
+// Returns the sequence at `at`, which must be less than the size of the text. Overlong forms,
+// surrogates and values above U+10FFFF are invalid.
+Utf8Sequence utf8_sequence(std::string_view text, std::size_t at);
+
+// Returns the end of the valid characters from `at` on: the size of the text, or the first byte of
+// a sequence that is not valid.
 std::size_t utf8_valid_until(std::string_view text, std::size_t at = 0);
 
-}  // namespace tessera::data
+}  // namespace tessera
