@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tessera/data/unicode_tables.h: the characters that tokenizers ask about, as the Python
-package `tokenizers` knows them. Its parts follow different versions of Unicode, so it is asked
-itself, character by character, and not a file of one version.
+"""Writes tessera/data/unicode_tables.h: the classes and decompositions of all characters, read from
+the Python package `tokenizers` character by character. [Note: Unicode tables] in
+tessera/data/unicode.h says why. The test unicode_peer_test compares the result with the package.
 
     .interop-venv/bin/python scripts/make_unicode_tables.py [output]
 """
@@ -115,8 +115,9 @@ def main():
         ranks += [rank, len(each) // 2] + each
     text = f"""#pragma once
 
-// Written by scripts/make_unicode_tables.py from tokenizers {__version__}. Not to be edited.
-// In lists of runs: characters that are left out and characters that are in, in turn.
+// Written by scripts/make_unicode_tables.py from tokenizers {__version__}; do not edit. Not from a
+// Unicode library: see [Note: Unicode tables] in unicode.h.
+// Lists of runs alternate between the number of characters skipped and the number included.
 
 #include <cstdint>
 

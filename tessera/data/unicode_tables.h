@@ -1,7 +1,8 @@
 #pragma once
 
-// Written by scripts/make_unicode_tables.py from tokenizers 0.23.3. Not to be edited.
-// In lists of runs: characters that are left out and characters that are in, in turn.
+// Written by scripts/make_unicode_tables.py from tokenizers 0.23.3; do not edit. Not from a
+// Unicode library: see [Note: Unicode tables] in unicode.h.
+// Lists of runs alternate between the number of characters skipped and the number included.
 
 #include <cstdint>
 
