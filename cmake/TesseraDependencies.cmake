@@ -14,6 +14,15 @@ if(NOT TESSERA_HIGHWAY)
 endif()
 message(STATUS "Highway: ${TESSERA_HIGHWAY}")
 
+# libcrypto, for the handshake between ranks and for hashes.
+find_package(OpenSSL 3.0 QUIET)
+if(NOT OPENSSL_FOUND)
+  message(FATAL_ERROR "libcrypto of OpenSSL 3.0 or newer is needed and was not found. Install it "
+                      "(Debian: libssl-dev), or name its folder with -DOPENSSL_ROOT_DIR=folder.")
+endif()
+set(TESSERA_HAVE_CRYPTO TRUE)
+message(STATUS "libcrypto: ${OPENSSL_VERSION}")
+
 set(TESSERA_HAVE_MPI FALSE)
 if(TESSERA_MPI)
   set(MPI_CXX_SKIP_MPICXX ON)  # we use the C interface only

@@ -29,6 +29,10 @@ install(TARGETS tessera_planning EXPORT tessera-planning
         ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(EXPORT tessera-planning NAMESPACE tessera:: FILE tesseraPlanningTargets.cmake
         DESTINATION "${TESSERA_CMAKE_DIR}")
+install(TARGETS tessera_crypto EXPORT tessera-crypto
+        ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(EXPORT tessera-crypto NAMESPACE tessera:: FILE tesseraCryptoTargets.cmake
+        DESTINATION "${TESSERA_CMAKE_DIR}")
 install(TARGETS tessera_fabric EXPORT tessera-fabric
         ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(EXPORT tessera-fabric NAMESPACE tessera:: FILE tesseraFabricTargets.cmake
@@ -121,6 +125,7 @@ function(tessera_describe_shared name package)
 endfunction()
 set(mpi_libraries ${MPI_CXX_LIBRARIES})
 list(FILTER mpi_libraries EXCLUDE REGEX "mpi_cxx")  # we use the C interface only
+tessera_describe_shared(CRYPTO libssl3 ${OPENSSL_CRYPTO_LIBRARY})
 tessera_describe_shared(MPI libopenmpi3 ${mpi_libraries})
 tessera_describe_shared(HWLOC libhwloc15 ${HWLOC_LINK_LIBRARIES})
 tessera_describe_shared(PCRE2 libpcre2-8-0 ${PCRE2_LINK_LIBRARIES})

@@ -25,8 +25,8 @@ function(tessera_optimize target level)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:${level}>)
 endfunction()
 
-# tessera_link_shared(<target> <name>…): links those of MPI, HWLOC, PCRE2, ZLIB and ZSTD that were
-# found. A project that uses the installed package gets tessera::<name> in their place, which
+# tessera_link_shared(<target> <name>…): links those of CRYPTO, MPI, HWLOC, PCRE2, ZLIB and ZSTD that
+# were found. A project that uses the installed package gets tessera::<name> in their place, which
 # tesseraConfig.cmake makes of the shared library alone: it needs no development files of these.
 function(tessera_link_shared target)
   foreach(name ${ARGN})
@@ -34,6 +34,8 @@ function(tessera_link_shared target)
       set(built PkgConfig::${name})
       if(name STREQUAL "MPI")
         set(built MPI::MPI_CXX)
+      elseif(name STREQUAL "CRYPTO")
+        set(built OpenSSL::Crypto)
       endif()
       target_link_libraries(${target} PRIVATE "$<BUILD_INTERFACE:${built}>"
                                               "$<INSTALL_INTERFACE:tessera::${name}>")

@@ -34,6 +34,7 @@ packages=(
   "libfmt-dev fmt/format.h"
   "libgtest-dev gtest/gtest.h"
   "libbenchmark-dev benchmark/benchmark.h"
+  "libssl-dev openssl/evp.h"
   "libopenmpi-dev mpi.h"
   "openmpi-bin mpirun"
   "libhwloc-dev hwloc.h"

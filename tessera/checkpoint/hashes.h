@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/core/sha256.h"
+#include "tessera/core/crypto.h"
 
 namespace tessera::checkpoint {
 

@@ -29,9 +29,9 @@
 #include "tessera/comm/store_client.h"
 #include "tessera/comm/store_server.h"
 #include "tessera/comm/tcp/backend.h"
+#include "tessera/core/crypto.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
-#include "tessera/core/sha256.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm {

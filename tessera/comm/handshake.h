@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "tessera/core/crypto.h"
 #include "tessera/core/fd.h"
-#include "tessera/core/sha256.h"
 
 namespace tessera::comm {
 

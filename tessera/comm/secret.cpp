@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -18,6 +17,7 @@
 
 #include "tessera/comm/join_notice.h"
 #include "tessera/comm/socket.h"
+#include "tessera/core/crypto.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
@@ -49,18 +49,6 @@ constexpr const char* kOtherWay =
     "; or name a secret that all ranks can read: TESSERA_SECRET_FILE=path";
 
 }  // namespace
-
-std::string random_bytes(std::size_t bytes) {
-  std::string result(bytes, '\0');
-  std::size_t have = 0;
-  while (have < bytes) {
-    const ssize_t got = getrandom(result.data() + have, bytes - have, 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) throw_errno("getrandom");
-    have += static_cast<std::size_t>(got);
-  }
-  return result;
-}
 
 std::string random_secret() { return random_bytes(kSecretBytes); }
 

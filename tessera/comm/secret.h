@@ -16,8 +16,7 @@ inline constexpr std::size_t kSecretBytes = 32;
 inline constexpr std::size_t kShortestSecret = 16;
 inline constexpr std::size_t kLongestSecret = 4096;
 
-// `bytes` bytes that nobody can guess.
-std::string random_bytes(std::size_t bytes);
+// Returns kSecretBytes unpredictable bytes.
 std::string random_secret();
 
 // A file in memory that holds the secret and can no longer be changed, to be inherited by ranks.

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/core/crypto.h"
 #include "tessera/core/errors.h"
-#include "tessera/core/sha256.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "tessera/core/sha256.h"
+#include "tessera/core/crypto.h"
 #include "tessera/core/text.h"
 
 namespace tessera::dashboard {

@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <vector>
 
+#include "tessera/core/crypto.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
-#include "tessera/core/sha256.h"
 #include "tessera/core/text.h"
 #include "tessera/dashboard/embedded.h"
 

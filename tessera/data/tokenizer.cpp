@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "tessera/core/crypto.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
-#include "tessera/core/sha256.h"
 #include "tessera/core/text.h"
 #include "tessera/core/utf8.h"
 #include "tessera/data/bpe_tokenizer.h"

@@ -4,7 +4,7 @@
 #include <unordered_set>
 
 #include "tessera/checkpoint/strict_json.h"
-#include "tessera/core/sha256.h"
+#include "tessera/core/crypto.h"
 #include "tessera/data/tokenizer_fields.h"
 #include "tessera/data/tokenizer_steps.h"
 

@@ -9,7 +9,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/reshard.h"
-#include "tessera/core/sha256.h"
+#include "tessera/core/crypto.h"
 #include "tests/temporary_folder.h"
 #include "tests/text.h"
 

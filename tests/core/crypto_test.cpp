@@ -1,6 +1,8 @@
-#include "tessera/core/sha256.h"
+#include "tessera/core/crypto.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <string>
 
@@ -36,6 +38,28 @@ TEST(Hmac, MatchesThePublishedCodes) {
   EXPECT_EQ(to_hex(hmac_sha256(std::string(131, '\xaa'),
                                "Test Using Larger Than Block-Size Key - Hash Key First")),
             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
+TEST(RandomBytes, DifferBetweenCallsAndAfterFork) {
+  EXPECT_EQ(random_bytes(0), "");
+  const std::string first = random_bytes(32), second = random_bytes(32);
+  EXPECT_EQ(first.size(), 32u);
+  EXPECT_NE(first, second);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string bytes = random_bytes(32);
+    _exit(write(ends[1], bytes.data(), bytes.size()) == 32 ? 0 : 1);
+  }
+  std::string of_child(32, '\0');
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  ASSERT_EQ(read(ends[0], of_child.data(), of_child.size()), 32);
+  EXPECT_NE(of_child, random_bytes(32));
+  close(ends[0]);
+  close(ends[1]);
 }
 
 TEST(Hmac, DetectsAnyChangedBit) {
