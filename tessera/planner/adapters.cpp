@@ -8,12 +8,6 @@
 #include "tessera/core/text.h"
 
 namespace tessera::planner {
-namespace {
-
-constexpr std::int64_t kAlign = 64;  // the ledger counts whole lines
-std::int64_t lines(std::int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
-}  // namespace
 
 std::vector<ParamSpec> adapter_params(const ModelShape& shape, const ModelPart& part) {
   std::vector<ParamSpec> all;
@@ -73,42 +67,6 @@ BlockFlow::BlockFlow(const ModelShape& shape, bool wanted) : input(wanted) {
   attention = input || qkv;
   middle = attention || proj;
   wide = middle || fc;
-}
-
-std::int64_t adapter_activation_bytes(const GptActivations& q, std::int64_t layers) {
-  const ModelShape& m = q.model;
-  if (!m.lora.any() || layers == 0 || q.recompute == Recompute::full) return 0;
-  const std::int64_t rows = q.batch * q.seq;
-  std::map<std::string, std::int64_t> ranks;  // of a linear's adapters together
-  for (const Adapter& adapter : adapters_of(m)) ranks[adapter.linear] += m.lora.rank;
-  std::int64_t low = 0;  // x · Aᵀ of each linear
-  for (const auto& [linear, rank] : ranks) low += lines(rows * rank * q.element);
-  const BlockFlow all(m, true);
-  const std::int64_t entered = lines(rows * m.hidden * q.element);
-  if (q.recompute == Recompute::selective) {
-    // Before the sum over the ranks, too.
-    return layers * (low + (q.tp > 1 ? (all.proj + all.proj2) * entered : 0));
-  }
-  const std::int64_t own = q.sequence_parallel ? rows / q.tp : rows;
-  const std::int64_t heads = m.heads / q.tp, head = rows * m.head_dim() * q.element;
-  const std::int64_t stream = lines(own * m.hidden * q.element);
-  const std::int64_t norm = (m.biases.norm ? 2 : 1) * lines(4 * own);
-  const std::int64_t repeated = lines(3 * heads * head), attention = lines(heads * head);
-  const std::int64_t softmax = lines(4 * rows * heads);
-  const std::int64_t wide = lines(rows * m.ffn / q.tp * q.element);
-  const std::int64_t up = lines((m.swiglu ? 2 : 1) * rows * m.ffn / q.tp * q.element);
-  // A frozen linear without adapter needs its weight alone.
-  const std::int64_t inputs = (all.qkv ? 0 : entered) + (all.proj || q.gpu ? 0 : attention) +
-                              (all.fc ? 0 : entered) + (all.proj2 ? 0 : wide);
-  std::int64_t bytes = layers * (low - inputs);
-  if (!q.embedding) return bytes;
-  // The first block: what no gradient flows through is not kept.
-  const BlockFlow first(m, false);
-  bytes -= stream + norm;  // x, and the numbers of its norm
-  if (!first.attention) bytes -= repeated + softmax;
-  if (!first.middle) bytes -= stream + norm;
-  if (!first.wide) bytes -= up;
-  return bytes;
 }
 
 AdapterTraffic adapter_traffic(const TensorParallelQuestion& q, std::int64_t layers) {

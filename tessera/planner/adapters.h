@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/planner/activations.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/tensor_parallel.h"
 
@@ -35,9 +34,6 @@ struct BlockFlow {
   bool wide;                  // into what stands between the MLP's matrices
   bool qkv, proj, fc, proj2;  // which linears have adapters
 };
-
-// Bytes that all blocks of a part keep more than without adapters; negative if less.
-std::int64_t adapter_activation_bytes(const GptActivations& question, std::int64_t layers);
 
 // Bytes to the tensor-parallel peers in backward, of all blocks of a part: the gradients of
 // activations, and of what all ranks have of adapters.

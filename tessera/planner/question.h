@@ -9,18 +9,22 @@
 #include "tessera/core/axes.h"
 #include "tessera/core/grad_compression.h"
 #include "tessera/core/model_shape.h"
+#include "tessera/core/recompute.h"
 #include "tessera/core/state_layout.h"
-#include "tessera/planner/activations.h"
 #include "tessera/planner/hardware.h"
 
 namespace tessera::planner {
+
+using tessera::name;
+using tessera::parse_recompute;
+using tessera::Recompute;
 
 // How the scores of attention are made.
 enum class Attention : std::uint8_t { fused, unfused };  // unfused keeps the matrix of scores
 
 // [Note: whose run] Whose run it is: programs keep different things for backward. Megatron-LM's
 // layers keep what Korthikanti et al. (2022) count, dropout's masks among them; Tessera's keep what
-// planner/activations.h counts, and its state is padded: [Note: shards of a parameter].
+// planner/layer_program.h lists, and its state is padded: [Note: shards of a parameter].
 // Plain PyTorch keeps much the same as Megatron-LM; how long it takes is its own: hardware.h.
 enum class Software : std::uint8_t { megatron, tessera, pytorch };
 // As the command line spells it.
@@ -109,7 +113,7 @@ struct Question {
   int travel() const { return dp() > 1 ? traveling_grad(layout.grad, compression()) : layout.grad; }
   // Whether the host launches kernels one by one: [Note: host and device].
   bool launches() const { return !light_activations() || !cuda_graph || pp() > 1; }
-  // Whether it is Tessera's fused operations of a GPU that run: [Note: light activations].
+  // Whether it is Tessera's fused operations of a GPU that run: [Note: fused operations].
   bool light_activations() const {
     return software == Software::tessera && gpu.value_or(false) && tp() == 1 && !model.lora.any() &&
            !dropout;

@@ -6,7 +6,6 @@
 #include "tessera/core/axes.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/state_layout.h"
-#include "tessera/planner/activations.h"
 #include "tessera/planner/question.h"
 #include "tessera/planner/state.h"
 
@@ -42,7 +41,7 @@ struct RunQuestion {
   Gather gather = Gather::copy;
   bool prefetch = true;
   bool gpu = false;
-  bool light_activations = false;  // [Note: light activations]
+  bool light_activations = false;  // [Note: fused operations]
 
   // Bytes of an element of the gradient on its way.
   int travel() const { return dp() > 1 ? traveling_grad(layout.grad, compression) : layout.grad; }

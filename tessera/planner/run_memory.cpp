@@ -9,6 +9,7 @@
 #include "tessera/planner/adapters.h"
 #include "tessera/planner/grad_travel.h"
 #include "tessera/planner/parameters.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
 #include "tessera/planner/run_parts.h"
@@ -311,20 +312,12 @@ std::int64_t sent_on(const RunQuestion& q, const ModelPart& part) {
 }
 
 std::int64_t kept_bytes(const RunQuestion& q, const ModelPart& part, Recompute recompute) {
-  GptActivations kept;
-  kept.model = q.model;
-  kept.batch = q.micro_batch;
-  kept.seq = q.seq;
-  kept.element = q.layout.param;
-  kept.recompute = recompute;
-  kept.tp = q.tp();
-  kept.sequence_parallel = q.sequence_parallel;
-  kept.light = q.light_activations;
-  kept.gpu = q.gpu;
-  kept.layers = part.last_layer - part.first_layer;
-  kept.embedding = part.embedding;
-  kept.head = part.head;
-  return gpt_activation_bytes(kept);
+  ProgramInput in = program_input(q);
+  in.recompute = recompute;
+  in.layers = part.last_layer - part.first_layer;
+  in.embedding = part.embedding;
+  in.head = part.head;
+  return held_bytes(in);
 }
 
 RunMemory run_memory(const RunQuestion& q) {

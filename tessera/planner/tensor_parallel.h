@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "tessera/core/model_shape.h"
-#include "tessera/planner/activations.h"
+#include "tessera/planner/question.h"
 
 namespace tessera::planner {
 

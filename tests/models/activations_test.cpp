@@ -1,6 +1,7 @@
 // Activations predicted by the planner, compared with the ledger of each rank.
 
-#include "tessera/planner/activations.h"
+#include "tessera/planner/program_cost.h"
+
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/models/language_model.h"
@@ -33,9 +34,9 @@ TEST(Activations, EqualTheLedgersOfRanks) {
         for (const auto mode :
              {planner::Recompute::none, planner::Recompute::selective, planner::Recompute::full}) {
           for (const at::ScalarType type : {torch::kFloat, torch::kBFloat16}) {
-            const planner::GptActivations question{
-                shape, 3, 40, type == torch::kFloat ? 4 : 2, mode, tp, sequence};
-            const auto planned = planner::gpt_activation_bytes(question);
+            const planner::ProgramInput question{shape, 3,  40,      type == torch::kFloat ? 4 : 2,
+                                                 mode,  tp, sequence};
+            const auto planned = planner::held_bytes(question);
             for (const bool overlap : {false, true}) {
               if (overlap && tp == 1) continue;
               const auto kept = each_rank<std::int64_t>(tp, [&](const comm::Group& group) {

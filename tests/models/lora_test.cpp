@@ -11,6 +11,7 @@
 #include "tessera/models/init.h"
 #include "tessera/models/language_model.h"
 #include "tessera/planner/adapters.h"
+#include "tessera/planner/program_cost.h"
 #include "tests/models/small_models.h"
 #include "tests/text.h"
 
@@ -192,7 +193,7 @@ TEST(Lora, ActivationsMatchThePlanner) {
                                   planner::Recompute::full}) {
             for (const at::ScalarType type : {torch::kFloat, torch::kBFloat16}) {
               if ((sequence && tp == 1) || (tp > 1 && type != torch::kFloat)) continue;
-              const auto planned = planner::gpt_activation_bytes(
+              const auto planned = planner::held_bytes(
                   {shape, 3, 40, type == torch::kFloat ? 4 : 2, mode, tp, sequence});
               const auto kept = each_rank<std::int64_t>(tp, [&](const comm::Group& group) {
                 const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence},

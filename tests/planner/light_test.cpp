@@ -1,4 +1,4 @@
-// What runs on a GPU keep and pad: [Note: light activations].
+// What runs on a GPU keep and pad: [Note: fused operations].
 
 #include <gtest/gtest.h>
 

@@ -5,6 +5,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/run_parts.h"
 
 namespace tessera::planner {
@@ -92,12 +93,12 @@ TEST(Run, PolicyLastKeepsTheWholeGradient) {
 }
 
 TEST(Activations, LessIsKeptTheMoreIsRecomputed) {
-  GptActivations q{find_model_shape("gpt2-124m"), 4, 256, 2, Recompute::none};
-  const std::int64_t none = gpt_activation_bytes(q);
+  ProgramInput q{find_model_shape("gpt2-124m"), 4, 256, 2, Recompute::none};
+  const std::int64_t none = held_bytes(q);
   q.recompute = Recompute::selective;
-  const std::int64_t selective = gpt_activation_bytes(q);
+  const std::int64_t selective = held_bytes(q);
   q.recompute = Recompute::full;
-  const std::int64_t full = gpt_activation_bytes(q);
+  const std::int64_t full = held_bytes(q);
   EXPECT_GT(none, selective);
   EXPECT_GT(selective, full);
   EXPECT_GT(full, 12 * 4 * 256 * 768 * 2);

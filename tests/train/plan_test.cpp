@@ -9,6 +9,7 @@
 #include "tessera/memory/allocator.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/run.h"
 #include "tessera/planner/step_buckets.h"
 #include "tessera/zero/plan.h"
@@ -41,8 +42,8 @@ TEST(Plan, ActivationsEqualTheLedger) {
         const memory::CategoryScope category(MemoryCategory::activations);
         const at::Tensor loss = model->loss(ids, ids);
         const auto kept = static_cast<double>(ledger->counts()[MemoryCategory::activations].now);
-        const auto planned = static_cast<double>(planner::gpt_activation_bytes(
-            {c.shape, c.batch, c.seq, type == at::kFloat ? 4 : 2, mode}));
+        const auto planned = static_cast<double>(
+            planner::held_bytes({c.shape, c.batch, c.seq, type == at::kFloat ? 4 : 2, mode}));
         EXPECT_NEAR(kept / planned, 1, 0.03) << name(mode) << " " << type << " width "
                                              << c.shape.hidden << ": " << kept << " of " << planned;
       }

@@ -1,0 +1,206 @@
+// Lists of the operations of a model.
+
+#include "tessera/planner/layer_program.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/planner/program_builder.h"
+#include "tessera/planner/rank_load.h"
+
+namespace tessera::planner {
+namespace {
+
+// Logits of a chunk of rows in the fused loss (nn/gpu_loss.cpp), in bytes and rows.
+constexpr double kLogitBlock = 256.0 * (1 << 20), kLogitRows = 128;
+
+}  // namespace
+
+// [Note: operations of a layer] With N = batch · seq rows of C = hidden values:
+//   x → norm → y → qkv → attention → a → proj → x + o = s → norm → z → fc, GELU → g → proj2 → s + d
+// Without recomputation it keeps x, y, qkv (its keys and values repeated, if queries share them),
+// a, s, z, the product before GELU and g; two fp32 numbers per row for each LayerNorm (one for
+// RMSNorm) and one per row and head for the softmax. Selective recomputation keeps x and the
+// results of the products and of attention, full recomputation x. Tensor-parallel ranks have their
+// share of what is between y and o, and between z and d; sequence-parallel ones of the rest too.
+//
+// [Note: fused operations] On a GPU without tensor parallelism, fused operations keep less and
+// multiply no matrix again: norms, GELU and SwiGLU are cheap to repeat, so that y, z and g are made
+// once more in backward, keys and values are not repeated, and rotary turns qkv where it lies. Left
+// are x, qkv, a, s, the product before GELU and the fp32 numbers; products add what goes past them,
+// so that selective recomputation keeps the same but for the norms' numbers. The loss is computed a
+// chunk of rows at a time with its gradients: instead of the logits the head keeps the gradient of
+// its input, and that of its table in fp32.
+void ProgramBuilder::layer() {
+  const auto cut = [&](std::int64_t length, std::int64_t most) {
+    return ParamSpec::Segment{length, std::min<std::int64_t>(most, in.tp)};
+  };
+  const ParamSpec::Segment queries = cut(m.q_width(), m.heads),
+                           keys = cut(m.kv_width(), m.kv_heads), columns = cut(m.ffn, m.ffn);
+  const std::int64_t width = m.q_width() + 2 * m.kv_width();
+  const TensorId x = checkpoint();
+  const TensorId y = norm("norm1.weight", "norm1.bias", x);
+  const TensorId qkv = linear({"qkv",
+                               "qkv.weight",
+                               "qkv.bias",
+                               m.biases.qkv,
+                               false,
+                               m.hidden,
+                               width,
+                               h,
+                               qkv_width,
+                               {queries, keys, keys}},
+                              y, rows * qkv_width);
+  const TensorId a = attention(split_heads(qkv));
+  const TensorId o = linear(
+      {"proj", "proj.weight", "proj.bias", m.biases.out, true, m.q_width(), m.hidden, context, h},
+      a, own * h);
+  const TensorId s = residual(x, o);
+  const TensorId z = norm("norm2.weight", "norm2.bias", s);
+  // Backward of the MLP is the widest. Megatron-LM's layer: gradients of what lies between its
+  // products, and of the scores.
+  const int gates = m.swiglu ? 2 : 1;
+  double down_temporary = 0, up_temporary = 0;
+  if (!ledger_) {
+    down_temporary = rows * e * (3 * h + (gates + 1) * ffn);
+    if (in.attention == Attention::unfused) down_temporary += 2 * e * rows * heads * real(in.seq);
+  } else if (!in.fused) {
+    const double weight = h * real(m.ffn / in.tp);
+    down_temporary = product_temporary(wide_columns, own * h, weight);
+    up_temporary = e * gates * wide_columns +
+                   product_temporary(rows * h, gates * wide_columns, gates * weight);
+  }
+  Linear fc{"fc", "fc.weight", "fc.bias", m.biases.mlp, false, m.hidden, gates * m.ffn, h, up};
+  for (int i = 0; i < gates; ++i) fc.segments.push_back(columns);
+  fc.temporary = up_temporary;
+  const TensorId g = activation(linear(fc, z, gates * wide));
+  Linear down{"proj2", "proj2.weight", "proj2.bias", m.biases.mlp, true, m.ffn, m.hidden, ffn, h};
+  down.temporary = down_temporary;
+  if (ledger_ && !in.fused) down.frees = e * wide_columns;
+  const TensorId d = linear(down, g, own * h);
+  residual(s, d);
+  const double norms = (m.biases.norm ? 2 : 1) * h, kv_width = real(2 * m.kv_width());
+  if (!frozen_ && cuts_sequence_) sum_gradients("norms", Sent::norms, 2 * norms, 0);
+  if (!frozen_ && m.kv_heads < in.tp) {
+    sum_gradients("kv-heads", Sent::shared, kv_width * (h + (m.biases.qkv ? 1 : 0)), 0);
+  }
+  sum_gradients("kv-heads of adapters", Sent::adapters, shared_adapters_, 1);
+}
+
+void ProgramBuilder::embedding() {
+  const TensorId x = tensor(own * h, e);
+  Operation& op = add(OpKind::lookup, "tok", {}, {x});
+  const Param positions{"pos.weight", m.positions, m.hidden};
+  Param table{"tok.weight", m.vocab, m.hidden, 0};
+  table.padded = true;
+  add_params(op, table, m.positions > 0 ? &positions : nullptr);
+  if (in.fused) {
+    op.forward.bytes = 3 * rows * h * e, op.forward.launches = 4;
+    // The rows sorted and summed into a table of zeros, which is added to the gradient.
+    op.backward_weight.bytes = (3 * rows + 4 * vocab) * h * e, op.backward_weight.launches = 20;
+    if (in.grad != in.element) {
+      op.backward_weight.bytes += vocab * h * (e + in.grad), op.backward_weight.launches += 2;
+    }
+  } else {
+    op.forward.bytes = 5 * rows * h * e, op.forward.launches = 12;
+    op.backward_weight.bytes = 4 * rows * h * e + vocab * h * accumulate_;
+    op.backward_weight.launches = 12;
+  }
+  cut(op, true, Sent::embedding, x, x);
+  if (in.tp > 1) {
+    // Rows that this rank looks up, and which of them are another's.
+    keep_held(op, tensor(rows, 8), kIfTrained);
+    keep_held(op, tensor(rows, 1), kIfTrained);
+  }
+  // The gradient that came in, and that of the table.
+  if (!frozen_) op.temporary = e * (own * h + vocab * h);
+}
+
+// The last norm, the logits and the loss.
+void ProgramBuilder::head() {
+  const TensorId x = tensor(own * h, e);
+  program_.with_gradient = std::uint64_t{1} << x;
+  Param table{m.tied ? "tok.weight" : "head.weight", m.vocab, m.hidden, 0};
+  table.padded = true, table.tied = m.tied;
+  if (m.tied) add(OpKind::lookup, "tok", {}, {}).params.push_back(table);
+  const TensorId y = norm("norm.weight", "norm.bias", x);
+  Operation& last_norm = program_.operations.back();
+  last_norm.backward_weight = {};
+  if (in.fused) {
+    fused_head(y);
+    if (!m.tied) program_.operations.back().params.push_back(table);
+    return;
+  }
+  last_norm.forward.bytes = 4 * whole * e;
+  last_norm.backward_input.bytes = 3 * whole * e, last_norm.backward_input.launches = 1;
+  const TensorId logits = tensor(rows * vocab, e);
+  Operation& product = add(OpKind::linear, "head", {y}, {logits});
+  product.trained = !frozen_;
+  if (!m.tied) product.params.push_back(table);
+  product.forward.products = {{rows, vocab, h}};
+  product.backward_input.products = {{rows, h, vocab}};
+  product.backward_weight.products = {{h, vocab, rows}};
+  product.backward_weight.bytes = vocab * h * accumulate_, product.backward_weight.launches = 1;
+  keep(product, y, kUnlessAgain);
+  cut(product, false, Sent::head, y, logits);
+  Operation& loss = add(OpKind::loss, "loss", {logits}, {});
+  loss.forward.bytes = loss.backward_input.bytes = rows * vocab * in.logit_bytes / 2;
+  loss.forward.launches = 10, loss.backward_input.launches = 8;
+  keep(loss, logits, kUnlessAgain);
+  keep(loss, tensor(1, 4), kUnlessAgain);
+  const double values = rows * vocab, stream = rows * h;
+  if (!ledger_) {
+    // Logits, their fp32 copy and its gradient (in fp32 training the logits are the copy), and the
+    // inputs of the last norm and of the head.
+    loss.temporary = values * (e == 4 ? 8 : e + 8) + 2 * e * stream;
+  } else {
+    const double own_table = frozen_ ? 0 : vocab * h;
+    loss.temporary = e < 4 ? e * (stream + own_table) + 4 * (values + 2 * stream + vocab * h)
+                           : e * (2 * stream + own_table);
+  }
+  if (in.tp > 1) {
+    // Maximum; sum and target logit.
+    loss.sends.push_back({Axis::tp, Collective::all_reduce, Sent::loss, false, 0, rows, 4, 1});
+    loss.sends.push_back({Axis::tp, Collective::all_reduce, Sent::loss, false, 0, 2 * rows, 4, 2});
+  }
+  if (!frozen_ && cuts_sequence_) {
+    sum_gradients("norms", Sent::norms, (m.biases.norm ? 2 : 1) * h, 0);
+  }
+}
+
+// Forward has the gradients too: of its input, and of the table in fp32, added up by chunks.
+void ProgramBuilder::fused_head(TensorId y) {
+  const double row = vocab * e;
+  const double at_once =
+      std::min(rows, std::max(kLogitRows, std::floor(kLogitBlock / row / kLogitRows) * kLogitRows));
+  const double times = rows / at_once, chunks = std::ceil(times);
+  Operation& op = add(OpKind::loss, "head and loss", {y}, {});
+  op.trained = true;
+  op.forward.products = {{at_once, vocab, h, 1, times}};
+  op.forward.bytes = rows * vocab * in.logit_bytes, op.forward.launches = chunks;
+  op.backward_input.products = {{at_once, h, vocab, 1, times}};
+  op.backward_input.bytes = 2 * rows * h * e, op.backward_input.launches = 2;
+  op.backward_weight.products = {{vocab, h, at_once, 1, times}};
+  op.backward_weight.bytes = vocab * h * (8 * (chunks - 1) + 4 + e),
+  op.backward_weight.launches = 2;
+  if (!m.tied && in.grad != in.element) {
+    op.backward_weight.bytes += vocab * h * (e + in.grad), op.backward_weight.launches += 1;
+  }
+  keep(op, tensor(rows * h, e), kUnlessAgain);
+  keep(op, tensor(vocab * h, 4), kUnlessAgain);
+  keep(op, tensor(1, 4), kUnlessAgain);
+  op.temporary = std::max(at_once * row + rows * h * e, 2 * rows * h * e);
+}
+
+Program layer_program(const ProgramInput& input, ProgramPart part) {
+  ProgramBuilder builder(input, part);
+  switch (part) {
+    case ProgramPart::embedding: builder.embedding(); break;
+    case ProgramPart::first_layer:
+    case ProgramPart::layer: builder.layer(); break;
+    case ProgramPart::head: builder.head(); break;
+  }
+  return builder.take();
+}
+
+}  // namespace tessera::planner

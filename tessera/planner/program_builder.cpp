@@ -1,0 +1,326 @@
+// Operations that programs are made of.
+
+#include "tessera/planner/program_builder.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/planner/rank_load.h"
+
+namespace tessera::planner {
+namespace {
+
+// State of the random generator that a recomputed layer keeps: on a CPU, and of fused operations.
+constexpr double kRandomState = 5056, kFusedRandomState = 16;
+// Bytes of a block of memory: a cache line, on a GPU what its allocator rounds to.
+constexpr double kLine = 64, kGpuLine = 512;
+
+// [Note: launches] Number of kernels of an eager layer that copy between layouts, which move little
+// and cost a launch each.
+constexpr double kCopies = 8;
+// A softmax kernel that scales and masks as well takes four rows of scores from four heads; other
+// numbers of heads go through separate kernels for each of its steps.
+constexpr int kSoftmaxGroup = 4;
+constexpr double kSeparateLaunches = 13;
+
+}  // namespace
+
+ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
+    : in(input),
+      m(input.model),
+      e(input.element),
+      ledger_(input.software == Software::tessera),
+      frozen_(m.lora.any()),
+      cuts_sequence_(input.sequence_parallel),
+      rows(real(input.batch) * real(input.seq)),
+      h(real(m.hidden)),
+      heads(real(m.heads) / in.tp),
+      kv(std::max(1.0, real(m.kv_heads) / in.tp)),
+      ffn(real(m.ffn) / in.tp),
+      up((m.swiglu ? 2 : 1) * ffn),
+      vocab(real((m.vocab + in.tp - 1) / in.tp)),
+      context(heads * real(m.head_dim())),
+      qkv_width((heads + 2 * kv) * real(m.head_dim())),
+      own(cuts_sequence_ ? (ledger_ ? std::floor(rows / in.tp) : rows / in.tp) : rows),
+      whole(rows * h / (cuts_sequence_ ? in.tp : 1)),
+      accumulate_(e + in.accumulate_passes * in.grad),
+      wide(rows * real(m.ffn) / in.tp),
+      wide_columns(rows * real(m.ffn / in.tp)) {
+  program_.part = part;
+  program_.tp = in.tp;
+  program_.tensors.reserve(32);
+  program_.operations.reserve(frozen_ ? 48 : 16);
+  if (frozen_) adapters_ = adapters_of(m);
+}
+
+TensorId ProgramBuilder::tensor(double elements, double size, int alike) {
+  const double line = in.fused ? kGpuLine : kLine;
+  const double held = std::ceil(std::floor(elements) * size / line) * line;
+  program_.tensors.push_back({alike * elements * size, static_cast<std::int64_t>(alike * held)});
+  return static_cast<TensorId>(program_.tensors.size() - 1);
+}
+
+// The one walk over the list: a tensor has a gradient if its operation is trained or reads one that
+// has.
+Program ProgramBuilder::take() {
+  std::uint64_t with = program_.with_gradient;
+  for (Operation& op : program_.operations) {
+    bool reaches = op.trained;
+    for (const TensorId tensor : op.reads) reaches = reaches || (with >> tensor & 1) != 0;
+    if (!op.reads.empty()) op.gradient_goes_on = (with >> op.reads.front() & 1) != 0;
+    for (const TensorId tensor : op.writes) with |= std::uint64_t{reaches} << tensor;
+  }
+  program_.with_gradient = with;
+  return std::move(program_);
+}
+
+// Makes ranks share an operation. Its input or its output is b·s·h elements, whole on every rank
+// unless the sequence is cut: [Note: tensor-parallel traffic]. In seconds, the sum counts for the
+// gather that goes with it.
+void ProgramBuilder::cut(Operation& op, bool row, Sent sent, TensorId x, TensorId out) const {
+  if (in.tp == 1) return;
+  const double elements = rows * h;
+  const Collective sum = cuts_sequence_ ? Collective::reduce_scatter : Collective::all_reduce;
+  const TensorId of = row ? out : x;
+  op.sends.push_back({Axis::tp, sum, sent, !row, of, elements, in.element, 1});
+  if (!cuts_sequence_) return;
+  op.sends.push_back({Axis::tp, Collective::all_gather, sent, row, of, elements, in.element, 0});
+}
+
+// Adds up gradients of parameters that several ranks have, once for a micro-batch.
+void ProgramBuilder::sum_gradients(const char* name, Sent sent, double elements, double calls) {
+  if (in.tp == 1 || elements <= 0) return;
+  Operation& op = add(OpKind::collective, name, {}, {});
+  op.sends.push_back(
+      {Axis::tp, Collective::all_reduce, sent, true, 0, elements, in.element, calls});
+}
+
+// Bytes of the gradients that a product of x with a weight makes from dy; where values have 16
+// bits, with the fp32 copies of a processor that multiplies no others.
+double ProgramBuilder::product_temporary(double x, double dy, double weight) const {
+  return e * (x + (frozen_ ? 0 : weight)) + (e < 4 ? 4 * (dy + x + weight) : 0);
+}
+
+// Input of a layer, which recomputation starts from.
+TensorId ProgramBuilder::checkpoint() {
+  const TensorId x = tensor(own * h, e);
+  const bool first = program_.part == ProgramPart::first_layer && frozen_;
+  program_.with_gradient = first ? 0 : std::uint64_t{1} << x;
+  Operation& op = add(OpKind::checkpoint, "checkpoint", {x}, {});
+  op.keeps.push_back({x, kSelective | kFull});
+  keep_held(op, tensor(in.fused ? kFusedRandomState : kRandomState, 1), kSelective | kFull);
+  if (!in.fused) op.copies = e * own * h, op.copied_when = kSelective | kFull;
+  return x;
+}
+
+// LayerNorm or RMSNorm. Its result is whole on every rank where that is kept, though it enters in
+// shares of the sequence: selective recomputation keeps it too, rather than gather it again.
+TensorId ProgramBuilder::norm(const char* weight, const char* bias, TensorId x) {
+  const TensorId y = tensor((ledger_ ? rows : own) * h, e);
+  Operation& op = add(OpKind::norm, "norm", {x}, {y});
+  const Param shift{bias, m.hidden};
+  add_params(op, {weight, m.hidden}, m.biases.norm ? &shift : nullptr);
+  op.forward.bytes = 2 * whole * e, op.forward.launches = 1;
+  op.backward_input.bytes = 5 * whole * e, op.backward_input.launches = 2;
+  if (!in.fused) op.backward_weight.bytes = share(op) * accumulate_;
+  op.recomputed = true;
+  keep(op, x, kIfBackward);
+  keep_held(op, tensor(own, 4, m.biases.norm ? 2 : 1), kIfBackward);
+  return y;
+}
+
+// `outputs`: elements of the tensor that it makes.
+TensorId ProgramBuilder::linear(const Linear& spec, TensorId x, double outputs) {
+  const TensorId out = tensor(outputs, e);
+  Operation& op = add(OpKind::linear, spec.weight, {x}, {out});
+  const double n = spec.in_on_rank, k = spec.out_on_rank;
+  const Param bias{spec.bias, spec.out, 0, spec.row ? -1 : 0, spec.segments};
+  add_params(op, {spec.weight, spec.out, spec.in, spec.row ? 1 : 0, spec.segments},
+             spec.has_bias ? &bias : nullptr);
+  op.forward.products = {{rows, k, n}};
+  op.backward_input.products = {{rows, n, k}};
+  op.backward_weight.products = {{n, k, rows}};
+  if (in.fused) {
+    // Gradients that are kept in another type than they are computed in are copied there.
+    if (in.grad != in.element) {
+      op.backward_weight.bytes = n * k * (e + in.grad), op.backward_weight.launches = 3;
+    }
+    // Sums over the rows for biases that no product makes on its way.
+    if (m.biases.any_linear() && spec.name != "fc") {
+      op.backward_weight.bytes += rows * k * e, op.backward_weight.launches += 2;
+    }
+  } else {
+    op.backward_weight.bytes = share(op) * accumulate_, op.backward_weight.launches = 1;
+  }
+  op.temporary = spec.temporary, op.frees = spec.frees, op.frees_kept = kUnlessAgain;
+  cut(op, spec.row, Sent::layers, x, out);
+  const bool gathered = cuts_sequence_ && in.tp > 1 && !spec.row;
+  if (!in.fused) keep(op, x, kIfTrained | (gathered ? kSelective : 0));
+  if (!in.fused || spec.name != "proj2") keep_held(op, out, kSelective);
+  // Attention reads what rotary made of queries, keys and values.
+  if (spec.name == "qkv" && m.rotary()) {
+    op.copies = e * outputs, op.copied_when = kSelective, op.copies_replace = !in.fused;
+  } else if (spec.row && !in.fused) {
+    op.copies = e * outputs, op.copied_when = kSelective, op.copies_replace = true;
+  }
+  adapters(spec, x, out);
+  return out;
+}
+
+// [Note: adapters in a program] Everything else is frozen and has no gradient, so backward stops
+// where no adapter is behind. Beside a linear, A makes `low` from its input, and B adds to its
+// output.
+void ProgramBuilder::adapters(const Linear& spec, TensorId x, TensorId out) {
+  const double r = real(m.lora.rank);
+  double ranks = 0, summed = 0;
+  for (const Adapter& adapter : adapters_) ranks += adapter.linear == spec.name ? r : 0;
+  if (ranks == 0) return;
+  const TensorId low = tensor(rows * ranks, e);
+  const TensorId unsummed = tensor(rows * h, e);  // before the sum over the ranks
+  for (std::size_t i = 0; i < adapters_.size(); ++i) {
+    const Adapter& adapter = adapters_[i];
+    if (adapter.linear != spec.name) continue;
+    const bool row = adapter.cut_inputs;
+    Param a{"A", m.lora.rank, adapter.in, row ? 1 : -1};
+    Param b{"B", adapter.out, m.lora.rank, row ? -1 : 0};
+    for (const ParamSpec::Segment& segment : adapter.segments) {
+      b.segments.push_back(segment);
+      if (segment.parts < in.tp) shared_adapters_ += r * real(segment.length);
+    }
+    summed += r * real(row ? adapter.out : adapter.in);
+    const double n = a.share_on_rank(in.tp) / r, k = b.share_on_rank(in.tp) / r;
+    const auto thin = [&](const char* name, const Param& param, TensorId from, TensorId to) {
+      Operation& op = add(OpKind::adapter, name, {from}, {to});
+      op.params.push_back(param);
+      op.trained = true;
+      op.adapter = static_cast<int>(i);
+      op.backward_weight.bytes = param.share_on_rank(in.tp) * accumulate_;
+      op.backward_weight.launches = 1;
+      keep(op, from, kIfTrained);
+      return &op;
+    };
+    Operation* op = thin("A", a, x, low);
+    op->forward.products = {{rows, r, n}};
+    op->backward_input.products = {{rows, n, r}};
+    op->backward_input.bytes = 3 * rows * n * e, op->backward_input.launches = 1;
+    op->backward_weight.products = {{r, n, rows}};
+    keep_held(*op, low, kSelective);
+    if (spec.row && in.tp > 1) keep_held(*op, unsummed, kSelective);
+    op = thin("B", b, low, out);
+    op->forward.products = {{rows, k, r}};
+    op->forward.bytes = 3 * rows * k * e, op->forward.launches = 1;
+    op->backward_input.products = {{rows, r, k}};
+    op->backward_weight.products = {{k, r, rows}};
+  }
+  sum_gradients("adapters", Sent::adapters, summed, 1);
+}
+
+// Queries, keys and values apart, with rotary positions and as many keys and values as queries.
+// Fused operations turn them where they lie.
+TensorId ProgramBuilder::split_heads(TensorId qkv) {
+  if (in.fused && !m.rotary()) return qkv;
+  const TensorId split = in.fused ? qkv : tensor(rows * (ledger_ ? 3 * context : qkv_width), e);
+  Operation& op = add(OpKind::rotary, "heads", {qkv}, {split});
+  if (in.fused) {
+    op.forward.bytes = 2 * rows * real((m.heads + m.kv_heads) * m.head_dim()) * e;
+    op.forward.launches = 1;
+    op.backward_input = op.forward;
+  } else {
+    op.forward.bytes = 2 * rows * context * e, op.forward.launches = kCopies;
+    op.backward_input.bytes = rows * (qkv_width + 2 * context) * e;
+    op.backward_input.launches = kCopies;
+  }
+  return split;
+}
+
+// Queries with keys, softmax, and its product with the values. The fused kernels compute the scores
+// below the diagonal alone, in backward once more.
+TensorId ProgramBuilder::attention(TensorId heads_apart) {
+  const TensorId out = tensor(rows * context, e);
+  Operation& op = add(OpKind::attention, "attention", {heads_apart}, {out});
+  const double head = real(m.head_dim()), seq = real(in.seq), batch = real(in.batch) * heads;
+  const double scores = batch * seq * m.keys_seen(in.seq);
+  op.square_flops = 4 * scores * head;
+  const bool matrix = !in.fused && in.attention == Attention::unfused;
+  if (matrix) {
+    const bool separate = static_cast<std::int64_t>(batch) % kSoftmaxGroup != 0;
+    const Product with_keys{seq, seq, head, batch}, with_values{seq, head, seq, batch};
+    op.forward.products = {with_keys, with_values};
+    op.forward.bytes = (separate ? 9 : 2) * scores * e;
+    op.forward.launches = 1 + (separate ? kSeparateLaunches : 0);
+    op.backward_input.products = {with_keys, {seq, head, seq, batch, 3}};
+    op.backward_input.bytes = (separate ? 9 : 3) * scores * e;
+    op.backward_input.launches = op.forward.launches;
+    op.recomputed = true;
+  } else {
+    op.forward.attention_flops = 4 * scores / 2 * head;
+    op.forward.launches = in.fused ? 2 : 1;
+    op.backward_input.attention_flops = 2.5 * op.forward.attention_flops;
+    op.backward_input.launches = in.fused ? 5 : 3;
+    // Three gradients side by side.
+    if (in.fused) op.backward_input.bytes = 2 * rows * qkv_width * e;
+  }
+  keep(op, heads_apart, kIfBackward);
+  // Dropout keeps a byte for each value; models without biases train without it.
+  const double mask = m.biases.out ? 1 : 0;
+  if (ledger_) {
+    keep(op, out, kSelective | (in.gpu || in.fused ? kUnlessAgain : 0));
+    keep(op, tensor(rows * heads, 4), kIfBackward | kSelective);
+  } else if (matrix) {
+    op.keeps.push_back({tensor(rows * heads * seq, 2 * e + mask), kUnlessAgain});
+  }
+  if (in.fused) {
+    // The gradients that came in and go past; those of queries, keys and values, and once more side
+    // by side; what cuDNN adds up in fp32.
+    op.temporary = 2 * rows * (h + qkv_width) * e + (e < 4 ? 4 * rows * h : 0);
+  }
+  return out;
+}
+
+// GELU or ReLU of one matrix, or SwiGLU of two.
+TensorId ProgramBuilder::activation(TensorId before) {
+  const TensorId out = tensor(wide, e);
+  Operation& op = add(OpKind::activation, "activation", {before}, {out});
+  op.forward.bytes = rows * (up + ffn) * e, op.forward.launches = 1;
+  op.backward_input.bytes = (in.fused ? 2 * (up + ffn) : 3 * up + ffn) * rows * e;
+  op.backward_input.launches = in.fused ? 2 : 3;
+  op.recomputed = true;
+  const bool relu = !m.swiglu && m.activation == Activation::relu;
+  const bool exact = !m.swiglu && m.activation == Activation::gelu;
+  if (!ledger_ || in.fused || !relu) {
+    keep(op, before, kIfBackward);
+  } else {
+    // ReLU's backward reads its output alone. Without backward its input is subtracted
+    // nevertheless, an error of the figures from before there were programs.
+    const std::int64_t held = program_.tensors[before].held;
+    keep(op, tensor(0, e), kIfNoBackward);
+    program_.tensors.back().held = -held;
+  }
+  // Exact GELU is torch's even among fused operations, and the product behind it keeps its output.
+  if (in.fused && exact) keep(op, out, kIfBackward | kSelective);
+  const double columns = (m.swiglu ? 2 : 1) * wide_columns;
+  if (in.fused) {
+    // The gradient that came in; the output again and its gradient, which becomes that of the input
+    // (SwiGLU: which has one of its own).
+    op.temporary = (rows * h + (m.swiglu ? 4 : 2) * wide_columns) * e;
+    op.frees = (rows * h + columns) * e, op.frees_kept = kUnlessAgain | kSelective | kFull;
+  } else if (ledger_) {
+    // SwiGLU computes in fp32.
+    op.temporary = m.swiglu ? (3 * e + 4 * (e < 4 ? 6 : 3)) * wide_columns : 2 * e * wide_columns;
+    op.frees = columns * e, op.frees_kept = kUnlessAgain | kSelective;
+  }
+  return out;
+}
+
+// Sum of the stream and a branch, with the branch's bias; fused products add what goes past them.
+TensorId ProgramBuilder::residual(TensorId x, TensorId branch) {
+  if (in.fused) return branch;
+  const TensorId sum = tensor(own * h, e);
+  Operation& op = add(OpKind::residual, "residual", {x, branch}, {sum});
+  op.forward.bytes = 3 * whole * e, op.forward.launches = 1;
+  op.backward_input.bytes = 4 * whole * e, op.backward_input.launches = 1;
+  if (!ledger_ && m.biases.out) keep(op, tensor(own * h, 1), kUnlessAgain);
+  return sum;
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "tessera/core/lora.h"
+#include "tessera/planner/layer_program.h"
+
+namespace tessera::planner {
+
+// A linear: its whole sizes, its sizes on this rank and how ranks share it. Ranks cut a column
+// linear by its outputs, and a row linear by its inputs: then they add up their results.
+struct Linear {
+  std::string_view name;  // As adapters name it.
+  const char *weight, *bias;
+  bool has_bias, row;
+  std::int64_t in, out;
+  double in_on_rank, out_on_rank;
+  Few<ParamSpec::Segment, 3> segments = {};
+  double temporary = 0, frees = 0;  // As in Operation; `frees` goes without recomputation.
+};
+
+class ProgramBuilder {
+ public:
+  ProgramBuilder(const ProgramInput& input, ProgramPart part);
+
+  void embedding();
+  void layer();
+  void head();
+  Program take();
+
+ private:
+  // Elements of a tensor of a rank, each of `size` bytes; several alike count as one.
+  TensorId tensor(double elements, double size, int alike = 1);
+  Operation& add(OpKind kind, const char* name, Few<TensorId, 2> reads, Few<TensorId, 2> writes) {
+    Operation& op = program_.operations.emplace_back();
+    op.kind = kind, op.name = name, op.reads = reads, op.writes = writes;
+    return op;
+  }
+  // Korthikanti et al. (2022) count what Megatron-LM and PyTorch keep: selective recomputation
+  // leaves out the scores of attention alone.
+  void keep(Operation& op, TensorId tensor, int when) const {
+    const int always = kUnlessAgain | kSelective;
+    op.keeps.push_back({tensor, static_cast<std::uint8_t>(ledger_ ? when : always)});
+  }
+  // Keeps what only the ledger of a run counts.
+  void keep_held(Operation& op, TensorId tensor, int when) const {
+    if (ledger_) keep(op, tensor, when);
+  }
+  void add_params(Operation& op, const Param& weight, const Param* bias) {
+    op.trained = !frozen_;
+    op.params.push_back(weight);
+    if (bias != nullptr) op.params.push_back(*bias);
+  }
+  double share(const Operation& op) const {
+    double elements = 0;
+    for (const Param& param : op.params) elements += param.share_on_rank(in.tp);
+    return elements;
+  }
+
+  TensorId checkpoint();
+  TensorId norm(const char* weight, const char* bias, TensorId x);
+  TensorId linear(const Linear& spec, TensorId x, double outputs);
+  TensorId split_heads(TensorId qkv);
+  TensorId attention(TensorId heads);
+  TensorId activation(TensorId up);
+  TensorId residual(TensorId x, TensorId branch);
+  void adapters(const Linear& spec, TensorId x, TensorId out);
+  void fused_head(TensorId y);
+  void cut(Operation& op, bool row, Sent sent, TensorId x, TensorId out) const;
+  void sum_gradients(const char* name, Sent sent, double elements, double calls);
+  double product_temporary(double x, double dy, double weight) const;
+
+  const ProgramInput& in;
+  const ModelShape& m;
+  const double e;  // Bytes of an element.
+  const bool ledger_, frozen_, cuts_sequence_;
+  // Sizes of a rank. `own`: rows of its share of the sequence, `whole`: elements of that.
+  const double rows, h, heads, kv, ffn, up, vocab;
+  const double context, qkv_width, own, whole;
+  const double accumulate_;  // Bytes to add an element to its gradient.
+  // Elements between the matrices of the MLP: on a rank, and as the peaks of backward count them,
+  // in whole columns.
+  const double wide, wide_columns;
+  std::vector<Adapter> adapters_;
+  double shared_adapters_ = 0;  // Elements that several ranks have, but not all.
+  Program program_;
+};
+
+}  // namespace tessera::planner

@@ -1,0 +1,132 @@
+#include "tessera/planner/program_cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/planner/rank_load.h"
+#include "tessera/planner/run.h"
+
+namespace tessera::planner {
+namespace {
+
+// Tensors that are kept, as bits. The ends of a model are not recomputed.
+std::uint64_t kept_tensors(const Program& program, Recompute recompute) {
+  std::uint64_t all = 0;
+  const bool ends = program.part == ProgramPart::embedding || program.part == ProgramPart::head;
+  for (const Operation& op : program.operations) {
+    int policy = recompute == Recompute::selective ? kSelective : kFull;
+    if (ends || recompute == Recompute::none) {
+      policy = kUnlessAgain | (op.trained ? kIfTrained : 0) |
+               (op.trained || op.gradient_goes_on ? kIfBackward : kIfNoBackward);
+    }
+    for (const Kept& kept : op.keeps) {
+      if ((kept.when & policy) != 0) all |= std::uint64_t{1} << kept.tensor;
+    }
+  }
+  return all;
+}
+
+template <typename Number, typename Member>
+Number sum_kept(const Program& program, Recompute recompute, Member member) {
+  Number bytes = 0;
+  const std::uint64_t kept = kept_tensors(program, recompute);
+  for (std::size_t i = 0; i < program.tensors.size(); ++i) {
+    if ((kept >> i & 1) != 0) bytes += program.tensors[i].*member;
+  }
+  return bytes;
+}
+
+// Calls f(program, times) for each program of an input.
+template <typename Each>
+void each_program(const ProgramInput& in, const Each& f) {
+  std::int64_t layers = in.layers < 0 ? in.model.layers : in.layers;
+  if (in.model.lora.any() && in.embedding && layers > 0) {
+    f(layer_program(in, ProgramPart::first_layer), 1);
+    --layers;
+  }
+  if (layers > 0) f(layer_program(in, ProgramPart::layer), layers);
+  if (in.embedding) f(layer_program(in, ProgramPart::embedding), 1);
+  if (in.head) f(layer_program(in, ProgramPart::head), 1);
+}
+
+}  // namespace
+
+std::int64_t Param::rows_on_rank(int tp) const {
+  if (cut != 0) return rows;
+  if (segments.empty()) return (rows + tp - 1) / tp;
+  std::int64_t own = 0;
+  for (const ParamSpec::Segment& segment : segments) {
+    const std::int64_t parts = std::min<std::int64_t>(segment.parts == 0 ? tp : segment.parts, tp);
+    own += (segment.length + parts - 1) / parts;
+  }
+  return own;
+}
+
+std::int64_t Param::columns_on_rank(int tp) const {
+  return cut == 1 ? (columns + tp - 1) / tp : columns;
+}
+
+double Param::share_on_rank(int tp) const {
+  const double width = columns == 0 ? 1 : real(columns);
+  if (padded) return real(rows_on_rank(tp)) * width;
+  if (cut == 1) return real(rows) * width / tp;
+  if (cut != 0) return real(rows) * width;
+  double own = 0;
+  for (const ParamSpec::Segment& segment : segments) {
+    const double parts = static_cast<double>(std::min<std::int64_t>(segment.parts, tp));
+    own += real(segment.length) / parts;
+  }
+  return own * width;
+}
+
+ProgramInput program_input(const Question& q) {
+  ProgramInput in;
+  in.model = q.model;
+  in.batch = q.micro_batch;
+  in.seq = q.seq;
+  in.element = element_bytes(q);
+  in.recompute = q.recompute;
+  in.tp = q.tp();
+  in.sequence_parallel = q.sequence_parallel;
+  in.fused = q.light_activations();
+  in.gpu = q.gpu.value_or(false);
+  in.software = q.software.value_or(Software::megatron);
+  in.attention = q.attention.value_or(Attention::fused);
+  in.grad = q.layout.grad;
+  in.accumulate_passes = q.hardware.accumulate_passes;
+  in.logit_bytes = q.hardware.logit_bytes;
+  return in;
+}
+
+ProgramInput program_input(const RunQuestion& q) {
+  ProgramInput in;
+  in.model = q.model;
+  in.batch = q.micro_batch;
+  in.seq = q.seq;
+  in.element = q.layout.param;
+  in.recompute = q.recompute;
+  in.tp = q.tp();
+  in.sequence_parallel = q.sequence_parallel;
+  in.fused = q.light_activations;
+  in.gpu = q.gpu;
+  in.grad = q.layout.grad;
+  return in;
+}
+
+std::int64_t held_bytes(const Program& program, Recompute recompute) {
+  return sum_kept<std::int64_t>(program, recompute, &Tensor::held);
+}
+
+double kept_bytes(const Program& program, Recompute recompute) {
+  return sum_kept<double>(program, recompute, &Tensor::bytes);
+}
+
+std::int64_t held_bytes(const ProgramInput& in) {
+  std::int64_t bytes = 0;
+  each_program(in, [&](const Program& program, std::int64_t times) {
+    bytes += times * held_bytes(program, in.recompute);
+  });
+  return bytes;
+}
+
+}  // namespace tessera::planner
