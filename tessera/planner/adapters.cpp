@@ -1,8 +1,6 @@
 #include "tessera/planner/adapters.h"
 
 #include <algorithm>
-#include <cmath>
-#include <map>
 #include <string>
 
 #include "tessera/core/text.h"
@@ -67,40 +65,6 @@ BlockFlow::BlockFlow(const ModelShape& shape, bool wanted) : input(wanted) {
   attention = input || qkv;
   middle = attention || proj;
   wide = middle || fc;
-}
-
-AdapterTraffic adapter_traffic(const TensorParallelQuestion& q, std::int64_t layers) {
-  const ModelShape& m = q.model;
-  AdapterTraffic sent;
-  if (q.tp == 1 || layers == 0) return sent;
-  const auto half = [&](double elements) {  // of an all-reduce
-    return (q.tp - 1) * std::ceil(elements / q.tp) * q.element;
-  };
-  const double once = half(static_cast<double>(q.batch) * static_cast<double>(q.seq) *
-                           static_cast<double>(m.hidden));
-  const bool cut = q.sequence_parallel;
-  const auto of_block = [&](const BlockFlow& flow) {
-    const double into = cut ? 1 : 2, out_of = cut ? 1 : 0;
-    return once * (into * (flow.input + flow.middle) + out_of * (flow.middle + 1));
-  };
-  sent.activations = static_cast<double>(layers) * of_block(BlockFlow(m, true));
-  if (q.embedding) {
-    sent.activations += of_block(BlockFlow(m, false)) - of_block(BlockFlow(m, true));
-  }
-  std::map<std::string, double> whole;  // elements that all ranks have, by linear
-  double shared = 0;                    // of kv-heads that several ranks have
-  for (const Adapter& adapter : adapters_of(m)) {
-    const auto rank = static_cast<double>(m.lora.rank);
-    whole[adapter.linear] +=
-        rank * static_cast<double>(adapter.cut_inputs ? adapter.out : adapter.in);
-    for (const ParamSpec::Segment& segment : adapter.segments) {
-      if (segment.parts < q.tp) shared += rank * static_cast<double>(segment.length);
-    }
-  }
-  for (const auto& [linear, elements] : whole) sent.adapters += 2 * half(elements);
-  if (shared > 0) sent.adapters += 2 * half(shared);
-  sent.adapters *= static_cast<double>(layers);
-  return sent;
 }
 
 }  // namespace tessera::planner

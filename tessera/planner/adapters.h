@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "tessera/planner/parameters.h"
-#include "tessera/planner/tensor_parallel.h"
 
 // What adapters ([Note: adapters] in core/lora.h) change for a rank: everything else is frozen, has
 // no gradient and no optimizer state, and backward stops where no adapter is behind.
@@ -34,13 +33,5 @@ struct BlockFlow {
   bool wide;                  // into what stands between the MLP's matrices
   bool qkv, proj, fc, proj2;  // which linears have adapters
 };
-
-// Bytes to the tensor-parallel peers in backward, of all blocks of a part: the gradients of
-// activations, and of what all ranks have of adapters.
-struct AdapterTraffic {
-  double activations = 0;
-  double adapters = 0;
-};
-AdapterTraffic adapter_traffic(const TensorParallelQuestion& question, std::int64_t layers);
 
 }  // namespace tessera::planner

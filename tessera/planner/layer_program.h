@@ -107,6 +107,7 @@ struct Kernels {
 
 // Row of a table of traffic that a collective is counted in.
 enum class Sent : std::uint8_t { layers, embedding, head, loss, norms, shared, adapters };
+inline constexpr std::size_t kSentRows = 7;
 struct Communication {
   Axis axis = Axis::tp;
   Collective kind = Collective::all_reduce;

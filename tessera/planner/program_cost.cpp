@@ -9,13 +9,21 @@
 namespace tessera::planner {
 namespace {
 
-// Tensors that are kept, as bits. The ends of a model are not recomputed.
+// The ends of a model are not recomputed.
+bool is_layer(const Program& program) {
+  return program.part == ProgramPart::layer || program.part == ProgramPart::first_layer;
+}
+
+bool happens(const Program& program, const Operation& op, const Communication& send) {
+  return !send.backward || op.kind == OpKind::collective || program.has_gradient(send.of);
+}
+
+// Tensors that are kept, as bits.
 std::uint64_t kept_tensors(const Program& program, Recompute recompute) {
   std::uint64_t all = 0;
-  const bool ends = program.part == ProgramPart::embedding || program.part == ProgramPart::head;
   for (const Operation& op : program.operations) {
     int policy = recompute == Recompute::selective ? kSelective : kFull;
-    if (ends || recompute == Recompute::none) {
+    if (!is_layer(program) || recompute == Recompute::none) {
       policy = kUnlessAgain | (op.trained ? kIfTrained : 0) |
                (op.trained || op.gradient_goes_on ? kIfBackward : kIfNoBackward);
     }
@@ -127,6 +135,27 @@ std::int64_t held_bytes(const ProgramInput& in) {
     bytes += times * held_bytes(program, in.recompute);
   });
   return bytes;
+}
+
+TensorParallelTraffic tensor_parallel_traffic(const ProgramInput& in) {
+  TensorParallelTraffic sent;
+  if (in.tp == 1) return sent;
+  each_program(in, [&](const Program& program, std::int64_t times) {
+    const bool again = in.recompute == Recompute::full && is_layer(program);
+    for (const Operation& op : program.operations) {
+      for (const Communication& send : op.sends) {
+        if (!happens(program, op, send)) continue;
+        const double halves = send.kind == Collective::all_reduce ? 2 : 1;
+        const double bytes =
+            real(times) * halves * (in.tp - 1) * std::ceil(send.elements / in.tp) * send.element;
+        (send.backward ? sent.backward : sent.forward) += bytes;
+        if (again && !send.backward) sent.recompute += bytes;
+        sent.by_row[static_cast<std::size_t>(send.row)] +=
+            (again && !send.backward ? 2 : 1) * bytes;
+      }
+    }
+  });
+  return sent;
 }
 
 }  // namespace tessera::planner

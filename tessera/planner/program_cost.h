@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "tessera/planner/layer_program.h"
@@ -13,5 +14,31 @@ std::int64_t held_bytes(const Program& program, Recompute recompute);
 double kept_bytes(const Program& program, Recompute recompute);
 // Returns the same of all layers of an input, with the ends of the model that it has.
 std::int64_t held_bytes(const ProgramInput& input);
+
+// Bytes that each rank sends to its tensor-parallel peers, ring-equivalent. Doubles: whole numbers
+// below 2^53, and no overflow for what a planner may be asked.
+struct TensorParallelTraffic {
+  double forward = 0;
+  double recompute = 0;                       // Of the forward again, during backward.
+  double backward = 0;                        // Without that.
+  std::array<double, kSentRows> by_row = {};  // The same by Sent.
+
+  double total() const { return forward + recompute + backward; }
+  double of(Sent row) const { return by_row[static_cast<std::size_t>(row)]; }
+};
+
+// [Note: tensor-parallel traffic] With n = batch · seq · hidden elements, an all-reduce sends
+// 2(tp-1)/tp · n of them from every rank, half of it (reduce-scatter, all-gather) half of that.
+//   embedding   forward: one all-reduce
+//   layer       forward: two (attention, MLP); backward: two
+//   head        backward: one; forward: the loss, three fp32 numbers for each token
+// Sequence parallelism cuts each all-reduce into its halves: the embedding's and the head's have
+// one half forward and the other backward, a layer has four halves in each direction. The bytes of
+// a step are the same, but for the gradients of norms: one all-reduce for each layer and for the
+// last norm. Fewer kv-heads than ranks: the gradients of the keys' and values' weights (of all
+// kv-heads) are summed once for each layer. Full recomputation repeats the forward of the layers;
+// selective keeps what the collectives returned, and repeats none. Where all but adapters is
+// frozen, norms and shared weights have no gradients, and none goes to the embedding.
+TensorParallelTraffic tensor_parallel_traffic(const ProgramInput& input);
 
 }  // namespace tessera::planner

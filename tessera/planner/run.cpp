@@ -8,9 +8,9 @@
 #include "tessera/planner/adapters.h"
 #include "tessera/planner/grad_travel.h"
 #include "tessera/planner/pipeline.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run_parts.h"
-#include "tessera/planner/tensor_parallel.h"
 #include "tessera/planner/whole_matrices.h"
 #include "tessera/schedule/schedule.h"
 
@@ -110,18 +110,11 @@ RunPlan plan_run(const RunQuestion& q) {
     for (const ParamSpec& spec : adapter_params(q.model, each)) {
       trained += shard_size(elements_on_rank(q, spec), q.shards());
     }
-    TensorParallelQuestion tensor;
-    tensor.model = q.model;
-    tensor.tp = q.tp();
-    tensor.sequence_parallel = q.sequence_parallel;
-    tensor.batch = q.micro_batch;
-    tensor.seq = q.seq;
-    tensor.element = q.layout.param;
-    tensor.recompute = q.recompute;
-    tensor.layers = each.last_layer - each.first_layer;
-    tensor.embedding = each.embedding;
-    tensor.head = each.head;
-    plan.sent[Axis::tp] += std::llround(tensor_parallel_traffic(tensor).total()) * q.accumulation;
+    ProgramInput in = program_input(q);
+    in.layers = each.last_layer - each.first_layer;
+    in.embedding = each.embedding;
+    in.head = each.head;
+    plan.sent[Axis::tp] += std::llround(tensor_parallel_traffic(in).total()) * q.accumulation;
   }
   if (q.pp() > 1) {
     const double boundary = boundary_bytes(static_cast<double>(q.micro_batch * q.seq),

@@ -1,11 +1,12 @@
 #include <algorithm>
+#include <array>
 
 #include "tessera/core/text.h"
 #include "tessera/planner/grad_travel.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/state.h"
-#include "tessera/planner/tensor_parallel.h"
 
 namespace tessera::planner {
 namespace {
@@ -86,28 +87,15 @@ Hops hops_of(const Question& q, int rank) {
 // As the layers of the chunks on this rank send it: [Note: tensor-parallel traffic].
 void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& chunks, int rank) {
   if (q.tp() == 1) return;
-  TensorParallelQuestion ask;
-  ask.model = q.model;
-  ask.tp = q.tp();
-  ask.sequence_parallel = q.sequence_parallel;
-  ask.batch = q.micro_batch;
-  ask.seq = q.seq;
-  ask.element = element_bytes(q);
-  ask.recompute = q.recompute;
-  TensorParallelTraffic sum;
+  ProgramInput in = program_input(q);
+  std::array<double, kSentRows> sent = {};
   double layers = 0, heads = 0;
   for (const StageShare& chunk : chunks) {
-    ask.layers = chunk.layers;
-    ask.embedding = chunk.embedding;
-    ask.head = chunk.head;
-    const TensorParallelTraffic sent = tensor_parallel_traffic(ask);
-    sum.layers += sent.layers;
-    sum.embedding += sent.embedding;
-    sum.head += sent.head;
-    sum.loss += sent.loss;
-    sum.norms += sent.norms;
-    sum.shared += sent.shared;
-    sum.adapters += sent.adapters;
+    in.layers = chunk.layers;
+    in.embedding = chunk.embedding;
+    in.head = chunk.head;
+    const TensorParallelTraffic traffic_of_chunk = tensor_parallel_traffic(in);
+    for (std::size_t row = 0; row < kSentRows; ++row) sent[row] += traffic_of_chunk.by_row[row];
     layers += real(chunk.layers);
     heads += chunk.head ? 1 : 0;
   }
@@ -115,14 +103,16 @@ void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& 
   const auto add = [&](std::string what, double calls, double bytes) {
     add_row(traffic, Axis::tp, std::move(what), k * calls, k * bytes);
   };
+  const auto of = [&](Sent row) { return sent[static_cast<std::size_t>(row)]; };
   const std::string kind = q.sequence_parallel ? "reduce-scatter + all-gather" : "all-reduce";
-  add(kind + " of activations", (q.recompute == Recompute::full ? 6 : 4) * layers, sum.layers);
-  add(kind + " of embeddings", 1, sum.embedding);
-  add(kind + " of the head's input gradient", 1, sum.head);
-  add("all-reduce in the loss: maximum, sum, target", 3, sum.loss);
-  add("all-reduce of the gradients of norms", layers + heads, sum.norms);
-  add("all-reduce of the gradients of shared kv-heads", layers, sum.shared);
-  add("all-reduce of the gradients of adapters", layers, sum.adapters);
+  add(kind + " of activations", (q.recompute == Recompute::full ? 6 : 4) * layers,
+      of(Sent::layers));
+  add(kind + " of embeddings", 1, of(Sent::embedding));
+  add(kind + " of the head's input gradient", 1, of(Sent::head));
+  add("all-reduce in the loss: maximum, sum, target", 3, of(Sent::loss));
+  add("all-reduce of the gradients of norms", layers + heads, of(Sent::norms));
+  add("all-reduce of the gradients of shared kv-heads", layers, of(Sent::shared));
+  add("all-reduce of the gradients of adapters", layers, of(Sent::adapters));
   if (q.slice_hops.value_or(false) && !q.sequence_parallel) {
     // Whoever sends to a neighbour also gets something back.
     const Hops hops = hops_of(q, rank);

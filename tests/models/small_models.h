@@ -9,7 +9,7 @@
 
 #include "tessera/core/text.h"
 #include "tessera/models/language_model.h"
-#include "tessera/planner/tensor_parallel.h"
+#include "tessera/planner/program_cost.h"
 #include "tests/tensor_parallel/ranks.h"
 
 namespace tessera::models::test {
@@ -56,10 +56,10 @@ inline void stir(LanguageModel& model, double by = 0.2) {
   }
 }
 
-// Returns the question to the planner for the traffic.
-inline planner::TensorParallelQuestion question_of(const ModelShape& shape, int tp, bool sequence,
-                                                   const Batch& batch) {
-  planner::TensorParallelQuestion question;
+// Returns the input of the planner's layer programs for this model and batch.
+inline planner::ProgramInput question_of(const ModelShape& shape, int tp, bool sequence,
+                                         const Batch& batch) {
+  planner::ProgramInput question;
   question.model = shape;
   question.tp = tp;
   question.sequence_parallel = sequence;
