@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tessera/planner/places.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
 
@@ -42,6 +43,29 @@ Number sum_kept(const Program& program, Recompute recompute, Member member) {
     if ((kept >> i & 1) != 0) bytes += program.tensors[i].*member;
   }
   return bytes;
+}
+
+Work work_of(const Hardware& hardware, int element, const Kernels& kernels) {
+  Work work;
+  for (const Product& p : kernels.products) {
+    const Work once{product_time(hardware, element, p.m, p.n, p.k, p.batch), 1,
+                    2 * p.m * p.n * p.k * p.batch};
+    work += once * p.times;
+  }
+  work.device += pass_time(hardware, kernels.bytes);
+  if (kernels.attention_flops > 0) {
+    work.device += fused_attention_time(hardware, element, kernels.attention_flops);
+  }
+  work.launches += kernels.launches;
+  work.flops += kernels.attention_flops;
+  return work;
+}
+
+// A collective of tensor-parallel ranks, [Note: the last host].
+Work tp_collective(const Question& q, Collective kind, double bytes) {
+  const Places where = places(q);
+  const double behind = q.hardware.launch_skew * std::log2(std::max(1, q.tp()));
+  return {behind + where.seconds(kind, bytes, where.along[Axis::tp]), 1};
 }
 
 // Calls f(program, times) for each program of an input.
@@ -156,6 +180,45 @@ TensorParallelTraffic tensor_parallel_traffic(const ProgramInput& in) {
     }
   });
   return sent;
+}
+
+PartWork part_work(const Question& q, ProgramPart part) {
+  const ProgramInput in = program_input(q);
+  const Program program = layer_program(in, part);
+  PartWork work;
+  for (const Operation& op : program.operations) {
+    const Work forward = work_of(q.hardware, in.element, op.forward);
+    work.forward += forward;
+    if (op.recomputed && is_layer(program) && q.recompute == Recompute::selective) {
+      work.recompute += forward;
+    }
+    if (op.gradient_goes_on) {
+      work.backward_input += work_of(q.hardware, in.element, op.backward_input);
+    }
+    if (op.trained) work.backward_weight += work_of(q.hardware, in.element, op.backward_weight);
+    for (const Communication& send : op.sends) {
+      if (send.calls == 0 || !happens(program, op, send)) continue;
+      if (send.row == Sent::layers || send.row == Sent::embedding || send.row == Sent::head) {
+        (send.backward ? work.backward_reduces : work.forward_reduces) += send.calls;
+      } else {
+        const double bytes = send.elements * send.element / send.calls;
+        (send.backward ? work.backward_weight : work.forward) +=
+            tp_collective(q, send.kind, bytes) * send.calls;
+      }
+    }
+  }
+  if (is_layer(program) && q.recompute == Recompute::full) {
+    work.recompute = work.forward;
+    work.recompute_reduces = work.forward_reduces;
+  }
+  return work;
+}
+
+Work tensor_reduce(const Question& q) {
+  const double bytes = real(q.micro_batch) * real(q.seq) * real(q.model.hidden) * element_bytes(q);
+  if (!q.sequence_parallel) return tp_collective(q, Collective::all_reduce, bytes);
+  return tp_collective(q, Collective::reduce_scatter, bytes) +
+         tp_collective(q, Collective::all_gather, bytes);
 }
 
 }  // namespace tessera::planner

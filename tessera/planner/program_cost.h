@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 
+#include "tessera/planner/kernel_time.h"
 #include "tessera/planner/layer_program.h"
 
 // Sums over the operations of programs: [Note: layer programs].
@@ -40,5 +41,19 @@ struct TensorParallelTraffic {
 // selective keeps what the collectives returned, and repeats none. Where all but adapters is
 // frozen, norms and shared weights have no gradients, and none goes to the embedding.
 TensorParallelTraffic tensor_parallel_traffic(const ProgramInput& input);
+
+// Work of one micro-batch on one tensor-parallel rank in a part of the model. `reduces` count sums
+// over the ranks apart: all-reduces of b·s·h values, or pairs of reduce-scatter and all-gather with
+// sequence parallelism.
+struct PartWork {
+  Work forward;
+  Work recompute;  // Before backward, of what forward did not keep.
+  Work backward_input;
+  Work backward_weight;
+  double forward_reduces = 0, recompute_reduces = 0, backward_reduces = 0;
+};
+PartWork part_work(const Question& settled, ProgramPart part);
+// Returns the work of one such sum.
+Work tensor_reduce(const Question& settled);
 
 }  // namespace tessera::planner

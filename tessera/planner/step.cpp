@@ -8,7 +8,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/grad_travel.h"
-#include "tessera/planner/layer_time.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/step_cores.h"
 
@@ -287,10 +287,13 @@ PartTimes part_times(const Question& q) {
   const Hardware hardware = as_launched(q);
   const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
   PartTimes parts;
-  parts.layer = part_time(hardware, layer_work(q), reduce);
-  parts.first = q.model.lora.any() ? part_time(hardware, first_layer_work(q), reduce) : parts.layer;
-  parts.embedding = part_time(hardware, embedding_work(q), reduce);
-  parts.head = part_time(hardware, head_work(q), reduce);
+  const auto time_of = [&](ProgramPart part) {
+    return part_time(hardware, part_work(q, part), reduce);
+  };
+  parts.layer = time_of(ProgramPart::layer);
+  parts.first = q.model.lora.any() ? time_of(ProgramPart::first_layer) : parts.layer;
+  parts.embedding = time_of(ProgramPart::embedding);
+  parts.head = time_of(ProgramPart::head);
   return parts;
 }
 

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "tessera/core/text.h"
-#include "tessera/planner/layer_time.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
 #include "tessera/planner/settings.h"
@@ -20,8 +20,10 @@ double counted_flops(const Question& q) {
   const auto all = [](const PartWork& part) {
     return (part.forward + part.backward_input + part.backward_weight).flops;
   };
-  const double others = real(q.model.layers - 1) * all(layer_work(q)) + all(first_layer_work(q));
-  return (others + all(embedding_work(q)) + all(head_work(q))) * real(q.micros()) * q.dp();
+  const auto of = [&](ProgramPart part) { return all(part_work(q, part)); };
+  const double layers =
+      real(q.model.layers - 1) * of(ProgramPart::layer) + of(ProgramPart::first_layer);
+  return (layers + of(ProgramPart::embedding) + of(ProgramPart::head)) * real(q.micros()) * q.dp();
 }
 
 // The whole square of attention, so that it is counted as the formula counts it.

@@ -4,8 +4,8 @@
 
 #include "tessera/planner/calibration.h"
 #include "tessera/planner/kernel_time.h"
-#include "tessera/planner/light_time.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/program_cost.h"
 
 namespace tessera::planner {
 namespace {
@@ -28,7 +28,7 @@ TEST(LightTime, ALayersProductsAreThreeForEachMatrix) {
     q.hardware.attention_efficiency = 1;
     q.hardware.product_efficiency = 0.01;  // so that nothing else counts
     q.hardware.kernel_start = 0;
-    const PartWork work = light_layer_work(q);
+    const PartWork work = part_work(q, ProgramPart::layer);
     const double device =
         work.forward.device + work.backward_input.device + work.backward_weight.device;
     const ModelShape& m = q.model;
@@ -64,8 +64,9 @@ TEST(LightTime, GradientsThatAreKeptInFp32AreCopiedThere) {
   for (const char* name : {"gpt2-124m", "gpt2-xl", "llama3-8b"}) {
     Question q = on_h200(find_model_shape(name), 2);
     q.hardware.kernel_start = 0;
-    const PartWork layer = light_layer_work(q), table = light_embedding_work(q),
-                   head = light_head_work(q);
+    const PartWork layer = part_work(q, ProgramPart::layer),
+                   table = part_work(q, ProgramPart::embedding),
+                   head = part_work(q, ProgramPart::head);
     q.layout = parse_state_layout("bf16-fp32grad");
     const ModelShape& m = q.model;
     const double small = static_cast<double>(m.layer_params()) * 0.001;  // biases and norms
@@ -73,13 +74,14 @@ TEST(LightTime, GradientsThatAreKeptInFp32AreCopiedThere) {
     const auto copied = [&](const PartWork& with, const PartWork& without) {
       return with.backward_weight.device - without.backward_weight.device;
     };
-    EXPECT_NEAR(copied(light_layer_work(q), layer),
+    EXPECT_NEAR(copied(part_work(q, ProgramPart::layer), layer),
                 pass_time(q.hardware, 6 * static_cast<double>(m.layer_params())),
                 pass_time(q.hardware, 6 * small) * 2)
         << name;
-    EXPECT_NEAR(copied(light_embedding_work(q), table), pass_time(q.hardware, 6 * vocab), 1e-9);
-    EXPECT_NEAR(copied(light_head_work(q), head), m.tied ? 0 : pass_time(q.hardware, 6 * vocab),
-                1e-9);
+    EXPECT_NEAR(copied(part_work(q, ProgramPart::embedding), table),
+                pass_time(q.hardware, 6 * vocab), 1e-9);
+    EXPECT_NEAR(copied(part_work(q, ProgramPart::head), head),
+                m.tied ? 0 : pass_time(q.hardware, 6 * vocab), 1e-9);
   }
 }
 

@@ -6,7 +6,6 @@
 #include "tessera/core/errors.h"
 #include "tessera/planner/interval.h"
 #include "tessera/planner/kernel_time.h"
-#include "tessera/planner/layer_time.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/score.h"
 #include "tessera/planner/step_time.h"
