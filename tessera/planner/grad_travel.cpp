@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "tessera/core/shard.h"
-#include "tessera/planner/adapters.h"
+#include "tessera/planner/parameters.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run_parts.h"
 
@@ -15,8 +15,7 @@ LowRank low_rank_of(const RunQuestion& q, const std::vector<ModelPart>& parts) {
     return shard_size(count, q.shards()) * q.shards();
   };
   for (const ModelPart& part : parts) {
-    for (const ParamSpec& spec :
-         q.model.lora.any() ? adapter_params(q.model, part) : model_params(q.model, q.tp(), part)) {
+    for (const ParamSpec& spec : trained_params(q.model, q.tp(), part)) {
       const std::int64_t own = elements_on_rank(q, spec);
       std::int64_t rows = 0, columns = 0;
       if (spec.shape.size() >= 2 && own > 0) {

@@ -8,87 +8,63 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/layer_program.h"
 
 namespace tessera::planner {
 namespace {
 
-using Segment = ParamSpec::Segment;
+ParamSpec spec_of(const Param& param, const std::string& block, int tp) {
+  ParamSpec spec;
+  spec.name = block + param.name;
+  spec.shape = {param.rows};
+  if (param.columns > 0) spec.shape.push_back(param.columns);
+  if (tp == 1 || param.cut < 0) return spec;
+  spec.cuts = {{Axis::tp, param.cut}};
+  if (param.segments.count > 1) {
+    spec.cuts.front().segments.assign(param.segments.begin(), param.segments.end());
+  }
+  return spec;
+}
 
-class ParamBuilder {
- public:
-  ParamBuilder(const ModelShape& shape, int tp) : shape_(shape), tp_(tp) {}
-
-  void whole(const std::string& name, std::int64_t length) { add(name, {length}, -1, {}); }
-  void norm(const std::string& name) {
-    whole(name + ".weight", shape_.hidden);
-    if (shape_.biases.norm) whole(name + ".bias", shape_.hidden);
-  }
-  void rows(const std::string& name, std::int64_t in, const std::vector<Segment>& segments,
-            bool bias) {
-    std::int64_t out = 0;
-    for (const Segment& segment : segments) out += segment.length;
-    const std::vector<Segment> kept = segments.size() > 1 ? segments : std::vector<Segment>();
-    add(name + ".weight", {out, in}, 0, kept);
-    if (bias) add(name + ".bias", {out}, 0, kept);
-  }
-  void columns(const std::string& name, std::int64_t in, bool bias) {
-    add(name + ".weight", {shape_.hidden, in}, 1, {});
-    if (bias) whole(name + ".bias", shape_.hidden);
-  }
-  Segment cut(std::int64_t length, std::int64_t most) const {
-    return {length, std::min<std::int64_t>(most, tp_)};
-  }
-  std::vector<ParamSpec> all;
-
- private:
-  void add(const std::string& name, std::vector<std::int64_t> sizes, int dim,
-           std::vector<Segment> segments) {
-    ParamSpec& spec = all.emplace_back();
-    spec.name = name;
-    spec.shape = std::move(sizes);
-    if (tp_ > 1 && dim >= 0) spec.cuts = {{Axis::tp, dim, std::move(segments)}};
-  }
-  const ModelShape& shape_;
-  const int tp_;
-};
+std::string block_name(std::int64_t layer) { return str("blocks.", layer); }
 
 }  // namespace
 
 std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const ModelPart& part) {
-  const std::int64_t h = shape.hidden, q = shape.q_width(), kv = shape.kv_width();
-  ParamBuilder build(shape, tp);
-  const bool copy = part.head && shape.tied && !part.embedding;
-  if (part.embedding) build.rows("tok", h, {{shape.vocab, tp}}, false);
-  if (part.embedding && shape.positions > 0) {
-    ParamSpec& positions = build.all.emplace_back();
-    positions.name = "pos.weight";
-    positions.shape = {shape.positions, h};
-  }
-  for (std::int64_t layer = part.first_layer; layer < part.last_layer; ++layer) {
-    const std::string block = str("blocks.", layer, ".");
-    build.norm(block + "norm1");
-    build.rows(
-        block + "qkv", h,
-        {build.cut(q, shape.heads), build.cut(kv, shape.kv_heads), build.cut(kv, shape.kv_heads)},
-        shape.biases.qkv);
-    if (shape.qk_norm) {
-      build.whole(block + "q_norm.weight", shape.head_dim());
-      build.whole(block + "k_norm.weight", shape.head_dim());
+  ProgramInput in;
+  in.model = shape;
+  in.model.lora = {};
+  in.tp = tp;
+  std::vector<ParamSpec> all;
+  const auto add = [&](const Program& program, const std::string& block) {
+    for (const Operation& op : program.operations) {
+      for (const Param& param : op.params) {
+        if (!param.tied || !part.embedding) all.push_back(spec_of(param, block, tp));
+      }
     }
-    build.columns(block + "proj", q, shape.biases.out);
-    if (shape.post_norms) build.norm(block + "post_norm1");
-    build.norm(block + "norm2");
-    std::vector<Segment> wide(shape.swiglu ? 2 : 1, build.cut(shape.ffn, shape.ffn));
-    build.rows(block + "fc", h, wide, shape.biases.mlp);
-    build.columns(block + "proj2", shape.ffn, shape.biases.mlp);
-    if (shape.post_norms) build.norm(block + "post_norm2");
+  };
+  if (part.embedding) add(layer_program(in, ProgramPart::embedding), "");
+  const Program layer = layer_program(in, ProgramPart::layer);
+  for (std::int64_t i = part.first_layer; i < part.last_layer; ++i) add(layer, block_name(i) + ".");
+  if (part.head) add(layer_program(in, ProgramPart::head), "");
+  return all;
+}
+
+std::vector<ParamSpec> adapter_params(const ModelShape& shape, const ModelPart& part) {
+  std::vector<ParamSpec> all;
+  const std::vector<Adapter> adapters = adapters_of(shape);
+  for (std::int64_t layer = part.first_layer; layer < part.last_layer; ++layer) {
+    for (const Adapter& adapter : adapters) {
+      const AdapterSpecs specs = specs_of(adapter, shape.lora.rank, block_name(layer));
+      all.push_back(specs.a);
+      all.push_back(specs.b);
+    }
   }
-  if (part.head) {
-    if (copy) build.rows("tok", h, {{shape.vocab, tp}}, false);
-    build.norm("norm");
-    if (!shape.tied) build.rows("head", h, {{shape.vocab, tp}}, false);
-  }
-  return build.all;
+  return all;
+}
+
+std::vector<ParamSpec> trained_params(const ModelShape& shape, int tp, const ModelPart& part) {
+  return shape.lora.any() ? adapter_params(shape, part) : model_params(shape, tp, part);
 }
 
 std::vector<int> layers_of_stages(const ModelShape& shape, int stages, const std::string& split) {

@@ -20,6 +20,10 @@ struct ModelPart {
   bool embedding = true, head = true;
 };
 std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const ModelPart& part);
+// Returns the parameters of the adapters in a part of the model, in the order of its blocks.
+std::vector<ParamSpec> adapter_params(const ModelShape& shape, const ModelPart& part);
+// Returns the parameters with gradients: those of the adapters if there are any, else all.
+std::vector<ParamSpec> trained_params(const ModelShape& shape, int tp, const ModelPart& part);
 
 // How many layers each stage of a pipeline gets, as --split says: "even" (what does not divide goes
 // to the first stages), "work" (the stage that multiplies most does as little as can be; the head

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tessera/planner/adapters.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 
 namespace tessera::planner {
@@ -30,30 +30,14 @@ const char* name(Bound bound) {
 
 double model_flops(const Question& q) {
   if (q.state_only()) return 0;
-  const ModelShape& m = q.model;
-  const double h = real(m.hidden), q_width = real(m.q_width()), kv = real(m.kv_width());
-  const double matrices = 2 * h * q_width + 2 * h * kv + (m.swiglu ? 3 : 2) * h * real(m.ffn);
-  // Scores, and their product with the values.
-  const double attention = 2 * m.keys_seen(q.seq) * q_width;
-  if (!m.lora.any()) {
-    const double per_token = 2 * (real(m.layers) * (matrices + attention) + h * real(m.vocab));
-    return 3 * per_token * real(q.global_batch) * real(q.seq);
-  }
-  // No gradients of frozen weights, and none that nothing trained is behind.
-  double adapters = 0, unasked = 0;
-  const BlockFlow first(m, false);
-  const bool wanted[] = {first.input, first.attention, first.middle, first.wide};
-  for (const AdapterOnRank& each : adapters_on_rank(m, 1)) {
-    adapters += real(m.lora.rank) * (each.in + each.out);
-    if (!wanted[each.linear]) unasked += real(m.lora.rank) * each.in;
-  }
-  unasked += h * (q_width + 2 * kv);
-  if (!first.attention) unasked += h * q_width + 2 * attention;
-  if (!first.middle) unasked += (m.swiglu ? 2 : 1) * h * real(m.ffn);
-  if (!first.wide) unasked += h * real(m.ffn);
-  const double all =
-      real(m.layers) * (2 * matrices + 3 * (attention + adapters)) + 2 * h * real(m.vocab);
-  return 2 * (all - unasked) * real(q.global_batch) * real(q.seq);
+  // The whole model on one rank, of one sequence.
+  ProgramInput in = program_input(q);
+  in.batch = in.tp = 1;
+  in.sequence_parallel = in.fused = false;
+  const auto of = [&](ProgramPart part) { return program_flops(layer_program(in, part)); };
+  const double layers =
+      of(ProgramPart::first_layer) + real(q.model.layers - 1) * of(ProgramPart::layer);
+  return (layers + of(ProgramPart::head)) * real(q.global_batch);
 }
 
 Plan plan_numbers(const Question& q) {

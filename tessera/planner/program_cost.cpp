@@ -221,4 +221,32 @@ Work tensor_reduce(const Question& q) {
          tp_collective(q, Collective::all_gather, bytes);
 }
 
+double program_flops(const Program& program) {
+  const auto flops = [](const Kernels& kernels) {
+    double sum = 0;
+    for (const Product& p : kernels.products) sum += 2 * p.m * p.n * p.k * p.batch * p.times;
+    return sum;
+  };
+  double sum = 0;
+  for (const Operation& op : program.operations) {
+    if (op.kind == OpKind::attention) {
+      sum += (op.gradient_goes_on ? 3 : 1) * op.square_flops;
+      continue;
+    }
+    sum += flops(op.forward) + (op.gradient_goes_on ? flops(op.backward_input) : 0) +
+           (op.trained ? flops(op.backward_weight) : 0);
+  }
+  return sum;
+}
+
+double adapters_on_rank(const Program& program) {
+  double elements = 0;
+  for (const Operation& op : program.operations) {
+    for (const Param& param : op.params) {
+      if (op.adapter >= 0) elements += param.share_on_rank(program.tp);
+    }
+  }
+  return elements;
+}
+
 }  // namespace tessera::planner

@@ -56,4 +56,10 @@ PartWork part_work(const Question& settled, ProgramPart part);
 // Returns the work of one such sum.
 Work tensor_reduce(const Question& settled);
 
+// Returns the floating-point operations of a program, without recomputation and with the whole
+// square of attention.
+double program_flops(const Program& program);
+// Returns the parameters of a program's adapters on a rank, not rounded up.
+double adapters_on_rank(const Program& program);
+
 }  // namespace tessera::planner

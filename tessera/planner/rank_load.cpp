@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "tessera/core/bucket_size.h"
-#include "tessera/planner/adapters.h"
 #include "tessera/planner/pipeline.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/run.h"
 
 namespace tessera::planner {
@@ -77,7 +77,7 @@ double trained_on_rank(const Question& q, const std::vector<StageShare>& chunks)
   if (q.state_only() || !q.model.lora.any()) return params_on_rank(q, chunks);
   double layers = 0;
   for (const StageShare& chunk : chunks) layers += real(chunk.layers);
-  return layers * layer_adapters_on_rank(q.model, q.tp());
+  return layers * adapters_on_rank(layer_program(program_input(q), ProgramPart::layer));
 }
 
 double gathered_on_rank(const Question& q, const std::vector<StageShare>& chunks) {

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "tessera/core/shard.h"
-#include "tessera/planner/adapters.h"
 #include "tessera/planner/grad_travel.h"
 #include "tessera/planner/pipeline.h"
 #include "tessera/planner/program_cost.h"

@@ -1,12 +1,12 @@
 // What a rank of Tessera's own runs holds.
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "tessera/core/bucket_size.h"
 #include "tessera/core/shard.h"
-#include "tessera/planner/adapters.h"
 #include "tessera/planner/grad_travel.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/program_cost.h"
@@ -44,18 +44,23 @@ struct PartParams {
 };
 PartParams params_of(const RunQuestion& q, const ModelPart& part) {
   PartParams params;
+  const ProgramInput in = program_input(q);
   params.layers = part.last_layer - part.first_layer;
-  ModelPart first = part;
-  first.last_layer = part.first_layer + std::min<std::int64_t>(1, params.layers);
-  for (const ParamSpec& spec : model_params(q.model, q.tp(), first)) {
-    const bool block = spec.name.starts_with("blocks.");
-    const bool down = spec.name.ends_with(".proj2.weight");
-    (block ? params.block : params.outside)
-        .push_back({elements_on_rank(q, spec), down, q.model.lora.any()});
-  }
-  for (const ParamSpec& spec : adapter_params(q.model, first)) {
-    params.block.push_back({elements_on_rank(q, spec)});
-  }
+  const bool frozen = q.model.lora.any();
+  const auto add = [&](ProgramPart which, bool adapters, std::vector<PartParams::Param>& to) {
+    for (const Operation& op : layer_program(in, which).operations) {
+      for (const Param& param : op.params) {
+        if ((op.adapter >= 0) != adapters || (param.tied && part.embedding)) continue;
+        const std::int64_t columns = param.columns > 0 ? param.columns_on_rank(q.tp()) : 1;
+        to.push_back({param.rows_on_rank(q.tp()) * columns,
+                      std::string_view(param.name) == "proj2.weight", frozen && !adapters});
+      }
+    }
+  };
+  if (part.embedding) add(ProgramPart::embedding, false, params.outside);
+  if (params.layers > 0) add(ProgramPart::layer, false, params.block);
+  if (params.layers > 0 && frozen) add(ProgramPart::layer, true, params.block);
+  if (part.head) add(ProgramPart::head, false, params.outside);
   return params;
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "tessera/core/shard.h"
-#include "tessera/planner/adapters.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/run_parts.h"
 
@@ -32,8 +31,7 @@ bool needs_whole_matrices(const RunQuestion& q) { return q.layout.matrix_moments
 std::vector<HiddenMatrix> hidden_matrices(const RunQuestion& q) {
   std::vector<HiddenMatrix> all;
   for (const ModelPart& part : parts_on_rank(q)) {
-    for (const ParamSpec& spec :
-         q.model.lora.any() ? adapter_params(q.model, part) : model_params(q.model, q.tp(), part)) {
+    for (const ParamSpec& spec : trained_params(q.model, q.tp(), part)) {
       if (spec.shape.size() != 2 || !spec.name.starts_with("blocks.")) continue;
       all.push_back({elements_on_rank(q, spec), std::min(spec.shape[0], spec.shape[1])});
     }

@@ -10,7 +10,7 @@
 #include "tessera/memory/allocator.h"
 #include "tessera/models/init.h"
 #include "tessera/models/language_model.h"
-#include "tessera/planner/adapters.h"
+#include "tessera/planner/parameters.h"
 #include "tessera/planner/program_cost.h"
 #include "tests/models/small_models.h"
 #include "tests/text.h"

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/core/errors.h"
-#include "tessera/planner/adapters.h"
+#include "tessera/planner/parameters.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/settings.h"
 #include "tests/text.h"

@@ -11,7 +11,6 @@
 #include "tessera/core/bucket_size.h"
 #include "tessera/core/shard.h"
 #include "tessera/core/text.h"
-#include "tessera/planner/adapters.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/run.h"
 #include "tessera/planner/run_parts.h"
