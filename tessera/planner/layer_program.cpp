@@ -203,4 +203,13 @@ Program layer_program(const ProgramInput& input, ProgramPart part) {
   return builder.take();
 }
 
+Programs all_programs(const ProgramInput& input) {
+  Programs all{layer_program(input, ProgramPart::embedding),
+               layer_program(input, ProgramPart::layer),
+               layer_program(input, ProgramPart::head),
+               {}};
+  if (input.model.lora.any()) all.first_layer = layer_program(input, ProgramPart::first_layer);
+  return all;
+}
+
 }  // namespace tessera::planner

@@ -191,10 +191,22 @@ struct Program {
   std::vector<Tensor> tensors;
   std::vector<Operation> operations;
   std::uint64_t with_gradient = 0;  // Tensors that have one, as bits.
+  double workspace = 0;             // Bytes that its products may use.
+  int batches = 1;                  // Copies of the ids and targets of a micro-batch.
+  // Gradients of weights are written where the engine wants them, and temporaries include the
+  // gradient that comes in.
+  bool grads_in_place = false;
 
   bool has_gradient(TensorId tensor) const { return (with_gradient >> tensor & 1) != 0; }
 };
 
 Program layer_program(const ProgramInput& input, ProgramPart part);
+
+// All programs of a model on one rank.
+struct Programs {
+  Program embedding, layer, head;
+  Program first_layer;  // Empty if it is like the others.
+};
+Programs all_programs(const ProgramInput& input);
 
 }  // namespace tessera::planner

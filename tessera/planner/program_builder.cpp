@@ -15,6 +15,9 @@ constexpr double kRandomState = 5056, kFusedRandomState = 16;
 // Bytes of a block of memory: a cache line, on a GPU what its allocator rounds to.
 constexpr double kLine = 64, kGpuLine = 512;
 
+// Workspace of a product, as kernels/cuda/gemm.h has it.
+constexpr double kWorkspace = 32.0 * (1 << 20);
+
 // [Note: launches] Number of kernels of an eager layer that copy between layouts, which move little
 // and cost a launch each.
 constexpr double kCopies = 8;
@@ -51,6 +54,10 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
   program_.tensors.reserve(32);
   program_.operations.reserve(frozen_ ? 48 : 16);
   if (frozen_) adapters_ = adapters_of(m);
+  if (!in.fused) return;
+  program_.workspace = kWorkspace;
+  program_.batches = 2;  // As it came, and where a graph reads it.
+  program_.grads_in_place = true;
 }
 
 TensorId ProgramBuilder::tensor(double elements, double size, int alike) {

@@ -68,17 +68,20 @@ Work tp_collective(const Question& q, Collective kind, double bytes) {
   return {behind + where.seconds(kind, bytes, where.along[Axis::tp]), 1};
 }
 
-// Calls f(program, times) for each program of an input.
+// Calls f(program, times) for each program of a share of the model.
 template <typename Each>
-void each_program(const ProgramInput& in, const Each& f) {
-  std::int64_t layers = in.layers < 0 ? in.model.layers : in.layers;
-  if (in.model.lora.any() && in.embedding && layers > 0) {
-    f(layer_program(in, ProgramPart::first_layer), 1);
-    --layers;
+void each_program(const Programs& programs, StageShare share, const Each& f) {
+  if (!programs.first_layer.operations.empty() && share.embedding && share.layers > 0) {
+    f(programs.first_layer, 1);
+    --share.layers;
   }
-  if (layers > 0) f(layer_program(in, ProgramPart::layer), layers);
-  if (in.embedding) f(layer_program(in, ProgramPart::embedding), 1);
-  if (in.head) f(layer_program(in, ProgramPart::head), 1);
+  if (share.layers > 0) f(programs.layer, share.layers);
+  if (share.embedding) f(programs.embedding, 1);
+  if (share.head) f(programs.head, 1);
+}
+
+StageShare share_of(const ProgramInput& in) {
+  return {in.layers < 0 ? in.model.layers : in.layers, in.embedding, in.head};
 }
 
 }  // namespace
@@ -153,18 +156,55 @@ double kept_bytes(const Program& program, Recompute recompute) {
   return sum_kept<double>(program, recompute, &Tensor::bytes);
 }
 
-std::int64_t held_bytes(const ProgramInput& in) {
+std::int64_t held_bytes(const Programs& programs, const StageShare& share, Recompute recompute) {
   std::int64_t bytes = 0;
-  each_program(in, [&](const Program& program, std::int64_t times) {
-    bytes += times * held_bytes(program, in.recompute);
+  each_program(programs, share, [&](const Program& program, std::int64_t times) {
+    bytes += times * held_bytes(program, recompute);
   });
   return bytes;
+}
+
+std::int64_t held_bytes(const ProgramInput& in) {
+  return held_bytes(all_programs(in), share_of(in), in.recompute);
+}
+
+double widest_temporary(const Program& program) {
+  double widest = 0;
+  for (const Operation& op : program.operations) widest = std::max(widest, op.temporary);
+  return widest;
+}
+
+std::vector<BackwardPeak> backward_peaks(const Program& program, Recompute recompute) {
+  const int policy = recompute == Recompute::none        ? kUnlessAgain
+                     : recompute == Recompute::selective ? kSelective
+                                                         : kFull;
+  double again = 0, replaced = 0;
+  if (recompute != Recompute::none) {
+    again = real(held_bytes(program, Recompute::none) - held_bytes(program, recompute));
+  }
+  for (const Operation& op : program.operations) {
+    if ((op.copied_when & policy) == 0) continue;
+    again += op.copies;
+    if (op.copies_replace) replaced += op.copies;
+  }
+  std::vector<BackwardPeak> peaks;
+  bool reduced = false;
+  for (auto op = program.operations.rbegin(); op != program.operations.rend(); ++op) {
+    if (op->temporary > 0) {
+      peaks.push_back({static_cast<std::int64_t>(again + op->temporary),
+                       static_cast<std::int64_t>(replaced), reduced});
+    }
+    reduced = reduced || op->kind == OpKind::linear;
+    ((op->frees_kept & policy) != 0 ? replaced : again) +=
+        (op->frees_kept & policy) != 0 ? op->frees : -op->frees;
+  }
+  return peaks;
 }
 
 TensorParallelTraffic tensor_parallel_traffic(const ProgramInput& in) {
   TensorParallelTraffic sent;
   if (in.tp == 1) return sent;
-  each_program(in, [&](const Program& program, std::int64_t times) {
+  each_program(all_programs(in), share_of(in), [&](const Program& program, std::int64_t times) {
     const bool again = in.recompute == Recompute::full && is_layer(program);
     for (const Operation& op : program.operations) {
       for (const Communication& send : op.sends) {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "tessera/planner/kernel_time.h"
 #include "tessera/planner/layer_program.h"
@@ -13,8 +14,19 @@ namespace tessera::planner {
 // of memory, as the ledger of a run counts them, or to the byte.
 std::int64_t held_bytes(const Program& program, Recompute recompute);
 double kept_bytes(const Program& program, Recompute recompute);
-// Returns the same of all layers of an input, with the ends of the model that it has.
+// Returns the same of a share of the model.
+std::int64_t held_bytes(const Programs& programs, const StageShare& share, Recompute recompute);
 std::int64_t held_bytes(const ProgramInput& input);
+
+// Peak of a layer's backward: bytes besides what is kept, and bytes of what is kept that have gone
+// by then. `reduced`: the layer's first weight has its gradient already.
+struct BackwardPeak {
+  std::int64_t temporary = 0, gone = 0;
+  bool reduced = false;
+};
+std::vector<BackwardPeak> backward_peaks(const Program& layer, Recompute recompute);
+// Returns the largest Operation::temporary.
+double widest_temporary(const Program& program);
 
 // Bytes that each rank sends to its tensor-parallel peers, ring-equivalent. Doubles: whole numbers
 // below 2^53, and no overflow for what a planner may be asked.

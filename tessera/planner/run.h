@@ -74,6 +74,9 @@ struct RunMemory {
   std::int64_t total() const { return state() + activations + buffers + temporary - not_at_once; }
 };
 RunMemory run_memory(const RunQuestion& question);
+// The same with the programs of its layers, which do not depend on its pipeline or on ZeRO.
+struct Programs;
+RunMemory run_memory(const RunQuestion& question, const Programs& programs);
 
 // What one rank holds and sends.
 struct RunPlan : RunMemory {

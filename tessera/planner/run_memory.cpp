@@ -42,13 +42,12 @@ struct PartParams {
   std::vector<Param> outside, block;
   std::int64_t layers = 0;
 };
-PartParams params_of(const RunQuestion& q, const ModelPart& part) {
+PartParams params_of(const RunQuestion& q, const Programs& programs, const ModelPart& part) {
   PartParams params;
-  const ProgramInput in = program_input(q);
   params.layers = part.last_layer - part.first_layer;
   const bool frozen = q.model.lora.any();
-  const auto add = [&](ProgramPart which, bool adapters, std::vector<PartParams::Param>& to) {
-    for (const Operation& op : layer_program(in, which).operations) {
+  const auto add = [&](const Program& program, bool adapters, std::vector<PartParams::Param>& to) {
+    for (const Operation& op : program.operations) {
       for (const Param& param : op.params) {
         if ((op.adapter >= 0) != adapters || (param.tied && part.embedding)) continue;
         const std::int64_t columns = param.columns > 0 ? param.columns_on_rank(q.tp()) : 1;
@@ -57,20 +56,20 @@ PartParams params_of(const RunQuestion& q, const ModelPart& part) {
       }
     }
   };
-  if (part.embedding) add(ProgramPart::embedding, false, params.outside);
-  if (params.layers > 0) add(ProgramPart::layer, false, params.block);
-  if (params.layers > 0 && frozen) add(ProgramPart::layer, true, params.block);
-  if (part.head) add(ProgramPart::head, false, params.outside);
+  if (part.embedding) add(programs.embedding, false, params.outside);
+  if (params.layers > 0) add(programs.layer, false, params.block);
+  if (params.layers > 0 && frozen) add(programs.layer, true, params.block);
+  if (part.head) add(programs.head, false, params.outside);
   return params;
 }
 
 // [Note: placement] In the order of the engine: of each chunk first what is in no block, then block
 // after block.
-std::vector<Placed> placed_params(const RunQuestion& q) {
+std::vector<Placed> placed_params(const RunQuestion& q, const Programs& programs) {
   std::vector<Placed> all;
   int model_chunk = 0;
   for (const ModelPart& part : parts_on_rank(q)) {
-    const PartParams params = params_of(q, part);
+    const PartParams params = params_of(q, programs, part);
     const auto place = [&](const PartParams::Param& param, bool block) {
       all.push_back({shard_size(param.elements, q.shards()) * q.shards(), model_chunk, block,
                      param.down, param.frozen});
@@ -170,14 +169,14 @@ std::int64_t buffer_bytes(const RunQuestion& q, const std::vector<Placed>& param
   return bytes;
 }
 
-std::int64_t block_bytes(const RunQuestion& q, Recompute recompute) {
-  return kept_bytes(q, {0, 1, false, false}, recompute);
+StageShare share_of(const ModelPart& part) {
+  return {part.last_layer - part.first_layer, part.embedding, part.head};
 }
 
-std::int64_t kept_in_flight(const RunQuestion& q) {
+std::int64_t kept_in_flight(const RunQuestion& q, const Programs& programs) {
   std::vector<std::int64_t> each;  // of a micro-batch, by chunk
   for (const ModelPart& part : parts_on_rank(q)) {
-    each.push_back(kept_bytes(q, part, q.recompute));
+    each.push_back(held_bytes(programs, share_of(part), q.recompute));
   }
   if (q.pp() == 1) return each.front();
   const Question pipeline = pipeline_question(q);
@@ -204,98 +203,67 @@ bool receives_ahead(const RunQuestion& q) {
 
 // Activations at the end of a forward pass: those kept for backward, the output that is sent on,
 // and the input that is arriving.
-std::int64_t activation_bytes(const RunQuestion& q) {
-  return kept_in_flight(q) + (sends_on(q) ? boundary(q) : 0) +
+std::int64_t activation_bytes(const RunQuestion& q, const Programs& programs) {
+  return kept_in_flight(q, programs) + (sends_on(q) ? boundary(q) : 0) +
          (receives_ahead(q) ? boundary(q) : 0);
 }
 
-// Values of the tensors that backward makes on one rank.
-struct Widths {
-  explicit Widths(const RunQuestion& q) : e(q.layout.param) {
-    const std::int64_t rows = q.micro_batch * q.seq, h = q.model.hidden;
-    stream = rows / (q.sequence_parallel ? q.tp() : 1) * h;
-    entered = rows * h;
-    wide = rows * (q.model.ffn / q.tp());
-    up = (q.model.swiglu ? 2 : 1) * wide;
-    const std::int64_t heads =
-        q.model.heads / q.tp() + 2 * std::max<std::int64_t>(1, q.model.kv_heads / q.tp());
-    qkv = rows * heads * q.model.head_dim();
-    logits = rows * ((q.model.vocab + q.tp() - 1) / q.tp());
-    table = (q.model.vocab + q.tp() - 1) / q.tp() * h;
-    down_weight = h * (q.model.ffn / q.tp());
-    up_weight = (q.model.swiglu ? 2 : 1) * down_weight;
-    batch = 16 * rows * q.accumulation;
-    if (q.model.lora.any()) kept_weights = 0;
-  }
-  // Bytes of the gradients that a product of x with a weight makes from dy; where values have 16
-  // bits, with the fp32 copies of a processor that multiplies no others.
-  std::int64_t product(std::int64_t x, std::int64_t dy, std::int64_t weight) const {
-    return e * (x + kept_weights * weight) + (e < 4 ? 4 * (dy + x + weight) : 0);
-  }
-  std::int64_t loss() const {
-    const std::int64_t own = kept_weights * table;
-    return e < 4 ? e * (entered + own) + 4 * (logits + 2 * entered + table)
-                 : e * (2 * entered + own);
-  }
-  // Of GELU, or of SwiGLU, which computes in fp32.
-  std::int64_t function(bool swiglu) const {
-    if (!swiglu) return e * 2 * wide;
-    return e * 3 * wide + 4 * (e < 4 ? 6 : 3) * wide;
-  }
-  std::int64_t e;
-  std::int64_t stream, entered, wide, up, qkv, logits, table, down_weight, up_weight;
-  std::int64_t batch;             // bytes of ids and targets
-  std::int64_t kept_weights = 1;  // 0: weights are frozen, and have no gradients
+// A moment of a step: bytes besides state, activations and buffers, and bytes of the activations
+// that have gone by then.
+struct Moment {
+  std::int64_t temporary = 0, gone = 0;
 };
 
-// [Note: a run's temporary] Backward of a part: of the loss; of each block, from the last, the
-// second product of its MLP, the function, the first product; of the embedding. Each beside the
-// gradient that came in, what the block recomputes, the gradient of a table that waits (a tied one
-// for its other half; where gradients are reduced each micro-batch, one of the head for its bucket,
-// which is the last), and gradients that wait until their bucket is full. A selective checkpoint
-// lets two products go that no backward reads, and a third where attention reads what is turned.
-std::vector<Moment> moments_of_part(const RunQuestion& q, const std::vector<Placed>& params,
-                                    int model_chunk, const ModelPart& part) {
-  const Widths w(q);
-  const std::int64_t e = w.e, sent = sent_on(q, part);
-  const std::int64_t head = part.head ? kept_bytes(q, {0, 0, false, true}, q.recompute) : 0;
-  const std::int64_t block = block_bytes(q, q.recompute);
-  const bool each = q.policy == ReducePolicy::each, again = q.recompute != Recompute::none;
-  const bool selective = q.recompute == Recompute::selective;
-  const bool frozen = q.model.lora.any();
-  const bool table_waits = !frozen && part.head && (each || (q.model.tied && part.embedding));
-  const std::int64_t always = w.batch + (table_waits ? e * w.table : 0);
-  const std::int64_t turned = selective && q.model.positions == 0 ? e * w.qkv : 0;
-  const std::int64_t recomputed =
-      again ? block_bytes(q, Recompute::none) - block + e * w.stream * (selective ? 3 : 1) + turned
-            : 0;
-  const std::int64_t dropped = selective ? 2 * e * w.stream + turned : 0;
-  std::vector<Moment> all = {{w.batch, 0}};
-  if (part.head) all.push_back({w.batch + w.loss(), 0});
+// Bytes of ids and targets.
+std::int64_t batch_bytes(const RunQuestion& q) {
+  return 16 * q.micro_batch * q.seq * q.accumulation;
+}
+
+// [Note: a run's temporary] Backward of a part: of the loss, of each layer from the last, of the
+// embedding. Each beside the workspace and the batch, the gradient that came in, what the layer
+// recomputes, the gradient of a table that waits (a tied one for its other half; where gradients
+// are reduced each micro-batch, one of the head for its bucket, which is the last), and gradients
+// that wait until their bucket is full.
+std::vector<Moment> moments_of_part(const RunQuestion& q, const Programs& programs,
+                                    const std::vector<Placed>& params, int model_chunk,
+                                    const ModelPart& part) {
+  const Program& layer = programs.layer;
+  const bool each = q.policy == ReducePolicy::each, in_place = layer.grads_in_place;
+  const bool table_waits =
+      !in_place && !q.model.lora.any() && part.head && (each || (q.model.tied && part.embedding));
+  const Param& table = programs.embedding.operations.front().params.front();
+  const std::int64_t e = q.layout.param, stream = in_place ? 0 : boundary(q);
+  const std::int64_t batch =
+      static_cast<std::int64_t>(layer.workspace) + layer.batches * batch_bytes(q);
+  const std::int64_t always =
+      batch + (table_waits ? e * table.rows_on_rank(q.tp()) * table.columns : 0);
+  const std::int64_t block = held_bytes(layer, q.recompute);
+  const std::vector<BackwardPeak> peaks = backward_peaks(layer, q.recompute);
+  const auto widest = [](const Program& program) {
+    return static_cast<std::int64_t>(widest_temporary(program));
+  };
+  std::vector<Moment> all = {{batch, 0}};
+  if (part.head) all.push_back({batch + widest(programs.head), 0});
+  const std::int64_t sent = sends_on(part) ? boundary(q) : 0;
   const double limit = bucket_limit(q, params);
-  std::int64_t open = 0, gone = head + sent;  // elements that wait
+  std::int64_t open = 0;  // elements that wait
+  std::int64_t gone = sent + (part.head ? held_bytes(programs.head, q.recompute) : 0);
   for (std::size_t i = params.size(); i-- > 0;) {
     if (params[i].model_chunk != model_chunk) continue;
-    const std::int64_t came = gone == sent ? 0 : e * w.stream;  // the first is a buffer's
-    const std::int64_t beside = always + recomputed + came;
-    if (params[i].down) {
-      all.push_back(
-          {beside + e * open + w.product(w.wide, w.stream, w.down_weight), gone + dropped});
-    }
-    open += each && !params[i].frozen ? params[i].padded : 0;
+    const std::int64_t before = open;
+    open += each && !in_place && !params[i].frozen ? params[i].padded : 0;
     if (static_cast<double>(open * q.travel()) >= limit) open = 0;
     if (!params[i].down) continue;
-    // What the products have read goes: of what is recomputed, or of what was kept.
-    const std::int64_t read = e * w.wide, before = e * w.up;
-    all.push_back({beside + e * open + w.function(q.model.swiglu) - (again ? read : 0),
-                   gone + dropped + (again ? 0 : read)});
-    const bool full = q.recompute == Recompute::full;
-    all.push_back({beside + e * (open + w.up) + w.product(w.entered, w.up, w.up_weight) -
-                       (again ? read : 0) - (full ? before : 0),
-                   gone + dropped + (again ? 0 : read) + (full ? 0 : before)});
+    const std::int64_t came = gone == sent ? 0 : stream;  // the first is a buffer's
+    for (const BackwardPeak& peak : peaks) {
+      all.push_back(
+          {always + came + e * (peak.reduced ? open : before) + peak.temporary, gone + peak.gone});
+    }
     gone += block;
   }
-  if (part.embedding && !frozen) all.push_back({always + e * (open + w.stream + w.table), gone});
+  if (part.embedding && widest(programs.embedding) > 0) {
+    all.push_back({always + e * open + widest(programs.embedding), gone});
+  }
   return all;
 }
 
@@ -305,29 +273,19 @@ std::int64_t replica_traffic(const RunQuestion& q) {
   if (q.replicas() == 1) return 0;
   const std::int64_t reductions = q.policy == ReducePolicy::each ? q.accumulation : 1;
   std::int64_t sent = 0;
-  for (const std::int64_t elements : bucket_elements(q, placed_params(q))) {
+  for (const std::int64_t elements :
+       bucket_elements(q, placed_params(q, all_programs(program_input(q))))) {
     const std::int64_t part = (elements / q.shards() + q.replicas() - 1) / q.replicas();
     sent += 2 * (q.replicas() - 1) * part * q.travel() * reductions;
   }
   return sent;
 }
 
-std::int64_t sent_on(const RunQuestion& q, const ModelPart& part) {
-  return sends_on(part) ? boundary(q) : 0;
-}
+RunMemory run_memory(const RunQuestion& q) { return run_memory(q, all_programs(program_input(q))); }
 
-std::int64_t kept_bytes(const RunQuestion& q, const ModelPart& part, Recompute recompute) {
-  ProgramInput in = program_input(q);
-  in.recompute = recompute;
-  in.layers = part.last_layer - part.first_layer;
-  in.embedding = part.embedding;
-  in.head = part.head;
-  return held_bytes(in);
-}
-
-RunMemory run_memory(const RunQuestion& q) {
+RunMemory run_memory(const RunQuestion& q, const Programs& programs) {
   const Sharding sharded = sharding_of_stage(q.stage);
-  const std::vector<Placed> params = placed_params(q);
+  const std::vector<Placed> params = placed_params(q, programs);
   std::int64_t whole = 0, trained = 0;
   for (const Placed& param : params) {
     whole += param.padded;
@@ -346,7 +304,7 @@ RunMemory run_memory(const RunQuestion& q) {
                           (q.layout.moments - q.layout.matrix_moments);
     }
   }
-  memory.activations = activation_bytes(q);
+  memory.activations = activation_bytes(q, programs);
   memory.buffers = buffer_bytes(q, params);
   std::int64_t most = 0;  // beside all activations
   const auto consider = [&](const Moment& moment) {
@@ -355,16 +313,14 @@ RunMemory run_memory(const RunQuestion& q) {
   };
   int model_chunk = 0;
   for (const ModelPart& each : parts_on_rank(q)) {
-    for (const Moment& moment : q.light_activations
-                                    ? light_moments(q, each)
-                                    : moments_of_part(q, params, model_chunk, each)) {
+    for (const Moment& moment : moments_of_part(q, programs, params, model_chunk, each)) {
       consider(moment);
     }
     ++model_chunk;
   }
   if (needs_whole_matrices(q)) {
     // After the passes: what they kept, and what stage 3 had gathered for them, is gone.
-    consider({Widths(q).batch + matrix_update_bytes(q),
+    consider({batch_bytes(q) + matrix_update_bytes(q),
               memory.activations + gathered_buffers(q, params)});
   }
   memory.not_at_once = memory.temporary - most;
