@@ -127,8 +127,7 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
       attention_cap_(shape.attention_cap),
       norm_eps_(shape.norm_eps),
       norm_plus_one_(shape.norm_plus_one),
-      fusable_(!shape.lora.any() && !shape.post_norms &&
-               (!shape.swiglu || shape.gate == Activation::silu)) {
+      fusable_(shape.has_fused_block()) {
   const std::int64_t width = shape.hidden, ffn = shape.ffn;
   const std::int64_t q = shape.q_width(), kv = shape.kv_width();
   const bool own_base = window_ > 0 && shape.window_rotary_base > 0;

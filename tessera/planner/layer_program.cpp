@@ -51,10 +51,11 @@ void ProgramBuilder::layer() {
                                qkv_width,
                                {queries, keys, keys}},
                               y, rows * qkv_width);
-  const TensorId a = attention(split_heads(qkv));
-  const TensorId o = linear(
+  const TensorId a = attention(split_heads(m.qk_norm ? head_norms(qkv) : qkv));
+  TensorId o = linear(
       {"proj", "proj.weight", "proj.bias", m.biases.out, true, m.q_width(), m.hidden, context, h},
       a, own * h);
+  if (m.post_norms) o = norm("post_norm1.weight", "post_norm1.bias", o);
   const TensorId s = residual(x, o);
   const TensorId z = norm("norm2.weight", "norm2.bias", s);
   // Backward of the MLP is the widest. Megatron-LM's layer: gradients of what lies between its
@@ -77,10 +78,14 @@ void ProgramBuilder::layer() {
   Linear down{"proj2", "proj2.weight", "proj2.bias", m.biases.mlp, true, m.ffn, m.hidden, ffn, h};
   down.temporary = down_temporary;
   if (ledger_ && !in.fused) down.frees = e * wide_columns;
-  const TensorId d = linear(down, g, own * h);
+  TensorId d = linear(down, g, own * h);
+  if (m.post_norms) d = norm("post_norm2.weight", "post_norm2.bias", d);
   residual(s, d);
   const double norms = (m.biases.norm ? 2 : 1) * h, kv_width = real(2 * m.kv_width());
-  if (!frozen_ && cuts_sequence_) sum_gradients("norms", Sent::norms, 2 * norms, 0);
+  if (!frozen_ && cuts_sequence_) {
+    sum_gradients("norms", Sent::norms, (m.post_norms ? 4 : 2) * norms, 0);
+  }
+  if (!frozen_ && m.qk_norm) sum_gradients("qk_norm", Sent::norms, real(2 * m.head_dim()), 1);
   if (!frozen_ && m.kv_heads < in.tp) {
     sum_gradients("kv-heads", Sent::shared, kv_width * (h + (m.biases.qkv ? 1 : 0)), 0);
   }

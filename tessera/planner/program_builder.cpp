@@ -133,6 +133,7 @@ TensorId ProgramBuilder::norm(const char* weight, const char* bias, TensorId x) 
   op.recomputed = true;
   keep(op, x, kIfBackward);
   keep_held(op, tensor(own, 4, m.biases.norm ? 2 : 1), kIfBackward);
+  if (m.norm_plus_one) keep_held(op, tensor(h, 4), kIfBackward);  // 1 + weight
   return y;
 }
 
@@ -224,6 +225,22 @@ void ProgramBuilder::adapters(const Linear& spec, TensorId x, TensorId out) {
 
 // Queries, keys and values apart, with rotary positions and as many keys and values as queries.
 // Fused operations turn them where they lie.
+// RMSNorm over each head of queries and keys. It copies these, and puts the values behind them.
+TensorId ProgramBuilder::head_norms(TensorId qkv) {
+  const double heads_normed = heads + kv;
+  const double values = rows * heads_normed * real(m.head_dim()), all = rows * qkv_width;
+  const TensorId y = tensor(all, e);
+  Operation& op = add(OpKind::norm, "qk_norm", {qkv}, {y});
+  add_params(op, {"q_norm.weight", m.head_dim()}, nullptr);
+  op.params.push_back({"k_norm.weight", m.head_dim()});
+  op.forward.bytes = (4 * values + 2 * all) * e, op.forward.launches = 5;
+  op.backward_input.bytes = (5 * values + 2 * all) * e, op.backward_input.launches = 7;
+  op.recomputed = true;
+  keep(op, tensor(values, e), kIfBackward);
+  keep_held(op, tensor(rows * heads_normed, 4), kIfBackward);
+  return y;
+}
+
 TensorId ProgramBuilder::split_heads(TensorId qkv) {
   if (in.fused && !m.rotary()) return qkv;
   const TensorId split = in.fused ? qkv : tensor(rows * (ledger_ ? 3 * context : qkv_width), e);
@@ -270,9 +287,17 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
   keep(op, heads_apart, kIfBackward);
   // Dropout keeps a byte for each value; models without biases train without it.
   const double mask = m.biases.out ? 1 : 0;
+  // Capped scores go through ATen's operations: tanh and softmax keep their fp32 results, and
+  // selective recomputation keeps the product of queries and keys. The mask is a byte for each.
+  const bool capped = m.attention_cap > 0;
+  if (capped) {
+    keep_held(op, tensor(rows * heads * seq, e < 4 ? 8 + e : 8), kIfBackward);
+    keep_held(op, tensor(seq * seq, 1), kIfBackward);
+    keep_held(op, tensor(rows * heads * seq, e), kSelective);
+  }
   if (ledger_) {
     keep(op, out, kSelective | (in.gpu || in.fused ? kUnlessAgain : 0));
-    keep(op, tensor(rows * heads, 4), kIfBackward | kSelective);
+    if (!capped) keep(op, tensor(rows * heads, 4), kIfBackward | kSelective);
   } else if (matrix) {
     op.keeps.push_back({tensor(rows * heads * seq, 2 * e + mask), kUnlessAgain});
   }
@@ -303,6 +328,8 @@ TensorId ProgramBuilder::activation(TensorId before) {
     keep(op, tensor(0, e), kIfNoBackward);
     program_.tensors.back().held = -held;
   }
+  // A gate of GELU is torch's: its result is kept for the product with the values.
+  if (m.swiglu && m.gate != Activation::silu) keep_held(op, tensor(wide, e), kIfBackward);
   // Exact GELU is torch's even among fused operations, and the product behind it keeps its output.
   if (in.fused && exact) keep(op, out, kIfBackward | kSelective);
   const double columns = (m.swiglu ? 2 : 1) * wide_columns;

@@ -61,6 +61,7 @@ class ProgramBuilder {
   TensorId checkpoint();
   TensorId norm(const char* weight, const char* bias, TensorId x);
   TensorId linear(const Linear& spec, TensorId x, double outputs);
+  TensorId head_norms(TensorId qkv);
   TensorId split_heads(TensorId qkv);
   TensorId attention(TensorId heads);
   TensorId activation(TensorId up);

@@ -115,8 +115,8 @@ struct Question {
   bool launches() const { return !light_activations() || !cuda_graph || pp() > 1; }
   // Whether it is Tessera's fused operations of a GPU that run: [Note: fused operations].
   bool light_activations() const {
-    return software == Software::tessera && gpu.value_or(false) && tp() == 1 && !model.lora.any() &&
-           !dropout;
+    return software == Software::tessera && gpu.value_or(false) && tp() == 1 && !dropout &&
+           model.has_fused_block();
   }
 };
 

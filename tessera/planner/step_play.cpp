@@ -17,13 +17,13 @@ class StepPlayer {
   StepPlayer(const Step& step, const Places& places, int micros)
       : s_(step),
         schedule_(schedule::make(step.schedule, step.pp(), micros, step.chunks_per_rank())),
-        programs_(make_programs(step, places, schedule_)) {
+        programs_(make_rank_programs(step, places, schedule_)) {
     ranks_.reserve(programs_.size());
     channels_.resize(programs_.size() * static_cast<std::size_t>(schedule_.chunks) * 2);
     near_ = step.hop_seconds({2, 2, 1, 1});
     far_ = step.hop_seconds(places.hop);
     strides_ = step.strides();
-    for (const Program& program : programs_) {
+    for (const RankProgram& program : programs_) {
       Rank& rank = ranks_.emplace_back(StepClock(1, step, places));
       std::size_t reductions = 0;
       for (const Op& op : program.ops) {
@@ -90,7 +90,7 @@ class StepPlayer {
 
   void advance(std::size_t r) {
     Rank& rank = ranks_[r];
-    const Program& program = programs_[r];
+    const RankProgram& program = programs_[r];
     for (; rank.op < program.ops.size(); ++rank.op) {
       const Op& op = program.ops[rank.op];
       const double now = rank.clock.now();
@@ -129,7 +129,7 @@ class StepPlayer {
 
   const Step& s_;
   schedule::Schedule schedule_;
-  std::vector<Program> programs_;
+  std::vector<RankProgram> programs_;
   std::vector<Channel> channels_;
   std::vector<Rank> ranks_;
   std::vector<std::size_t> todo_;  // ranks that may go on

@@ -33,7 +33,7 @@ class ProgramMaker {
     const bool first = action.kind == Kind::forward && !seen_[c];
     const bool weights = action.kind == Kind::backward || action.kind == Kind::backward_weight;
     const bool last = weights && --left_[c] == 0;
-    const Program::OfChunk& transfers = program.chunks[c];
+    const RankProgram::OfChunk& transfers = program.chunks[c];
     Op op;
     static_cast<StepOp&>(op) =
         step_op(s_, action.kind, chunks_[c], transfers.gather, transfers.reduce, first, last);
@@ -46,7 +46,7 @@ class ProgramMaker {
     return op;
   }
 
-  Program program;
+  RankProgram program;
 
  private:
   const Step& s_;
@@ -57,10 +57,10 @@ class ProgramMaker {
 
 }  // namespace
 
-std::vector<Program> make_programs(const Step& s, const Places& places,
-                                   const schedule::Schedule& schedule) {
+std::vector<RankProgram> make_rank_programs(const Step& s, const Places& places,
+                                            const schedule::Schedule& schedule) {
   const auto where = homes(schedule);
-  std::vector<Program> programs;
+  std::vector<RankProgram> programs;
   for (int r = 0; r < schedule.ranks; ++r) {
     ProgramMaker maker(s, places, r, schedule.micros);
     maker.program.ops.reserve(schedule.actions[static_cast<std::size_t>(r)].size());
@@ -81,7 +81,7 @@ std::vector<Program> make_programs(const Step& s, const Places& places,
       op.chunk = action.chunk;
       maker.program.ops.push_back(op);
     }
-    Program& program = maker.program;
+    RankProgram& program = maker.program;
     program.start = step_start(s, static_cast<int>(program.gathers.size()));
     programs.push_back(std::move(program));
   }

@@ -17,7 +17,7 @@ struct Op : StepOp {
 };
 
 // What a pipeline rank does in a step; the same for all its replicas.
-struct Program {
+struct RankProgram {
   std::vector<Op> ops;
   std::vector<int> gathers;  // chunks of each, in the order in which they are needed
   StepStart start;
@@ -27,7 +27,7 @@ struct Program {
   std::vector<OfChunk> chunks;  // what each chunk sends
 };
 
-std::vector<Program> make_programs(const Step& step, const Places& places,
-                                   const schedule::Schedule& schedule);
+std::vector<RankProgram> make_rank_programs(const Step& step, const Places& places,
+                                            const schedule::Schedule& schedule);
 
 }  // namespace tessera::planner

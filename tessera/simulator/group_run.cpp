@@ -10,7 +10,7 @@ namespace tessera::simulator {
 
 Result run_group(const Scenario& s, int replicas) {
   const planner::Places places = s.places();
-  const planner::Program program = make_programs(s, places, s.make_schedule()).front();
+  const planner::RankProgram program = make_rank_programs(s, places, s.make_schedule()).front();
   const auto n = static_cast<std::size_t>(replicas);
   const planner::RankStrides strides = s.strides();
   const std::vector<double> slow = slowness(s);

@@ -22,7 +22,7 @@ Run::Run(const Scenario& scenario, int replicas, const Options& options)
       members_(replicas / parts_),
       shares_links_(scenario.shares_links(places_)),
       traced_(options.traced),
-      programs_(make_programs(scenario, places_, schedule_)),
+      programs_(make_rank_programs(scenario, places_, schedule_)),
       network_(scenario.pp() * parts_, members_, queue_, options.shared_links),
       workers_(static_cast<std::size_t>(scenario.pp()) * static_cast<std::size_t>(replicas)),
       groups_(static_cast<std::size_t>(scenario.pp() * (parts_ + 1))),
@@ -31,9 +31,9 @@ Run::Run(const Scenario& scenario, int replicas, const Options& options)
   for (std::size_t w = 0; w < workers_.size(); ++w) {
     workers_[w].p = static_cast<int>(w) / replicas_;
   }
-  for (const Program& program : programs_) {
+  for (const RankProgram& program : programs_) {
     auto& loads = loads_.emplace_back();
-    for (const Program::OfChunk& each : program.chunks) {
+    for (const RankProgram::OfChunk& each : program.chunks) {
       Loads& own = loads.emplace_back();
       if (each.gather.count > 0) own.gather = load_of(each.gather.each(0).cost, s_.topology);
       for (const planner::Transfers::Each& size : each.reduce.sizes) {
@@ -122,7 +122,7 @@ void Run::sum_tied() {
 
 void Run::start() {
   for (std::uint32_t w = 0; w < workers_.size(); ++w) {
-    const Program& mine = program(workers_[w]);
+    const RankProgram& mine = program(workers_[w]);
     ask_gathers(w, mine.start.gathers, 0);
     if (mine.start.wait) workers_[w].wait_for = workers_[w].announced;
   }
@@ -214,7 +214,7 @@ void Run::handle(const Event& event) {
 // Continues with the current operation until the worker computes, must wait, or is done.
 void Run::advance(std::uint32_t w, double now) {
   Worker& worker = workers_[w];
-  const Program& mine = program(worker);
+  const RankProgram& mine = program(worker);
   worker.state = State::moving;
   while (worker.op < mine.ops.size()) {
     const Op& op = mine.ops[worker.op];
@@ -365,7 +365,7 @@ void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, int wh
   collective.ready = std::max(collective.ready, ready);
   horizon_ = std::min(horizon_, ready);
   --collective.missing;
-  const Program::OfChunk& of_chunk = program(worker).chunks[static_cast<std::size_t>(chunk)];
+  const RankProgram::OfChunk& of_chunk = program(worker).chunks[static_cast<std::size_t>(chunk)];
   const planner::Transfers& transfers = gather ? of_chunk.gather : of_chunk.reduce;
   add_sent(worker.time.sent, s_, transfers.kind, transfers.each(which).bytes);
   if (number == mine.done) plan_collective(static_cast<int>(w) / members_, now);

@@ -12,7 +12,7 @@
 namespace tessera::simulator {
 
 using planner::Op;
-using planner::Program;
+using planner::RankProgram;
 
 // Simulation of a step by events.
 //
@@ -128,7 +128,7 @@ class Run {
                2 +
            (gradient ? 1 : 0);
   }
-  const Program& program(const Worker& worker) const {
+  const RankProgram& program(const Worker& worker) const {
     return programs_[static_cast<std::size_t>(worker.p)];
   }
   // groups_ has the groups that share state first, by pipeline rank, and then for each pipeline
@@ -159,7 +159,7 @@ class Run {
   int members_;   // size of such a group
   bool shares_links_;
   int traced_;
-  std::vector<Program> programs_;  // [pipeline rank]
+  std::vector<RankProgram> programs_;  // [pipeline rank]
   struct Loads {
     Load gather;
     std::vector<Load> reduce;  // [size]
