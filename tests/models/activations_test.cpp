@@ -27,8 +27,16 @@ TEST(Activations, EqualTheLedgersOfRanks) {
   qwen.name = "qwen", qwen.biases.qkv = true, qwen.tied = true, qwen.head_width = 24;
   mistral.name = "mistral", mistral.window = 16;
   relu.name = "relu", relu.activation = Activation::relu;
+  ModelShape qwen3 = wide_llama(2), gemma2 = wide_llama(2);
+  qwen3.name = "qwen3", qwen3.qk_norm = true, qwen3.head_width = 24;
+  gemma2.name = "gemma2", gemma2.tied = gemma2.post_norms = gemma2.norm_plus_one = true;
+  gemma2.gate = Activation::gelu_tanh, gemma2.embedding_scale = 8, gemma2.window = 16;
+  gemma2.window_period = 2, gemma2.attention_cap = 50, gemma2.logit_cap = 30;
+  ModelShape gemma3 = gemma2;
+  gemma3.name = "gemma3", gemma3.attention_cap = gemma3.logit_cap = 0, gemma3.qk_norm = true;
+  gemma3.window_rotary_base = 1e4;
   for (const ModelShape& shape : {gpt_shape(2, 64, 4, 100, 64), wide_llama(4), wide_llama(2),
-                                  wide_llama(1), qwen, mistral, relu}) {
+                                  wide_llama(1), qwen, mistral, relu, qwen3, gemma2, gemma3}) {
     for (const int tp : {1, 2, 4}) {
       for (const bool sequence : {false, true}) {
         for (const auto mode :
