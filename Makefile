@@ -1,25 +1,26 @@
-# Thin: the work is in scripts/. Every goal that needs a set-up machine sets it up first.
-# JOBS=…       compilers at once (default: the cores, at most one per 2 GiB of memory)
-# TORCH_DIR=…  a LibTorch 2.11 to 2.13 to use instead of the one in .venv
+# The work is done in scripts/. Goals that need packages or LibTorch install them first.
+# JOBS=…       number of parallel compiler processes (default: cores, at most one per 2 GiB of memory)
+# TORCH_DIR=…  LibTorch 2.11 to 2.13 to use instead of the one in .venv
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test sanitize soak bench package docs lint format clean
+.PHONY: help setup build train test sanitize soak bench package docs site lint format clean
 export JOBS TORCH_DIR
 
 help:
-	@echo 'make train    set up, build what it needs, and train a small GPT on 2 ranks with ZeRO-2'
+	@echo 'make train    set up, build the trainer, and train a small GPT on 2 ranks with ZeRO-2'
 	@echo 'make test     set up, lint, build and run all tests'
-	@echo 'make sanitize set up and run the torch-free tests under the sanitizers (.ci/run: after make test)'
+	@echo 'make sanitize set up and run the torch-free tests under the sanitizers (.ci/run runs it after make test)'
 	@echo 'make build    set up and build into build/ (programs in build/bin)'
-	@echo 'make bench    set up, build, and measure against the peers'
-	@echo 'make soak     set up, build, and run every test, the long matrices too'
+	@echo 'make bench    set up, build, and compare with Gloo, Open MPI, DDP, FSDP2 and DeepSpeed'
+	@echo 'make soak     set up, build, and run every test, including the long matrices'
 	@echo 'make package  set up, build, and make the Debian packages and a tarball in build/packages'
-	@echo 'make docs     the documents as a site and the reference of the library, in build/site'
-	@echo 'make lint     format, include directions, file lengths'
-	@echo 'make format   clang-format every first-party source'
+	@echo 'make docs     build the documentation site and the library reference in build/site'
+	@echo 'make site     build the documentation and the calculators as a static site in build/site, and test it'
+	@echo 'make lint     check formatting, include directions and file lengths'
+	@echo 'make format   run clang-format on every source'
 	@echo 'make clean    remove the build folders (clean-all: the Python environments too)'
 	@echo
-	@echo 'README.md says how long each takes. JOBS=n limits the compilers; TORCH_DIR=dir uses a LibTorch that is already there.'
+	@echo 'README.md lists the times. JOBS=n limits the compiler processes; TORCH_DIR=dir uses an existing LibTorch.'
 
 setup:
 	@scripts/setup.sh
@@ -49,6 +50,9 @@ package: build
 docs:
 	@scripts/docs.sh
 
+site:
+	@scripts/site.sh test
+
 lint:
 	@scripts/setup.sh packages
 	@scripts/lint.sh
@@ -58,7 +62,7 @@ format:
 	@scripts/lint.sh --fix
 
 clean:
-	rm -rf build build-debug build-asan build-tsan build-fuzz
+	rm -rf build build-debug build-asan build-tsan build-fuzz build-wasm
 
 .PHONY: clean-all
 clean-all: clean

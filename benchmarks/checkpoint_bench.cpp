@@ -1,9 +1,10 @@
-// Saving and loading beside plain sequential writing and reading of as many bytes, in turns, with
-// as many threads into the same folder, all of it synced. Reads come from the disk: pages are
-// dropped first. The state is that of a GPT in fp32 with two moments, cut into one chunk per rank.
+// Compares saving and loading with plain sequential writes and reads of the same number of bytes,
+// in turns, with the same number of threads and folder, all synced. Pages are dropped before reads,
+// which therefore come from the disk. The state is that of a GPT in fp32 with two moments, sharded
+// by rank.
 //   checkpoint_bench [--dir .] [--layers 6] [--hidden 1024] [--vocab 8192] [--ranks 2] [--rounds 3]
 //                    [--first 0] [--only plain|checkpoint] [--json]
-// --first says whose turn it is first in the first round; --only leaves the others out.
+// --first selects the first operation of the first round; --only omits the others.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -85,7 +86,7 @@ class Threads {
 
 constexpr std::int64_t kChunk = std::int64_t{8} << 20, kAlign = 4096;
 
-// Whole pages, so that it can be read and written directly.
+// Page-aligned buffer of whole pages, for direct I/O.
 template <typename T>
 struct Pages {
   using value_type = T;
@@ -97,10 +98,10 @@ struct Pages {
 };
 using Memory = std::vector<std::byte, Pages<std::byte>>;
 
-// As most programs do; with the way to the disk begun at every write; past the kernel's cache.
+// Buffered; buffered with writeback started after every write; direct, past the page cache.
 enum class Way { buffered, early, direct };
 
-// Buffered where the file system can do nothing else.
+// Falls back to buffered if the file system does not support direct I/O.
 Fd open_for(const std::string& path, int flags, Way way) {
   Fd fd;
   if (way == Way::direct) fd = Fd(::open(path.c_str(), flags | O_DIRECT, 0666));
@@ -160,7 +161,7 @@ Options parse(int argc, char** argv) {
       *number->second = std::atoll(argv[++i]);
     } else {
       std::fprintf(stderr,
-                   "checkpoint_bench: got %s, wanted --dir D, --json, or --layers, "
+                   "checkpoint_bench: %s is not valid; use --dir D, --json, or --layers, "
                    "--hidden, --vocab, --ranks, --rounds with a number\n",
                    argv[i]);
       std::exit(2);
@@ -169,7 +170,7 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-// The names and sizes that benchmarks/peer_checkpoint.py has too.
+// Same names and sizes as in benchmarks/peer_checkpoint.py.
 std::vector<ParamSpec> gpt(const Options& options) {
   const std::int64_t h = options.hidden;
   std::vector<ParamSpec> params = {{"embed", {options.vocab, h}}, {"positions", {h, h}}};
@@ -207,7 +208,7 @@ int main(int argc, char** argv) {
   about.params = gpt(options);
   about.mesh = {{Axis::dp_shard, ranks}};
 
-  // What each rank has, one state after the other in its memory.
+  // Memory of each rank, with one state after the other.
   std::vector<Memory> memory(static_cast<std::size_t>(ranks));
   std::vector<std::vector<Shard>> shards(memory.size());
   std::vector<std::vector<WantedShard>> wanted(memory.size());
@@ -273,11 +274,11 @@ int main(int argc, char** argv) {
              if (t.rank == 0) saved = done.folder;
            }}});
   const std::vector<Turn> reads = of({{"read", read_plain}}, {{"load", load}});
-  // A reader past the cache slows down those after it, so it is the last.
+  // A direct read slows down later readers, so it is the last.
   const std::vector<Turn> direct_reads = of(
       {{"read_direct", [&](const Team& t) { plain_read(name(direct, t), mine(t), Way::direct); }}},
       {});
-  // Out of the pages of the kernel: how much verifying costs where reading costs least.
+  // From the page cache: the cost of verification when reading is cheapest.
   const std::vector<Turn> cached = of({{"read_cached", read_plain}}, {{"load_cached", load}});
   const auto turns = [&](const std::vector<Turn>& all, std::int64_t first) {
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -291,16 +292,16 @@ int main(int argc, char** argv) {
     const std::int64_t first = options.first + round;
     for (const std::string& folder : {plain, early, direct}) local_files()->make_folder(folder);
     turns(writes, first);
-    ::sync();  // what is dirty is not dropped
+    ::sync();  // dirty pages are not dropped
     for (const std::string& folder : {plain, direct, saved}) {
       if (!folder.empty()) drop_pages(folder);
     }
     turns(reads, first);
     turns(direct_reads, first);
-    threads.run(reads[0].body);  // now it is cached, whichever was the last
+    threads.run(reads[0].body);  // fills the page cache, whichever read was the last
     threads.run(reads.back().body);
     turns(cached, first);
-    threads.run(snapshot);  // its memory is new
+    threads.run(snapshot);  // warm-up: its memory is new
     if (options.only != "plain") turns({{"snapshot", snapshot}}, first);
     remove_tree(*local_files(), dir);
   }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checkpoints of Tessera beside plain files and torch.distributed.checkpoint, on this machine, now.
+"""Compares Tessera's checkpoints with plain files and torch.distributed.checkpoint on this machine.
 
-The same state (a GPT of 1 GB: fp32 parameters and two moments, 2 ranks) goes to the same folder in
-turns: plain sequential writes, Tessera's save, torch's save; all synced to the disk, all read back
-after their pages were dropped. Then a training run shows what a save in the background costs a step.
-Prints a table, writes build/bench/checkpoint.json, and puts the table into docs/benchmarks.md.
+The same state (a GPT of 1 GB: fp32 parameters and two moments, 2 ranks) is written to the same folder in
+turns: plain sequential writes, Tessera's save, torch's save. All are synced to the disk, and read back
+after their pages were dropped. Then a training run measures the cost of a background save per step.
+Prints a table, writes build/bench/checkpoint.json, and updates the table in docs/benchmarks.md.
 """
 
 import argparse
@@ -21,10 +21,10 @@ import tempfile
 import compare_comm
 
 ROOT = compare_comm.ROOT
-# Of the plain rate, of torch's rate, and of a step.
+# Targets: fraction of the plain rate, multiple of torch's rate, fraction of a step.
 WANT_PLAIN, WANT_TORCH, WANT_STEP = 0.8, 1.5, 0.05
 STATE = {"layers": 6, "hidden": 1024, "vocab": 8192}
-# A step of a second or so on two slow cores, with 93 MB of state a rank.
+# About one second per step on two slow cores, with 93 MB of state per rank.
 TRAIN = {"layers": 4, "hidden": 512, "heads": 8, "vocab": 2048, "seq": 128, "micro-batch": 2,
          "grad-accum": 1, "steps": 24, "save-every": 4, "zero": 2, "ranks": 2, "threads": 1,
          "samples": 0}
@@ -33,15 +33,15 @@ TRAIN = {"layers": 4, "hidden": 512, "heads": 8, "vocab": 2048, "seq": 128, "mic
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each (7)")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (7)")
     parser.add_argument("--quick", action="store_true",
-                        help="3 rounds of a tenth of the state; leaves docs/benchmarks.md as it is")
+                        help="3 rounds with a tenth of the state; does not change docs/benchmarks.md")
     parser.add_argument("--dir", type=pathlib.Path,
-                        help="where the files go (the build folder); its disk is what is measured")
+                        help="folder for the files (the build folder); its disk is measured")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--python", type=pathlib.Path, default=compare_comm.PEERS_PYTHON,
-                        help="one that has torch (that of .peers-venv)")
-    parser.add_argument("--no-docs", action="store_true", help="leave docs/benchmarks.md as it is")
+                        help="Python with torch (that of .peers-venv)")
+    parser.add_argument("--no-docs", action="store_true", help="do not change docs/benchmarks.md")
     options = parser.parse_args()
     options.state, options.train = dict(STATE), dict(TRAIN)
     if options.quick:
@@ -49,7 +49,7 @@ def arguments():
         options.state.update(layers=2, hidden=512)
         options.train.update(layers=2, hidden=256, steps=9, **{"save-every": 3})
     if options.rounds < 1:
-        parser.error(f"--rounds: got {options.rounds}, wanted 1 or more")
+        parser.error(f"--rounds {options.rounds}: must be at least 1")
     return options
 
 
@@ -88,38 +88,38 @@ def torch(options, folder, _):
 
 
 def all_rounds(options, folder):
-    """Seconds by (who, what)."""
+    """Returns seconds by (library, operation)."""
     turns = {"plain": plain_files, "tessera": ours}
     if options.python.exists():
         turns["torch"] = torch
     else:
-        print(f"bench: {options.python} is missing, so torch is left out; run: scripts/peers.sh",
+        print(f"bench: {options.python} is missing, so torch is not measured; run: scripts/peers.sh",
               file=sys.stderr)
     seconds, sizes = {}, {}
     for number in range(options.rounds):
-        first = number % len(turns)  # everybody goes first at times
-        for who in (list(turns) * 2)[first:first + len(turns)]:
-            answer = turns[who](options, folder, number)
-            sizes[who] = {key: answer.pop(key) for key in ("bytes", "ranks", "tensors")}
+        first = number % len(turns)  # the order rotates
+        for library in (list(turns) * 2)[first:first + len(turns)]:
+            answer = turns[library](options, folder, number)
+            sizes[library] = {key: answer.pop(key) for key in ("bytes", "ranks", "tensors")}
             answer.pop("torch", None)
             for what, values in answer.items():
-                seconds.setdefault((who, what), []).extend(values)
+                seconds.setdefault((library, what), []).extend(values)
         print(f"bench: round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
     if len({json.dumps(size) for size in sizes.values()}) > 1:
-        raise SystemExit(f"bench: the states are not the same: {sizes}")
+        raise SystemExit(f"bench: the sizes of the states differ: {sizes}")
     return seconds, sizes["tessera"]
 
 
 def training(options, folder):
-    """What saving in the background costs: seconds that the caller is held up for a save, and steps
-    beside which files are written, both over a step without."""
+    """Returns the cost of a background save: seconds that the caller is blocked, and the slowdown of the step
+    during which the files are written, both relative to a step without a save."""
     metrics = folder / "metrics.jsonl"
     call([options.build / "bin/tessera", "train", "--save", folder / "run", "--metrics", metrics,
           *flags(options.train)])
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [line for line in lines if "step" in line]
     every = options.train["save-every"]
-    # The first save takes the memory of its copy; what follows is what goes on and on.
+    # The first save allocates the memory of its copy, so it does not count.
     later = [line for line in steps if line["step"] > every]
     beside = [line["step_s"] for line in later if line["step"] % every == 1]
     without = statistics.median(line["step_s"] for line in later
@@ -134,9 +134,9 @@ def training(options, folder):
 
 
 def table(seconds, size, train):
-    """The rows: what, our rate, and how it compares. Rates in MB/s, medians and best."""
-    def rate(who, what):
-        values = seconds.get((who, what))
+    """Returns the rows: operation, Tessera's rate and ratios. Rates in MB/s, medians and best."""
+    def rate(library, what):
+        values = seconds.get((library, what))
         if not values:
             return None
         return {"median": size["bytes"] / statistics.median(values) / 1e6,
@@ -146,8 +146,8 @@ def table(seconds, size, train):
         return a and b and {kind: a[kind] / b[kind] for kind in ("median", "best")}
 
     rows = []
-    # Against the fastest way of plain writing; and reading through the kernel's cache, as load does:
-    # ranks that want the same bytes share them there.
+    # Compared with the fastest plain write, and with reads through the page cache, which load uses too:
+    # ranks that read the same bytes share them there.
     def fastest(*ways):
         return max((rate("plain", way) for way in ways), key=lambda r: r["median"])
 
@@ -195,10 +195,10 @@ def markdown(rows, train, met):
             f"| {verdict[row['met']]} |")
     text = f"Training with a step of {train['step_s']:.2f} s: "
     if "held" in train:
-        text += (f"a save in the background holds it up for {train['held_s'] * 1e3:.0f} ms, "
+        text += (f"a background save blocks it for {train['held_s'] * 1e3:.0f} ms, "
                  f"{train['held']:.1%} of a step (least {train['held_least']:.1%}), "
                  f"want {WANT_STEP:.0%}: {verdict[met]}. ")
-    text += f"The step beside which the files are written takes {train['beside']:+.0%} of one without."
+    text += f"The step during which the files are written takes {train['beside']:+.0%} compared with a step without a save."
     return "\n".join(lines) + "\n\n" + text
 
 
@@ -215,7 +215,7 @@ def write_docs(page, report):
     begin, end = "<!-- checkpoint table: begin -->", "<!-- checkpoint table: end -->"
     text = page.read_text()
     if begin not in text or end not in text:
-        raise SystemExit(f"bench: {page} has lost its markers; wanted {begin} and {end}")
+        raise SystemExit(f"bench: {page} does not have the markers {begin} and {end}")
     before, after = text.split(begin)[0], text.split(end)[1]
     page.write_text(f"{before}{begin}\n{description(report)}\n\n{report['markdown']}\n{end}{after}")
 
@@ -248,7 +248,7 @@ def main():
         "state": size,
         "table": rows,
         "training": dict(train, met=met),
-        "seconds": {f"{who} {what}": values for (who, what), values in seconds.items()},
+        "seconds": {f"{library} {what}": values for (library, what), values in seconds.items()},
         "markdown": markdown(rows, train, met),
     }
     target = options.build / "bench/checkpoint.json"
@@ -258,7 +258,7 @@ def main():
     print(f"\nMedians over rounds (the best); all figures: {target}")
     if not options.no_docs:
         write_docs(ROOT / "docs/benchmarks.md", report)
-        print("The table in docs/benchmarks.md is now this one.")
+        print("Updated the table in docs/benchmarks.md.")
 
 
 if __name__ == "__main__":

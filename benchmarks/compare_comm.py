@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Tessera's collectives beside Gloo's and Open MPI's, on this machine, now.
+"""Compares Tessera's collectives with those of Gloo and Open MPI on this machine.
 
-The three take turns in many short rounds, so that whatever else the machine does hits all of them
-alike. Prints the table with its targets, writes build/bench/comm.json, and puts the table into
-docs/benchmarks.md. Only the standard library of Python is needed here.
+The three take turns in many short rounds, so that other load on the machine affects all of them
+equally. Prints the table with its targets, writes build/bench/comm.json, and updates the table in
+docs/benchmarks.md. Needs only Python's standard library.
 """
 
 import argparse
@@ -22,15 +22,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS_PYTHON = ROOT / ".peers-venv/bin/python"
 KIB, MIB = 1 << 10, 1 << 20
 
-# What is started in a round, for each of the three libraries: ranks, cores, operations, sizes.
+# Programs started in a round for each of the three libraries: ranks, cores, operations, sizes.
 RUNS = [
     {"ranks": 2, "ops": ["all_reduce"], "sizes": [4 * KIB, 25 * MIB, 100 * MIB]},
     {"ranks": 2, "ops": ["reduce_scatter", "all_gather"], "sizes": [25 * MIB]},
     {"ranks": 4, "cores": 2, "ops": ["all_reduce"], "sizes": [25 * MIB]},
 ]
 
-# The rows of the table: operation, ranks, bytes, memory, and how many times as fast we want to be
-# as Gloo and as Open MPI.
+# Rows of the table: operation, ranks, bytes, memory, and the target speedup over Gloo and Open MPI.
 ROWS = [
     ("all_reduce", 2, 25 * MIB, "symmetric", 8, 2),
     ("all_reduce", 2, 100 * MIB, "symmetric", 5, 2),
@@ -47,23 +46,23 @@ LIBRARIES = ["tessera", "gloo", "openmpi"]
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each library (7)")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (7)")
     parser.add_argument("--time", type=float, default=0.2, help="seconds of each measurement (0.2)")
     parser.add_argument("--quick", action="store_true",
-                        help="3 rounds of 0.05 s; leaves docs/benchmarks.md as it is")
+                        help="3 rounds of 0.05 s; does not change docs/benchmarks.md")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    parser.add_argument("--no-docs", action="store_true", help="leave docs/benchmarks.md as it is")
+    parser.add_argument("--no-docs", action="store_true", help="do not change docs/benchmarks.md")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.time, options.no_docs = min(options.rounds, 3), 0.05, True
     if options.rounds < 1:
-        parser.error(f"--rounds: got {options.rounds}, wanted 1 or more")
+        parser.error(f"--rounds {options.rounds}: must be at least 1")
     return options
 
 
 def mpirun(ranks, confined):
-    """mpirun as its users run it. It cannot see that it was confined to few cores, so it is told
-    to yield there as it does when it knows."""
+    """Returns the usual mpirun command. mpirun does not detect that it is confined to few cores, so yielding,
+    its default when it detects that, is enabled explicitly."""
     words = ["mpirun", "-n", str(ranks)]
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")
@@ -85,7 +84,7 @@ def command(library, run, options):
 
 
 def measure(library, run, options):
-    """The figures of one start, by (library, op, ranks, bytes, memory)."""
+    """Returns the results of one start by (library, op, ranks, bytes, memory)."""
     cores = sorted(os.sched_getaffinity(0))[:run.get("cores")]
     words = [str(word) for word in command(library, run, options)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300,
@@ -98,13 +97,13 @@ def measure(library, run, options):
 
 
 def all_rounds(options):
-    """For each key the list of what the rounds gave."""
+    """Returns the results of all rounds by key."""
     rounds = {}
     total = options.rounds * len(RUNS) * len(LIBRARIES)
     done, began = 0, time.monotonic()
     for number in range(options.rounds):
         for run in RUNS:
-            first = number % len(LIBRARIES)  # everybody goes first at times
+            first = number % len(LIBRARIES)  # the order rotates
             for library in LIBRARIES[first:] + LIBRARIES[:first]:
                 for key, figures in measure(library, run, options).items():
                     rounds.setdefault(key, []).append(figures)
@@ -172,7 +171,7 @@ def markdown(rows):
 
 
 def plain(rows):
-    """The same for a terminal."""
+    """Formats the table for a terminal."""
     head = ["", "memory", "Tessera", "Gloo", "Open MPI", "vs Gloo", "want", "vs Open MPI", "want", ""]
     cells = [head]
     for row in rows:
@@ -213,7 +212,7 @@ def machine(options):
 
 
 def scheduling():
-    """Started under chrt or nice, all three libraries inherit it; the table must say so."""
+    """Returns a note if the script runs under chrt or nice, which all three libraries inherit."""
     policy = {os.SCHED_FIFO: "SCHED_FIFO", os.SCHED_RR: "SCHED_RR"}.get(os.sched_getscheduler(0))
     if policy:
         return f", all libraries under {policy}"
@@ -235,7 +234,7 @@ def write_docs(report):
     begin, end = "<!-- comm table: begin -->", "<!-- comm table: end -->"
     text = page.read_text()
     if begin not in text or end not in text:
-        raise SystemExit(f"bench: {page} has lost its markers; wanted {begin} and {end}")
+        raise SystemExit(f"bench: {page} does not have the markers {begin} and {end}")
     before, after = text.split(begin)[0], text.split(end)[1]
     page.write_text(f"{before}{begin}\n{description(report)}\n\n{markdown(report['table'])}\n"
                     f"{end}{after}")
@@ -244,7 +243,7 @@ def write_docs(report):
 def main():
     options = arguments()
     for needed, how in ((options.build / "bin/tessera-torch", "make build"),
-                        (options.build / "bin/peer_mpi", "install Open MPI, then make build"),
+                        (options.build / "bin/peer_mpi", "install Open MPI (Debian: libopenmpi-dev openmpi-bin), then make build"),
                         (PEERS_PYTHON, "scripts/peers.sh")):
         if not needed.exists():
             raise SystemExit(f"bench: {needed} is missing; run: {how}")
@@ -272,7 +271,7 @@ def main():
     print(f"Medians over rounds; all figures: {target}")
     if not options.no_docs:
         write_docs(report)
-        print("The table in docs/benchmarks.md is now this one.")
+        print("Updated the table in docs/benchmarks.md.")
 
 
 if __name__ == "__main__":

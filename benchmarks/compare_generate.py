@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""`tessera generate` beside `transformers`, on the CPU, in turns: tokens a second.
+"""Compares `tessera generate` with `transformers` on the CPU, in turns: tokens/s.
 
-Both continue the same prompts greedily with the same random weights of a GPT-2, 124M parameters
-unless told otherwise, in fp32 and bf16. Of each the whole time counts from the first token of a
-prompt that is read to the last one that is written; loading does not. Prints medians and the best.
+Both continue the same prompts greedily with the same random weights of a GPT-2 (default: 124M
+parameters) in fp32 and bf16. The time includes the prompt and all generated tokens, but not loading.
+Prints medians and the best.
 
     .interop-venv/bin/python benchmarks/compare_generate.py [--rounds N] [--tokens N] [--batch N …]
 """
@@ -89,7 +89,7 @@ def compare(args, folder, model, dtype, batch):
         seconds = summary["prompt_s"] + summary["write_s"]
         return batch * args.tokens / seconds, [line["tokens"] for line in lines[:-1]]
 
-    theirs()  # the first one pays for what is done once
+    theirs()  # warm-up: the first call includes one-time costs
     rates = {"tessera": [], "transformers": []}
     for _ in range(args.rounds):
         for name, run in (("tessera", ours), ("transformers", theirs)):

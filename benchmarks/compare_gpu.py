@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Training steps of Tessera beside PyTorch's on the GPU of this machine, now.
+"""Compares training steps of Tessera and PyTorch on the GPU of this machine.
 
 GPT-2 of 1.5 and 0.1 billion parameters, sequences of 1024, AdamW with fp32 masters (layout bf16):
   rows    xl15, xl1 (gpt2-xl, batch 15 and 1), s4, s32 (gpt2-124m, batch 4 and 32)
   peers   PyTorch eager and torch.compile (benchmarks/peer_gpu.py), which take turns in one process;
-          --autocast adds those with fp32 parameters under torch.autocast
-For each row all programs take turns, --turns times; a turn warms up, then has --reps repetitions of
---steps steps. Peers give unused memory back after theirs. Prints a table of the median and the
-least time of a step and of the peak of the allocator, writes build/bench/gpu.json and, with
---write, the table in docs/benchmarks.md.
+          --autocast adds variants with fp32 parameters under torch.autocast
+For each row all programs take turns, --turns times; a turn is a warm-up and --reps repetitions of
+--steps steps. Peers release unused memory after their turn. Prints a table of the median and minimum
+step time and of the allocator's peak, writes build/bench/gpu.json and, with --write, the table in
+docs/benchmarks.md.
 
---curves trains gpt2-124m 200 steps from the same parameters on the same data with Tessera and with
-PyTorch's autocast, and compares the losses; beside it what another seed makes of it.
+--curves trains gpt2-124m for 200 steps from the same parameters on the same data with Tessera and with
+PyTorch's autocast, and compares the losses. For reference it also trains with another seed.
 
-Needs a GPU and a Python with torch (--python); without a GPU it says so and ends with status 0.
+Needs a GPU and a Python with torch (--python); without a GPU it prints a note and exits with status 0.
 
 Protocol of peer_gpu.py --serve: it prints {"ready": true, …}; on "go KIND STEPS REPS" it trains and
-prints {"ms": [of each repetition], "peak": bytes, "loss": x, …}; on "quit" it ends.
+prints {"ms": [of each repetition], "peak": bytes, "loss": x, …}; on "quit" it exits.
 """
 
 import argparse
@@ -35,12 +35,12 @@ import time
 import served
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Model, batch, and what is wanted: milliseconds and GB at the peak.
+# Model, batch, and targets: milliseconds and GB at the peak.
 ROWS = {"xl15": ("gpt2-xl", 15, 265, 50), "xl1": ("gpt2-xl", 1, 40, None),
         "s4": ("gpt2-124m", 4, 11, None), "s32": ("gpt2-124m", 32, 55, None)}
 LABELS = {"tessera": "Tessera", "eager": "PyTorch eager", "compile": "PyTorch compile",
           "autocast-eager": "PyTorch autocast", "autocast-compile": "PyTorch autocast, compile"}
-WARMUP = 4  # steps of Tessera that are not counted: products are tried out, the graph is captured
+WARMUP = 4  # uncounted steps of Tessera: GEMM algorithms are selected, the graph is captured
 BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 ADAMW = ["--weight-decay", "0.1", "--beta1", "0.9", "--beta2", "0.95"]
 
@@ -48,33 +48,33 @@ ADAMW = ["--weight-decay", "0.1", "--beta1", "0.9", "--beta2", "0.95"]
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rows", default=",".join(ROWS), help="with commas (all)")
+    parser.add_argument("--rows", default=",".join(ROWS), help="comma-separated (all)")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--reps", type=int, default=1, help="repetitions of a turn (1)")
-    parser.add_argument("--steps", type=int, default=10, help="of a repetition (10)")
+    parser.add_argument("--reps", type=int, default=1, help="repetitions per turn (1)")
+    parser.add_argument("--steps", type=int, default=10, help="steps per repetition (10)")
     parser.add_argument("--quick", action="store_true",
-                        help="one turn of three repetitions; compiles a block, not the model")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+                        help="one turn of three repetitions; compiles blocks, not the whole model")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--no-eager", action="store_true")
     parser.add_argument("--no-tessera", action="store_true")
-    parser.add_argument("--autocast", action="store_true", help="the peers under autocast too")
+    parser.add_argument("--autocast", action="store_true", help="also run the peers under autocast")
     parser.add_argument("--compile", choices=["whole", "blocks"], default=None)
     parser.add_argument("--compile-mode", default="default")
-    parser.add_argument("--attention", default="default", help="of the peers: default, cudnn, flash")
+    parser.add_argument("--attention", default="default", help="attention of the peers: default, cudnn, flash")
     parser.add_argument("--curves", action="store_true", help="compare losses instead")
     parser.add_argument("--curve-steps", type=int, default=200)
     parser.add_argument("--curve-batch", type=int, default=8)
-    parser.add_argument("--data", type=pathlib.Path, help="a text (default: the sources here)")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("--data", type=pathlib.Path, help="text file (default: the sources of this tree)")
+    parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md")
     parser.add_argument("--json", type=pathlib.Path, help="the report (build/bench/gpu.json)")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    parser.add_argument("--python", default=sys.executable, help="a Python with torch")
-    parser.add_argument("--hardware", default="", help="predict the step by this entry of the planner")
-    parser.add_argument("--hardware-file", type=pathlib.Path, help="where that entry is")
-    parser.add_argument("--tessera-args", default="", help="more words for tessera train")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds of one turn")
+    parser.add_argument("--python", default=sys.executable, help="Python with torch")
+    parser.add_argument("--hardware", default="", help="predict the step with this hardware entry")
+    parser.add_argument("--hardware-file", type=pathlib.Path, help="file with that entry")
+    parser.add_argument("--tessera-args", default="", help="more arguments for tessera train")
+    parser.add_argument("--timeout", type=float, default=900, help="limit of one turn in seconds")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda",
-                        help="cpu: tries this program out with a tiny model")
+                        help="cpu: tests this program with a tiny model")
     o = parser.parse_args()
     if o.quick:
         o.turns, o.reps = 1, 3
@@ -82,10 +82,10 @@ def arguments():
     o.rows = o.rows.split(",")
     unknown = [row for row in o.rows if row not in ROWS]
     if unknown:
-        parser.error(f"--rows: got {unknown[0]}, wanted some of {', '.join(ROWS)}")
+        parser.error(f"--rows {unknown[0]}: must be some of {', '.join(ROWS)}")
     for name in ("turns", "reps", "steps", "curve_steps", "curve_batch"):
         if getattr(o, name) < 1:
-            parser.error(f"--{name.replace('_', '-')}: got {getattr(o, name)}, wanted 1 or more")
+            parser.error(f"--{name.replace('_', '-')} {getattr(o, name)}: must be at least 1")
     o.json = o.json or o.build / ("bench/gpu_curves.json" if o.curves else "bench/gpu.json")
     return o
 
@@ -95,15 +95,15 @@ def note(text):
 
 
 def probe(o):
-    """What the peers' Python says of itself and of the GPU, or why there is none."""
+    """Returns the versions and the GPU that the peers' Python reports, or the reason that it cannot run."""
     words = [o.python, str(ROOT / "benchmarks/peer_gpu.py"), "--probe"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     except OSError as error:
-        return None, f"{o.python} cannot be run ({error.strerror})"
+        return None, f"{o.python} cannot be started ({error.strerror})"
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        return None, f"{o.python} has no working torch: {said}"
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        return None, f"{o.python} has no working torch: {last}"
     about = json.loads(done.stdout.splitlines()[-1])
     if about["gpu"] is None and o.device == "cuda":
         return None, f"torch {about['torch']} finds no GPU"
@@ -111,7 +111,7 @@ def probe(o):
 
 
 def card():
-    """What nvidia-smi knows of the card."""
+    """Returns the properties of the GPU from nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return ""
     done = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,power.limit",
@@ -120,7 +120,7 @@ def card():
 
 
 def make_text(o, folder):
-    """Our own sources and pages: a text that both sides read byte by byte."""
+    """Returns the text for training: the sources and pages of this tree, read as bytes by both sides."""
     if o.data:
         return o.data
     path = folder / "text.txt"
@@ -166,7 +166,7 @@ def tessera_words(o, model, batch, steps, data, metrics, more=()):
 
 
 def run_tessera(o, model, batch, steps, data, folder, more=()):
-    """The lines of its metrics, each with the time it came, and those of the summary."""
+    """Returns the metrics lines, each with its arrival time, and the lines of the summary."""
     pipe = folder / "metrics.pipe"
     if pipe.exists():
         pipe.unlink()
@@ -178,7 +178,7 @@ def run_tessera(o, model, batch, steps, data, folder, more=()):
             for line in file:
                 lines.append((time.monotonic(), json.loads(line)))
 
-    # Daemon: where the program never opens the pipe, nobody waits for it.
+    # A daemon thread does not block the exit if the program never opens the pipe.
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     words = tessera_words(o, model, batch, steps, data, pipe, more)
@@ -193,9 +193,9 @@ def run_tessera(o, model, batch, steps, data, folder, more=()):
         except OSError as error:
             raise served.ProgramFailed(f"{words[0]}: {error.strerror}") from None
     if status != 0:
-        said = [line for line in log.read_text(errors="replace").splitlines() if "tessera" in line]
+        last = [line for line in log.read_text(errors="replace").splitlines() if "tessera" in line]
         raise served.ProgramFailed(f"ended with status {status}; "
-                                   f"{said[-1][:300] if said else ''} (see {log})")
+                                   f"{last[-1][:300] if last else ''} (see {log})")
     reader.join(30)
     taken = [(when, line) for when, line in lines if "step" in line and "loss" in line]
     summary = next((line for _, line in lines if "summary" in line), {}).get("summary", {})
@@ -225,7 +225,7 @@ def peer_kinds(o):
 
 
 def measure_row(o, row, data, folder, left_out):
-    """kind -> the answers of its turns."""
+    """Returns the results of the turns by kind."""
     model, batch, _, _ = ROWS[row]
     if o.device == "cpu":
         model, batch = "test", min(batch, 2)
@@ -286,7 +286,7 @@ def markdown(results):
 
 
 def extras(results):
-    """What Tessera's own figures say besides."""
+    """Returns additional measurements of Tessera as text."""
     lines = []
     for result in results:
         ours = result["programs"].get("tessera")
@@ -323,7 +323,7 @@ def write_docs(report):
     page = ROOT / "docs/benchmarks.md"
     text = page.read_text()
     if BEGIN not in text or END not in text:
-        raise SystemExit(f"compare_gpu: {page} has lost its markers; wanted {BEGIN} and {END}")
+        raise SystemExit(f"compare_gpu: {page} does not have the markers {BEGIN} and {END}")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     page.write_text(f"{before}{BEGIN}\n{description(report)}\n\n{report['table']}\n{END}{after}")
 
@@ -349,14 +349,14 @@ def compare(o, about, data, folder):
 
 
 def differences(a, b):
-    """Of two curves: the largest and the mean difference, and the mean of the last quarter."""
+    """Returns the maximum and mean difference of two curves, and the mean of the last quarter."""
     each = [abs(x - y) for x, y in zip(a, b)]
     tail = each[-max(len(each) // 4, 1):]
     return {"max": max(each), "mean": statistics.mean(each), "mean_at_end": statistics.mean(tail)}
 
 
 def peer_curve(o, model, data, start, lrs, seed, folder):
-    """Losses of PyTorch under autocast."""
+    """Returns the losses of PyTorch under autocast."""
     words = [o.python, ROOT / "benchmarks/peer_gpu.py", "--model", model, "--batch", o.curve_batch,
              "--layout", "autocast", "--data", data, "--lrs", lrs, "--curve", o.curve_steps,
              "--attention", o.attention, "--device", o.device, "--seed", seed]
@@ -370,10 +370,10 @@ def peer_curve(o, model, data, start, lrs, seed, folder):
 
 
 def curves(o, about, data, folder):
-    """The same start, data and learning rates for both."""
+    """Compares the losses, with the same initial parameters, data and learning rates for both."""
     model = "gpt2-124m" if o.device == "cuda" else "test"
     shape = ("--lr", "3e-4", "--lr-schedule", "constant", "--warmup", 20, "--seed", 0)
-    # A step of size 0 leaves the parameters as they were: their checkpoint is the start.
+    # A step with learning rate 0 does not change the parameters, so its checkpoint is the start.
     first = folder / "first"
     run_tessera(o, model, o.curve_batch, 1, data, folder,
                 ("--lr", 0, "--seed", 0, "--save", first))

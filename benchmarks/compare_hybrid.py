@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Hybrid sharding beside plain ZeRO-3 on two hosts with a slow link, measured and simulated.
+"""Compares hybrid sharding with plain ZeRO-3 on two hosts with a slow link, measured and simulated.
 
-The hosts are network namespaces of this machine (tests/comm/two_hosts.sh: root, iproute2 and mpirun),
-with --per-host ranks each, joined by a cable of --rate. Both runs take turns, --turns times; a turn
-is --steps steps, of which the first is not counted. The simulator is given what `tessera calibrate`
-measures on this machine with all ranks busy, and the rate of the cable.
+The hosts are network namespaces of this machine (tests/comm/two_hosts.sh: root and iproute2),
+with --per-host ranks each, connected by a link of --rate. Both runs take turns, --turns times; a turn
+is --steps steps, of which the first is not counted. The simulator uses the measurements of `tessera
+calibrate` on this machine with all ranks busy, and the rate of the link.
 
-Prints the median step of each, the ratio, and the ratio that the simulator predicts. Keep the
-machine otherwise idle: ranks share its cores.
+Prints the median step time of each, their ratio, and the ratio predicted by the simulator. The machine
+should be otherwise idle, because the ranks share its cores.
 """
 
 import argparse
@@ -29,16 +29,16 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tessera", default=str(ROOT / "build/bin/tessera"))
-    parser.add_argument("--per-host", type=int, default=2, help="ranks of a host (2)")
-    parser.add_argument("--rate", type=float, default=200, help="of the cable, in Mbit/s (200)")
+    parser.add_argument("--per-host", type=int, default=2, help="ranks per host (2)")
+    parser.add_argument("--rate", type=float, default=200, help="rate of the link in Mbit/s (200)")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6, help="of a turn (6)")
+    parser.add_argument("--steps", type=int, default=6, help="steps per turn (6)")
     return parser.parse_args()
 
 
 def measure(given, replicas, folder):
     metrics = pathlib.Path(folder) / "metrics.jsonl"
-    command = [str(ROOT / "tests/comm/two_hosts.sh"), str(given.per_host), "--", given.tessera,
+    command = [str(ROOT / "tests/comm/two_hosts.sh"), "--as", "torchrun", str(given.per_host), "--", given.tessera,
                "train", *MODEL, "--backend", "two-level", "--threads", "1", "--samples", "0",
                "--steps", str(given.steps), "--dp-replicate", str(replicas),
                "--metrics", str(metrics)]
@@ -53,7 +53,7 @@ def measure(given, replicas, folder):
     return [line["step_s"] for line in lines[1:] if "step_s" in line], lines[-1]["summary"]
 
 
-# The entry of this machine as one of two hosts: its cores are shared by the ranks of both.
+# Hardware entry of this machine as one of two hosts, whose ranks share its cores.
 def hardware(given, folder):
     ranks, path = 2 * given.per_host, pathlib.Path(folder) / "hosts.toml"
     subprocess.run([given.tessera, "calibrate", "--ranks", str(ranks), "--threads", "1", "--name",
@@ -88,7 +88,7 @@ def main():
         simulated = {replicas: simulate(given, replicas, entry)["step"] for replicas in steps}
     print(f"two hosts of {given.per_host} ranks, {given.rate:g} Mbit/s between them, {given.turns} turns of "
           f"{given.steps} steps")
-    print("| | measured ms, median (least) | simulated ms | sent per rank: dp, dp_replicate |\n|---|---|---|---|")
+    print("| | measured ms, median (min) | simulated ms | sent per rank: dp, dp_replicate |\n|---|---|---|---|")
     for replicas, name in ((1, "ZeRO-3"), (2, "ZeRO-3, a replica per host")):
         of = steps[replicas]
         print(f"| {name} | {1e3 * statistics.median(of):.0f} ({1e3 * min(of):.0f}) | {1e3 * simulated[replicas]:.0f} "

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Tensor and pipeline parallelism of Tessera beside PyTorch's, 2 ranks of 1 thread, in turns.
+"""Compares tensor and pipeline parallelism of Tessera and PyTorch: 2 ranks of 1 thread, in turns.
 
     compare_parallel.py [--rounds 5] [--dtype fp32|bf16] [--python .peers-venv/bin/python]
-Prints a table, writes it into docs/benchmarks.md and all figures into build/bench/parallel.json:
-median (and best) tokens/s over the rounds, Tessera's over PyTorch's, and the bubble of the pipeline
-as measured and as its schedule has it.
+Prints a table, updates docs/benchmarks.md and writes all results to build/bench/parallel.json: median
+(and best) tokens/s over the rounds, the ratio of Tessera to PyTorch, and the pipeline bubble as measured
+and by the schedule.
 """
 import argparse
 import datetime
@@ -19,35 +19,35 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-WANTED = {"tp": 1.0, "pp": 1.5}
+TARGETS = {"tp": 1.0, "pp": 1.5}
 NAMES = {"tp": "tensor parallelism, tp 2", "pp": "pipeline, pp 2, 1F1B, 8 micro-batches"}
-# Where overhead rules, something in between, and where matrix products rule.
+# From dominated by overhead to dominated by matrix products.
 WIDTHS = {64: dict(layers=4, hidden=64, heads=4, vocab=256, seq=64),
           256: dict(layers=4, hidden=256, heads=4, vocab=512, seq=128),
           512: dict(layers=4, hidden=512, heads=8, vocab=512, seq=128)}
-EQUAL = 0.05  # how far the measured bubble may be from that of equal stages
+EQUAL = 0.05  # allowed difference between the measured bubble and that of equal stages
 
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--steps", type=int, help="of a turn; by default fewer for wider models")
-    p.add_argument("--widths", default="64,256,512", help="of the models, of 64,256,512")
+    p.add_argument("--steps", type=int, help="steps per turn; default: fewer for wider models")
+    p.add_argument("--widths", default="64,256,512", help="hidden sizes, some of 64,256,512")
     p.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     p.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     p.add_argument("--python", default=str(ROOT / ".peers-venv" / "bin" / "python"))
-    p.add_argument("--quick", action="store_true", help="2 rounds; leaves docs/benchmarks.md alone")
-    p.add_argument("--no-docs", action="store_true", help="leave docs/benchmarks.md as it is")
+    p.add_argument("--quick", action="store_true", help="2 rounds; does not change docs/benchmarks.md")
+    p.add_argument("--no-docs", action="store_true", help="do not change docs/benchmarks.md")
     o = p.parse_args()
     if o.quick:
         o.rounds, o.no_docs = min(o.rounds, 2), True
     try:
         o.widths = [int(word) for word in o.widths.split(",")]
     except ValueError:
-        p.error(f'--widths: got "{o.widths}"; wanted some of {", ".join(map(str, WIDTHS))}')
+        p.error(f'--widths {o.widths}: must be some of {", ".join(map(str, WIDTHS))}')
     if o.rounds < 1 or not set(o.widths) <= set(WIDTHS):
-        p.error(f"wanted --rounds of 1 or more, and --widths of {', '.join(map(str, WIDTHS))}")
+        p.error(f"--rounds must be at least 1, and --widths some of {', '.join(map(str, WIDTHS))}")
     return o
 
 
@@ -94,7 +94,7 @@ def torch(o, mode, width):
 
 def measure(o):
     results = [{"mode": mode, "width": width, "tessera": [], "torch": []}
-               for mode in WANTED for width in o.widths]
+               for mode in TARGETS for width in o.widths]
     for number in range(o.rounds):
         for result in results:
             both = [("tessera", tessera), ("torch", torch)]
@@ -105,13 +105,13 @@ def measure(o):
 
 
 def judge(result):
-    """Adds what the table says: ratios of the medians and of the best, and what was met."""
-    rates = {who: [turn["tokens_per_s"] for turn in result[who]] for who in ("tessera", "torch")}
-    result["median"] = {who: statistics.median(rates[who]) for who in rates}
-    result["best"] = {who: max(rates[who]) for who in rates}
+    """Adds the ratios of the medians and of the best, and whether the targets are met."""
+    rates = {library: [turn["tokens_per_s"] for turn in result[library]] for library in ("tessera", "torch")}
+    result["median"] = {library: statistics.median(rates[library]) for library in rates}
+    result["best"] = {library: max(rates[library]) for library in rates}
     result["ratio"] = result["median"]["tessera"] / result["median"]["torch"]
     result["best_ratio"] = result["best"]["tessera"] / result["best"]["torch"]
-    result["met"] = result["ratio"] >= WANTED[result["mode"]]
+    result["met"] = result["ratio"] >= TARGETS[result["mode"]]
     bubbles = [turn["bubble"] for turn in result["tessera"] if turn["bubble"] is not None]
     if bubbles:
         result["bubble"] = statistics.median(bubbles)
@@ -131,7 +131,7 @@ def table(results):
         lines.append(f"| {NAMES[r['mode']]} | {r['width']} "
                      f"| {median['tessera']:,.0f} ({best['tessera']:,.0f}) "
                      f"| {median['torch']:,.0f} ({best['torch']:,.0f}) "
-                     f"| {r['ratio']:.2f} ({r['best_ratio']:.2f}), want {WANTED[r['mode']]:g} "
+                     f"| {r['ratio']:.2f} ({r['best_ratio']:.2f}), want {TARGETS[r['mode']]:g} "
                      f"| {'met' if r['met'] else '**missed**'} | {bubble} |")
     return "\n".join(lines)
 
@@ -150,7 +150,7 @@ def write_docs(page, dtype, text):
     begin, end = f"<!-- parallel {dtype}: begin -->", f"<!-- parallel {dtype}: end -->"
     whole = page.read_text()
     if begin not in whole or end not in whole:
-        sys.exit(f"bench: {page} has no {begin} … {end}; nothing written there")
+        sys.exit(f"bench: {page} does not have the markers {begin} and {end}, so it was not changed")
     head, tail = whole.split(begin)[0], whole.split(end)[1]
     page.write_text(f"{head}{begin}\n{text}\n{end}{tail}")
 
@@ -170,7 +170,7 @@ def main():
     report.write_text(json.dumps({"about": about, "dtype": o.dtype, "results": results}, indent=1))
     if not o.no_docs:
         write_docs(ROOT / "docs" / "benchmarks.md", o.dtype, text)
-        print("The table in docs/benchmarks.md is now this one.")
+        print("Updated the table in docs/benchmarks.md.")
 
 
 if __name__ == "__main__":

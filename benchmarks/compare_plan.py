@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What `tessera plan` says of our own steps on this machine, beside what they take.
+"""Compares the step times that `tessera plan` predicts for this machine with measured ones.
 
     compare_plan.py [--rounds 3] [--steps 12] [--build build]
-Each round runs `tessera calibrate` with 2 ranks and with 4, then trains each mesh, which
-plans itself with the entry of as many ranks. Rounds are compared one by one, since machines change under a benchmark,
-and the median of their ratios counts. More ranks than cores share them: calibrate runs all ranks at
-once, so its rates have that in them. Prints a table, and writes all figures into
-build/bench/plan.json. Exits with 0 whether or not the plan is within 10%: times are no tests.
+Each round runs `tessera calibrate` with 2 and with 4 ranks, then trains each mesh, which predicts its step
+with the entry for that number of ranks. Each round is compared separately, because the speed of a machine
+changes over time, and the median of the ratios is reported. Ranks may share cores: calibrate runs all ranks
+at once, so its rates include that. Prints a table, and writes all results to build/bench/plan.json. Exits
+with status 0 even if a prediction is off by more than 10%, because timings are not tests.
 """
 import argparse
 import json
@@ -35,16 +35,16 @@ def arguments():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--steps", type=int, default=12, help="of a turn; the first two do not count")
-    p.add_argument("--time", default="1", help="seconds of each of calibrate's measurements")
+    p.add_argument("--steps", type=int, default=12, help="steps per turn; the first two do not count")
+    p.add_argument("--time", default="1", help="seconds per measurement of calibrate")
     p.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     p.add_argument("--quick", action="store_true", help="1 round of 6 steps")
-    p.add_argument("--no-docs", action="store_true", help="as other benchmarks; none are written")
+    p.add_argument("--no-docs", action="store_true", help="accepted like in other benchmarks; this one writes no docs")
     o = p.parse_args()
     if o.quick:
         o.rounds, o.steps = 1, min(o.steps, 6)
     if o.rounds < 1 or o.steps < 3:
-        p.error("wanted --rounds of 1 or more and --steps of 3 or more")
+        p.error("--rounds must be at least 1 and --steps at least 3")
     return o
 
 
@@ -65,9 +65,9 @@ def turn(o, mesh, entry, folder):
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     metrics.unlink()
     steps = [line["step_s"] for line in lines if "step" in line][2:]
-    # What train plans for itself: the plan of this mesh on this entry.
-    said = lines[-1]["summary"]["predicted"]["step_s"]
-    return {"median": statistics.median(steps), "least": min(steps), "predicted": said}
+    # The prediction of train for this mesh and entry.
+    predicted = lines[-1]["summary"]["predicted"]["step_s"]
+    return {"median": statistics.median(steps), "least": min(steps), "predicted": predicted}
 
 
 def main():
@@ -79,14 +79,14 @@ def main():
                 entry = pathlib.Path(folder) / f"{ranks}.toml"
                 checked([o.build / "bin" / "tessera", "calibrate", "--ranks", ranks, "--threads",
                          "1", "--time", o.time, "--out", entry])
-                for wanted, name, mesh in MESHES:
-                    if wanted == ranks:
+                for mesh_ranks, name, mesh in MESHES:
+                    if mesh_ranks == ranks:
                         turns[name].append(turn(o, mesh, entry, folder))
             print(f"plan: round {number + 1} of {o.rounds}", file=sys.stderr)
-    print(f"\nThe plan after tessera calibrate beside our own steps: {os.cpu_count()} cores, "
+    print(f"\nSteps predicted after tessera calibrate and measured: {os.cpu_count()} cores, "
           f"{platform.machine()}, {o.rounds} rounds of {o.steps} steps; GPT of 4 layers of 256, "
           "fp32, 1 thread per rank\n")
-    print(f"  {'ranks':<7}{'mesh':<31}{'median':>10}{'least':>10}{'predicted':>11}{'ratio':>8}"
+    print(f"  {'ranks':<7}{'mesh':<31}{'median':>10}{'min':>10}{'predicted':>11}{'ratio':>8}"
           f"{'from':>7}{'to':>7}  within 10%")
     report = []
     for ranks, name, _ in MESHES:
@@ -101,7 +101,7 @@ def main():
               f"{1e3 * statistics.median(each['predicted'] for each in of):>8.0f} ms"
               f"{ratio:>8.2f}{min(ratios):>7.2f}{max(ratios):>7.2f}  {'yes' if good else 'no'}")
     print(f"\n  {sum(each['within'] for each in report)} of {len(report)} within 10%; ratio: "
-          "predicted over measured, its median and range over the rounds")
+          "predicted / measured, median and range over the rounds")
     out = o.build / "bench"
     out.mkdir(parents=True, exist_ok=True)
     (out / "plan.json").write_text(json.dumps(report, indent=1) + "\n")

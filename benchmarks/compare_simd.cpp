@@ -1,7 +1,7 @@
-// Two builds of simd_cases.cpp in one process, by turns and on the same memory, so that other
-// programs on the machine slow both alike:  compare_simd OLD.so NEW.so [SAMPLES [PART OF A NAME]]
-// For each case: nanoseconds of both (least, median), the old build's time over the new one's
-// (above 1: the new one is faster), and whether both leave the same bits.
+// Runs two builds of simd_cases.cpp in one process, in turns and on the same memory, so that other
+// load affects both equally:  compare_simd OLD.so NEW.so [SAMPLES [PART OF A NAME]] Prints for each
+// case the nanoseconds of both (min, median), the ratio of the old to the new time (above 1: the
+// new build is faster), and whether the results are bitwise equal.
 #include <dlfcn.h>
 #include <sys/mman.h>
 
@@ -70,19 +70,19 @@ int main(int count, char** words) {
   }
   const Build builds[2] = {open(words[1]), open(words[2])};
   const int samples = count > 3 ? std::atoi(words[3]) : 30;
-  const char* const wanted = count > 4 ? words[4] : "";
+  const char* const part = count > 4 ? words[4] : "";
   constexpr std::size_t bytes = std::size_t{256} << 20;
   auto* const memory = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0));
   if (memory == MAP_FAILED) return 1;
   std::printf("best set: %s, %s\n%-36s %11s %11s %11s %11s %7s %7s bits\n", builds[0].best_set(),
-              builds[1].best_set(), "case", "old least", "new least", "old median", "new median",
-              "least", "median");
+              builds[1].best_set(), "case", "old min", "new min", "old median", "new median", "min",
+              "median");
   double logs = 0;
   int shown = 0, slower = 0;
   for (int i = 0; i < builds[0].count(); ++i) {
     const std::string name = builds[0].name(i);
-    if (name.find(wanted) == std::string::npos) continue;
+    if (name.find(part) == std::string::npos) continue;
     int other = 0;
     while (other < builds[1].count() && builds[1].name(other) != name) ++other;
     if (other == builds[1].count()) continue;
@@ -113,6 +113,6 @@ int main(int count, char** words) {
     slower += least[0] / least[1] < 0.97 ? 1 : 0;
     ++shown;
   }
-  std::printf("%d cases, geometric mean of the least %.3f, below 0.97: %d\n", shown,
+  std::printf("%d cases, geometric mean of the min %.3f, below 0.97: %d\n", shown,
               std::exp(logs / std::max(shown, 1)), slower);
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# How fast the kernels and reductions of this tree are beside those of another one, such as an older
-# revision. It needs a compiler only, neither CMake nor LibTorch:
-#   benchmarks/compare_simd.sh OLD [SAMPLES [PART OF A CASE'S NAME]]
-# OLD is a folder that has tessera/, or a revision of git. CXX and CXXFLAGS are used if set.
+# Compares the speed of the kernels and reductions of this tree with those of another one, such as an
+# older revision. Needs only a compiler, neither CMake nor LibTorch:
+#   benchmarks/compare_simd.sh OLD [SAMPLES [PART OF A CASE NAME]]
+# OLD is a folder with tessera/, or a git revision. CXX and CXXFLAGS are used if set.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-old="${1:?give a folder with an older tessera/, or a revision of git}"
+old="${1:?give a folder with tessera/, or a git revision}"
 shift
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT

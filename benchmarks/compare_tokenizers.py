@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Tokenizers of Tessera beside the Python package `tokenizers`, one thread each, in turns.
+"""Compares tokenizers of Tessera and of the Python package `tokenizers`, one thread each, in turns.
 
-Trains a tokenizer of each kind on texts of this machine (the sources of Python's own library, and
-made-up sentences in many scripts), then encodes the same documents with both. Prints MB/s: the median
-of all rounds, and the best.
+Trains a tokenizer of each kind on texts of this machine (the sources of Python's library, and generated
+sentences in many scripts), then encodes the same documents with both. Prints MB/s: the median and the best
+of all rounds.
 
     .interop-venv/bin/python benchmarks/compare_tokenizers.py [--rounds N] [--megabytes N]
 """
@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers  # noqa: E402
 
 
 def documents(megabytes):
-    """English and code, and other scripts: a list of each, the second a quarter as long."""
+    """Returns texts in English and code, and a quarter as many in other scripts."""
     english, size = [], 0
     for path in sorted(pathlib.Path(os.__file__).parent.rglob("*.py")):
         if size >= megabytes * 1e6:
@@ -63,7 +63,7 @@ def kinds(texts):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--megabytes", type=float, default=4, help="of English and code")
+    parser.add_argument("--megabytes", type=float, default=4, help="size of the English text and code")
     parser.add_argument("--program", default=str(ROOT / "build/bin/tokenizer_bench"))
     options = parser.parse_args()
     texts = documents(options.megabytes)
@@ -102,7 +102,7 @@ def main():
                 print(f"{name:10} {title:18} {size / 1e6:5.1f}  {statistics.median(ours):9.1f}{max(ours):9.1f}"
                       f"  {statistics.median(theirs):9.1f}{max(theirs):9.1f}  {ratio:5.1f}", flush=True)
     if slower:
-        sys.exit(f"slower than the package: {', '.join(slower)}")
+        sys.exit(f"slower than the package tokenizers: {', '.join(slower)}")
 
 
 if __name__ == "__main__":

@@ -1,31 +1,31 @@
 #!/usr/bin/env python3
-"""Training steps of Tessera beside PyTorch's and DeepSpeed's, on this machine, now.
+"""Compares training steps of Tessera, PyTorch and DeepSpeed on this machine.
 
 One GPT (6 layers, width 512, 8 heads, vocabulary 8192, 256 tokens, micro-batch 4), AdamW, clip 1.0,
 2 ranks of 1 thread. For each stage all programs are started once and then take turns: in each round
-every one runs a few steps while the others sleep, and the order rotates, so that whatever else the
-machine does hits all alike. Prints a table, writes build/bench/train.json and, after a whole run,
-the tables in docs/benchmarks.md. Only Python's standard library is needed here; the peers run with
---python (default: the one of .peers-venv, which scripts/peers.sh makes).
+every one runs a few steps while the others sleep, and the order rotates, so that other load on the
+machine affects all equally. Prints a table, writes build/bench/train.json and, after a complete run,
+updates the tables in docs/benchmarks.md. Needs only Python's standard library; the peers run with
+--python (default: that of .peers-venv, which scripts/peers.sh creates).
 
-The protocol of a program, ours (train_bench, started by `tessera run`) and the peers' (peer_train.py,
-started by torchrun) alike:
+Protocol of all programs, Tessera's (train_bench, started by `tessera run`) and the peers' (peer_train.py,
+started by torchrun):
  1. It is started with --serve. Standard input is a pipe that rank 0 reads; standard output is a pipe
     that rank 0 writes. Lines there that do not begin with "{" are ignored. Standard error is a log.
  2. It builds its model, trains --warmup steps, and prints the line
       {"ready": true, "peer": NAME, "dtype": "fp32"|"bf16", "ranks": N, "parameters": COUNT}
-    of which "ready" is needed and the rest is kept in the report.
- 3. It reads the line "go K", K >= 1. All ranks meet in a barrier; rank 0 starts its clock; all train
-    K steps and finish whatever belongs to them (a gather of parameters that would overlap the next
-    step too); all meet again; rank 0 stops its clock. It prints one line
+    "ready" is required; the other keys go to the report.
+ 3. It reads the line "go K", K >= 1. After a barrier rank 0 starts its clock; all ranks train
+    K steps and complete them (including a gather of parameters that would overlap with the next
+    step); after another barrier rank 0 stops its clock. It prints one line
       {"peer": NAME, "dtype": D, "rep": i, "steps": K, "ms": t, "tokens_per_s": v, "loss": x}
     with i counted from 0, ms the time of one step (the clock over K), v the tokens of all ranks per
     second, and x the mean loss of all ranks in the last step. Then it waits again.
- 4. On the line "quit", on the end of input, or on anything else it ends, with status 0.
+ 4. On the line "quit", on the end of input, or on any other line it exits with status 0.
  5. While it waits it uses no processor time: rank 0 blocks in a read, the others block too.
- 6. What it cannot do it says on standard error, and ends with another status than 0.
-It takes --layers --hidden --heads --vocab --seq --micro-batch --warmup --seed. Ours also takes
---model own|plain, --stage 0..3, --layout fp32|bf16, --comm on|off, and what --tessera-args gives.
+ 6. On an error it prints a message to standard error and exits with a nonzero status.
+It takes --layers --hidden --heads --vocab --seq --micro-batch --warmup --seed. Tessera's also takes
+--model own|plain, --stage 0..3, --layout fp32|bf16, --comm on|off, and the arguments of --tessera-args.
 """
 
 import argparse
@@ -46,11 +46,11 @@ import train_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHAPE = {"layers": 6, "hidden": 512, "heads": 8, "vocab": 8192, "seq": 256, "micro-batch": 4}
-# The peers that keep whole or sharded what Tessera does at each stage.
+# Peers with the same sharding as Tessera at each stage.
 PEERS = {0: ["ddp"], 1: ["zero1", "deepspeed-1"], 2: ["fsdp2-keep", "deepspeed-2"],
          3: ["fsdp2", "deepspeed-3"]}
 NONE = "none"
-# Below this part of the fp32 rate, ATen has no bf16 kernel worth the name on this processor.
+# Below this fraction of the fp32 rate, ATen has no usable bf16 kernel on this processor.
 HOPELESS = 0.25
 KEEP_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 40)}
 
@@ -58,27 +58,27 @@ KEEP_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": s
 def arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each program (7)")
-    parser.add_argument("--steps", type=int, default=2, help="steps of a turn (2)")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (7)")
+    parser.add_argument("--steps", type=int, default=2, help="steps per turn (2)")
     parser.add_argument("--dtype", choices=["fp32", "bf16", "both"], default="both")
-    parser.add_argument("--stages", default="0,1,2,3", help="stages, with commas (0,1,2,3)")
+    parser.add_argument("--stages", default="0,1,2,3", help="comma-separated stages (0,1,2,3)")
     parser.add_argument("--only", default="*",
-                        help="names with commas, * and ? allowed: ddp,fsdp2*,tessera-own-3*")
+                        help="comma-separated names, with * and ?: ddp,fsdp2*,tessera-own-3*")
     parser.add_argument("--quick", action="store_true",
-                        help="3 rounds of 1 step; leaves docs/benchmarks.md as it is")
-    parser.add_argument("--no-docs", action="store_true", help="leave docs/benchmarks.md as it is")
+                        help="3 rounds of 1 step; does not change docs/benchmarks.md")
+    parser.add_argument("--no-docs", action="store_true", help="do not change docs/benchmarks.md")
     parser.add_argument("--json", type=pathlib.Path, help="the report (build/bench/train.json)")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--python", default=str(compare_comm.PEERS_PYTHON),
-                        help="a Python with torch, for the peers (.peers-venv's)")
+                        help="Python with torch for the peers (that of .peers-venv)")
     parser.add_argument("--extra-path", action="append", default=[], type=pathlib.Path,
-                        help="a folder of Python packages for the peers; see scripts/peers_extra.sh")
-    parser.add_argument("--tessera-args", default="", help="more words for train_bench")
+                        help="folder of Python packages for the peers; see scripts/peers_extra.sh")
+    parser.add_argument("--tessera-args", default="", help="more arguments for train_bench")
     parser.add_argument("--peer-heap", choices=["default", "keep"], default="default",
-                        help="keep: the peers' malloc never gives memory back, which helps them")
+                        help="keep: malloc of the peers never returns memory to the system, which helps them")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cores", type=int, default=None,
-                        help="cores all programs are confined to (one a rank); 0: no limit")
+                        help="cores that all programs are confined to (one per rank); 0: no limit")
     parser.add_argument("--warmup", type=int, default=2, help="steps before the first turn (2)")
     for name, value in SHAPE.items():
         parser.add_argument("--" + name, type=int, default=value)
@@ -87,13 +87,13 @@ def arguments(words=None):
         o.rounds, o.steps = min(o.rounds, 3), 1
     for name in ("rounds", "steps", "ranks"):
         if getattr(o, name) < 1:
-            parser.error(f"--{name}: got {getattr(o, name)}, wanted 1 or more")
+            parser.error(f"--{name} {getattr(o, name)}: must be at least 1")
     try:
         o.stages = sorted({int(s) for s in o.stages.split(",")})
     except ValueError:
         o.stages = [-1]
     if not set(o.stages) <= set(PEERS):
-        parser.error("--stages: wanted stages from 0 to 3, with commas")
+        parser.error("--stages: must be comma-separated stages from 0 to 3")
     o.shape = {name: getattr(o, name.replace("-", "_")) for name in SHAPE}
     o.json = o.json or o.build / "bench/train.json"
     whole = (o.only == "*" and o.stages == list(PEERS) and o.shape == SHAPE and o.ranks == 2
@@ -104,20 +104,20 @@ def arguments(words=None):
 
 
 def tessera_programs(stage):
-    """name -> (model, comm)"""
+    """Returns {name: (model, comm)} of Tessera's programs."""
     return {f"tessera-{model}-{stage}{'' if comm == 'on' else '-nocomm'}": (model, comm)
             for model in ("own", "plain") for comm in ("on", "off")}
 
 
 def environment(o):
-    """Of the peers. What a launcher may have left behind would mislead theirs."""
+    """Returns the environment of the peers, without variables of a launcher, which would confuse theirs."""
     variables = {k: v for k, v in os.environ.items()
                  if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
     paths = [str(p.resolve()) for p in o.extra_path] + [variables.get("PYTHONPATH", "")]
     variables["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     variables["OMP_NUM_THREADS"] = "1"
     variables["PYTHONWARNINGS"] = "ignore"
-    variables["CUDA_VISIBLE_DEVICES"] = ""  # a GPU, where there is one, has no part in this
+    variables["CUDA_VISIBLE_DEVICES"] = ""  # CPU only, even if there is a GPU
     if o.peer_heap == "keep":
         variables.update(KEEP_HEAP)
     return variables
@@ -142,16 +142,16 @@ def wanted(o, name):
 
 
 def probe(o):
-    """What the peers' Python says of itself, or the reason why there are no peers."""
+    """Returns the versions that the peers' Python reports, or the reason that the peers cannot run."""
     words = [o.python, ROOT / "benchmarks/peer_train.py", "--probe"]
     try:
         done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=300,
                               env=environment(o))
     except OSError as error:
-        return None, f"{o.python} cannot be run ({error.strerror}); run: scripts/peers.sh"
+        return None, f"{o.python} cannot be started ({error.strerror}); run: scripts/peers.sh"
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        return None, f"{o.python} has no working torch: {said}"
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        return None, f"{o.python} has no working torch: {last}"
     return json.loads(done.stdout), None
 
 
@@ -191,7 +191,7 @@ def start_all(o, names, stage, dtype, left_out):
 
 
 def measure_stage(o, stage, dtype, names, left_out):
-    """name -> list of answers, one per round, of all programs of a stage taking turns."""
+    """Runs all programs of a stage in turns. Returns {name: list of results, one per round}."""
     note(f"stage {stage}, {dtype}: starting {', '.join(names)}")
     programs = start_all(o, names, stage, dtype, left_out)
     answers = {name: [] for name in programs}
@@ -218,7 +218,7 @@ def measure_stage(o, stage, dtype, names, left_out):
 
 
 def disagreement(answers):
-    """The peers train the same model on the same data: in fp32 their losses must agree."""
+    """Returns a problem if the fp32 losses of the peers differ: they train the same model on the same data."""
     losses = {name: every[-1]["loss"] for name, every in answers.items()
               if not name.startswith("tessera-") and name != NONE}
     if losses and max(losses.values()) - min(losses.values()) > 0.01 * max(losses.values()):
@@ -235,7 +235,7 @@ def summary(every):
 
 
 def measure(o, about):
-    """The results of all stages and dtypes, and what was left out and why."""
+    """Returns the results of all stages and dtypes, and the omitted programs with the reasons."""
     results, left_out = [], {}
     dtypes = ["fp32", "bf16"] if o.dtype == "both" else [o.dtype]
     if about and "bf16" in dtypes and about["bf16_gflops"] < HOPELESS * about["fp32_gflops"]:
@@ -248,7 +248,7 @@ def measure(o, about):
     built = (o.build / "bin/train_bench").exists()
     if not built:
         left_out["tessera"] = f"{o.build / 'bin/train_bench'} is not built; run: make build"
-        note(f"Tessera's programs are left out: {left_out['tessera']}")
+        note(f"Tessera's programs are omitted: {left_out['tessera']}")
     for dtype in dtypes:
         for stage in o.stages:
             names = list(tessera_programs(stage)) if built else []
@@ -277,7 +277,7 @@ def main():
              "certain")
     about, why = probe(o)
     if why:
-        note(f"the peers are left out: {why}")
+        note(f"the peers are omitted: {why}")
     results, left_out = measure(o, about)
     if why:
         left_out["peers"] = why
@@ -301,11 +301,11 @@ def main():
     for dtype in dtypes:
         print(f"\n{train_table.markdown(tables[dtype], dtype)}")
     for name, reason in left_out.items():
-        print(f"left out: {name}: {reason}")
+        print(f"omitted: {name}: {reason}")
     print(f"\nAll figures: {o.json}")
     if o.docs and not any(name.startswith("tessera") for name in left_out) and about:
         train_table.write_docs(ROOT / "docs/benchmarks.md", report, tables)
-        print("The tables in docs/benchmarks.md are now these.")
+        print("Updated the tables in docs/benchmarks.md.")
     return 1 if any(name.startswith("tessera-") for name in left_out) else 0
 
 

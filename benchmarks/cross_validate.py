@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""How well `tessera plan` predicts steps of kinds that its constants were not fitted to.
+"""Measures how well `tessera plan` predicts steps that its constants were not fitted to.
 
     cross_validate.py build/bin/tessera runs.csv --by model|mesh|half [plan's settings...]
 
-runs.csv is what `tessera plan --score` reads: a column per setting, and step_ms. For each fold the
-fitted constants begin at the same round numbers, are fitted to the other folds by descent along
-one or two of them on the mean |log(predicted/measured)|, and predict the fold that they have not
-seen. Folds are fitted side by side, one on each core (--jobs).
-Folds are models (hidden, heads, layers, seq), meshes (tp, pp, nodes) or random halves. Prints the
-error in and out of the sample, and the quantiles of measured/predicted out of it, from which
-planner/interval.cpp has its figures.
+runs.csv has the format of `tessera plan --score`: a column per setting, and step_ms. For each fold, the
+constants start at the same round numbers, are fitted to the other folds by coordinate descent on the mean
+|log(predicted/measured)|, and predict the held-out fold. Folds are fitted in parallel (--jobs).
+Folds are models (hidden, heads, layers, seq), meshes (tp, pp, nodes) or random halves. Prints the error in
+and out of the sample, and the out-of-sample quantiles of measured/predicted, which planner/interval.cpp
+uses.
 """
 import argparse
 import concurrent.futures
@@ -23,9 +22,9 @@ import subprocess
 import sys
 import tempfile
 
-# Where fitting begins, and its bounds: round numbers for any A100, none taken from a fit. Who clips
-# gradients goes over them once at least, and NCCL has 240 of NVLink's 300 GB/s at best: without such
-# bounds constants that few steps know would go where no device is.
+# Initial values and bounds of the fit: round numbers for any A100, none taken from a fit. Clipping reads
+# the gradients at least once, and NCCL reaches at most 240 of NVLink's 300 GB/s. Without such bounds,
+# constants that few steps determine would take unrealistic values.
 NODE = {
     "product_efficiency": (0.7, 0.3, 1),
     "memory_efficiency": (0.8, 0.3, 1),
@@ -44,7 +43,7 @@ NETWORK = {
 FACTORS = (1.5, 1.2, 1.08, 1.03)
 SOFTWARE = ("product_efficiency", "memory_efficiency", "launch", "kernel_start", "launch_skew",
             "logit_bytes", "gradient_passes")
-INSIDE_LATENCY = 3e-6  # of a ring's step over NVLink, which is too little to be fitted
+INSIDE_LATENCY = 3e-6  # of one ring step over NVLink; too small to be fitted
 
 
 class Planner:
@@ -53,7 +52,7 @@ class Planner:
         self.columns, self.folder = columns, folder
 
     def predict(self, rows, constants):
-        """Seconds of each row, in their order."""
+        """Returns the seconds of each row, in order."""
         with tempfile.TemporaryDirectory(dir=self.folder) as own:
             return self.ask(rows, constants, own)
 
@@ -93,7 +92,7 @@ def loss(planner, rows, constants):
 
 
 def moves(which, together):
-    """{constant: 1 or -1}: each alone, then up to so many of them at once, each up or down."""
+    """Yields {constant: 1 or -1}: each constant alone, then up to `together` at once, each up or down."""
     for count in range(1, together + 1):
         for keys in itertools.combinations(which, count):
             for signs in itertools.product((1, -1), repeat=count):
@@ -101,8 +100,8 @@ def moves(which, together):
 
 
 def fit(planner, rows, constants, which, together=1):
-    """Constants are moved by a factor while that helps, then by smaller ones. Those that make up
-    for each other are a valley that no single one leads along: `together` of them are moved."""
+    """Moves constants by a factor while that reduces the error, then by smaller factors. Constants that
+    compensate for each other form a valley, so up to `together` of them are moved at once."""
     best = dict(constants)
     if not rows:
         return best
@@ -141,7 +140,7 @@ def quantile(values, q):
 
 
 def report(name, pairs):
-    """pairs: (measured, predicted)."""
+    """Prints the errors of pairs (measured, predicted)."""
     if not pairs:
         return
     errors = [p / m - 1 for m, p in pairs]
@@ -159,10 +158,10 @@ def main():
     parser.add_argument("tessera")
     parser.add_argument("runs")
     parser.add_argument("--by", choices=("model", "mesh", "half"), default="model")
-    parser.add_argument("--base", default="a100-80", help="entry whose peaks and nodes are taken")
+    parser.add_argument("--base", default="a100-80", help="hardware entry with the peak rates and nodes")
     parser.add_argument("--per-node", type=int, default=8)
-    parser.add_argument("--halves", type=int, default=4, help="with --by half: how many times")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="folds at a time")
+    parser.add_argument("--halves", type=int, default=4, help="number of repetitions with --by half")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="folds fitted in parallel")
     args, settings = parser.parse_known_args()
     with open(args.runs, newline="") as text:
         reader = csv.DictReader(text)
@@ -202,7 +201,7 @@ def main():
         report("one node", [p for p, one in zip(inside, near) if one])
         report("several nodes", [p for p, one in zip(inside, near) if not one])
         outside = []
-        print(f"\n{'Left out, by ' + args.by:<28}{head}")
+        print(f"\n{'Held out, by ' + args.by:<28}{head}")
         for name, held in sorted(folds.items()):
             pairs = list(zip((float(r["step_ms"]) / 1e3 for r in held),
                              planner.predict(held, without[name].result())))

@@ -1,6 +1,6 @@
-// The matrix products and the attention of gpt2-xl at batch 15 on a GPU: cuBLASLt's first proposal,
-// the one that is chosen by measurement, ATen; what epilogues cost and what they save; and the
-// attention kernels side by side.
+// Times the matrix products and the attention of gpt2-xl at batch 15 on a GPU: cuBLASLt's first
+// heuristic, the algorithm selected by measurement, and ATen; the cost and savings of epilogues;
+// and the attention kernels.
 
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
@@ -31,7 +31,7 @@ const c10::Device kGpu(c10::kCUDA, 0);
 c10::Stream stream() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(kGpu); }
 at::TensorOptions bf16() { return at::device(kGpu).dtype(at::kBFloat16); }
 
-// Milliseconds of a run. Not: -1.
+// Milliseconds of a run, or -1 if it is not possible.
 double time_of(const std::function<bool()>& f) {
   constexpr int times = 10;
   for (int i = 0; i < 3; ++i) {
@@ -96,7 +96,7 @@ class Bench {
                 flops / first, best, flops / best, aten, flops / aten);
   }
 
-  // {without, with, the kernel that it would spare}
+  // {without epilogue, with it, the kernel that it replaces}
   void epilogue(const char* name, Gemm how, Epilogue epilogue,
                 const std::function<void()>& separate) const {
     how.epilogue = Epilogue::none;
@@ -162,7 +162,7 @@ void attention(const Heads& of) {
   const double flops = 2.0 * static_cast<double>(of.batch * of.heads * of.dim) *
                        static_cast<double>(of.tokens) * static_cast<double>(of.tokens) / 1e9;
   const nn::AttentionChoice choice = nn::attention_kernel(qkv, of.heads, of.kv_heads);
-  std::printf("%s: %s is taken: %s\n", of.name, nn::name(choice.kernel), choice.why);
+  std::printf("%s: %s is selected: %s\n", of.name, nn::name(choice.kernel), choice.why);
   for (const auto kernel :
        {nn::AttentionKernel::cudnn, nn::AttentionKernel::flash, nn::AttentionKernel::efficient}) {
     try {

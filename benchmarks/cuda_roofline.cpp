@@ -1,4 +1,5 @@
-// Each GPU kernel's time, and which part of the memory's speed it reaches. By hand, on a GPU:
+// Prints the time of each GPU kernel and the fraction of memory bandwidth that it reaches. Run by
+// hand on a GPU:
 //   build/bin/cuda_roofline [--json]
 #include <cstdio>
 #include <cstring>
@@ -43,7 +44,7 @@ void print_json(const Roofline& roofline) {
 int main(int argc, char** argv) {
   const bool json = argc == 2 && std::strcmp(argv[1], "--json") == 0;
   if (argc > 1 && !json) {
-    std::fprintf(stderr, "cuda_roofline: got %s, wanted --json or nothing\n", argv[1]);
+    std::fprintf(stderr, "cuda_roofline: \"%s\": must be --json or nothing\n", argv[1]);
     return 2;
   }
   try {

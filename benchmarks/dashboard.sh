@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# How quickly `tessera dashboard` answers: wrk (Debian: wrk) with 32 clients, each of which asks
-# another question every time, so that nothing is answered from memory; and then, as a slider that
-# goes to and fro does, the same 200 questions again and again.
+# Measures the requests/s of `tessera dashboard` with wrk (Debian: wrk) and 32 clients: first with a
+# different request every time, so that no response is cached, then with the same 200 requests
+# repeatedly, like a slider that moves back and forth.
 #   benchmarks/dashboard.sh [BUILD] [SECONDS]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
@@ -18,7 +18,7 @@ until grep -q http "$work/out"; do
 done
 url="$(sed -n 's/.*\(http[^ ]*\)/\1/p' "$work/out")"
 
-# Questions of the memory view: a slider's values, and a sequence length that is never the same.
+# Requests of the memory view: values of a slider, and a sequence length that is always different.
 cat >"$work/ask.lua" <<'LUA'
 local thread_number = 0
 function setup(thread)

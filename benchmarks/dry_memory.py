@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What one rank of N holds, measured: `tessera train --backend dry` for each ZeRO stage and N.
+"""Measures the memory of one rank of N with `tessera train --backend dry`, for each ZeRO stage and N.
 
-One process plays rank 0: it allocates and computes what that rank would, on the GPU (--device cuda,
-the default where there is one) or on the CPU. Prints a table of GB by category, with what the
-planner predicts beside it; status 1 if a prediction is off by more than 3% of the peak or 1% of the
-state. Without a GPU and without --device cpu it says so and ends with status 0.
+One process acts as rank 0: it allocates and computes what that rank would, on the GPU (--device cuda, the
+default if there is one) or on the CPU. Prints a table of GB by category, with the planner's predictions;
+exits with status 1 if a prediction is off by more than 3% of the peak or 1% of the state. Without a GPU and
+without --device cpu it prints a note and exits with status 0.
 
   python3 benchmarks/dry_memory.py --model gpt2-xl --micro-batch 4 --ranks 1,8,64
 """
@@ -35,8 +35,8 @@ def arguments():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", choices=["cuda", "cpu"], default=None)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    parser.add_argument("--train-args", default="", help="more words for tessera train")
-    parser.add_argument("--json", type=pathlib.Path, help="write the figures too")
+    parser.add_argument("--train-args", default="", help="more arguments for tessera train")
+    parser.add_argument("--json", type=pathlib.Path, help="also write the results to this file")
     o = parser.parse_args()
     o.stages = [int(stage) for stage in o.stages.split(",")]
     o.ranks = [int(count) for count in o.ranks.split(",")]
@@ -51,7 +51,7 @@ def has_gpu():
 
 
 def run(o, stage, ranks, folder):
-    """The summary of one run, and the loss and milliseconds of its last step."""
+    """Returns the summary of one run, and the loss and milliseconds of its last step."""
     metrics = folder / f"{stage}-{ranks}.jsonl"
     words = [o.build / "bin/tessera", "train", "--backend", "dry", "--ranks", ranks, "--device",
              o.device, "--zero", stage, "--model", o.model, "--seq", o.seq, "--micro-batch",
@@ -59,8 +59,8 @@ def run(o, stage, ranks, folder):
              "1e-5", "--metrics", metrics, *o.train_args.split()]
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        return None, f"status {done.returncode}: {said[:300]}"
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        return None, f"status {done.returncode}: {last[:300]}"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     summary = next(line["summary"] for line in lines if "summary" in line)
     return {"stage": stage, "ranks": ranks, "ms": lines[o.steps - 1]["step_s"] * 1e3,
@@ -84,7 +84,7 @@ def table(rows):
 
 
 def bad(row):
-    """Predictions that are too far off."""
+    """Returns the predictions that are off by too much."""
     found = []
     for names, share in ((STATE, 0.01), (["peak"], 0.03)):
         want = sum(row["predicted"].get(name, 0) for name in names)
@@ -114,7 +114,7 @@ def main():
                 problems += bad(row)
                 print(f"stage {stage}, {ranks} ranks: {time.monotonic() - began:.0f} s",
                       file=sys.stderr, flush=True)
-    print(f"{o.model}, {o.micro_batch} × {o.seq} tokens a rank, layout {o.layout}, {o.device}: GB of "
+    print(f"{o.model}, {o.micro_batch} × {o.seq} tokens per rank, layout {o.layout}, {o.device}: GB of "
           f"rank 0 measured (predicted, against that)\n{table(rows)}")
     for problem in problems:
         print(f"dry_memory: {problem}")

@@ -1,4 +1,4 @@
-// Training steps of a model on a GPU: how long they take, and where that time goes, by kernel.
+// Measures training steps of a model on a GPU, in total and by kernel.
 //   build/bin/gpu_step --model gpt2-xl --micro-batch 15 [--seq 1024] [--layout bf16] [--steps 10]
 //                      [--graphs on|off] [--recompute none] [--profile on]
 
@@ -15,7 +15,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/memory/device_usage.h"
+#include "tessera/memory/device_memory.h"
 #include "tessera/models/init.h"
 #include "tessera/models/language_model.h"
 #include "tessera/parallel/parallelize.h"
@@ -34,7 +34,7 @@ Arguments parse(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string word = argv[i];
     const auto found = arguments.find(word.rfind("--", 0) == 0 ? word.substr(2) : word);
-    if (found == arguments.end()) throw UsageError(str("gpu_step does not know ", quote(word)));
+    if (found == arguments.end()) throw UsageError(str("gpu_step: unknown option ", quote(word)));
     found->second = argv[i + 1];
   }
   return arguments;
@@ -44,7 +44,7 @@ double seconds_since(Clock::time_point began) {
   return std::chrono::duration<double>(Clock::now() - began).count();
 }
 
-// A kernel's name without its template arguments and parameters.
+// Returns a kernel's name without its template arguments and parameters.
 std::string short_name(std::string name) {
   for (const char* noise : {"void ", "tessera::kernels::cuda::", "(anonymous namespace)::",
                             "at::native::", "<unnamed>::"}) {
@@ -105,7 +105,7 @@ int run(int argc, char** argv) {
   ParallelOptions options;
   options.device = device;
   options.graphs = given.at("graphs") == "on" ? Graphs::automatic : Graphs::never;
-  options.recompute = nn::parse_recompute(given.at("recompute"));
+  options.recompute = find_named<nn::Recompute>(given.at("recompute")).value();
   options.initial = models::initial_values(shape);
   options.micro_batches = static_cast<int>(number("accumulate"));
   options.engine.stage = static_cast<int>(number("stage"));
@@ -142,12 +142,12 @@ int run(int argc, char** argv) {
   std::sort(times.begin(), times.end());
   const auto usage = memory::device_usage(device);
   std::printf(
-      "%s micro-batch %s layout %s recompute %s: %.2f ms a step (least %.2f), peak %.2f GB, %s%s, "
+      "%s micro-batch %s layout %s recompute %s: %.2f ms per step (min %.2f), peak %.2f GB, %s%s, "
       "loss %.4f\n",
       given.at("model").c_str(), given.at("micro-batch").c_str(), given.at("layout").c_str(),
       given.at("recompute").c_str(), 1e3 * times[1], 1e3 * times[0],
       usage ? static_cast<double>(usage->peak) * 1e-9 : 0,
-      model.graphed() ? "a CUDA graph" : "one by one: ",
+      model.graphed() ? "one CUDA graph" : "no CUDA graph: ",
       model.graphed() ? "" : model.graph_problem().c_str(), step().get().loss);
   if (given.at("profile") == "on") profile([&] { step().get(); });
   return 0;

@@ -1,6 +1,6 @@
-// Each kernel beside memcpy, one thread. Bytes are those read and written, for memcpy too, so the
-// columns of bytes per second compare directly. The optimizer's arrays are far larger than the
-// caches; the layers have the sizes of a GPT with 1024 tokens a micro-batch.
+// Compares each kernel with memcpy, on one thread. Bytes are those read and written, also for
+// memcpy, so bytes per second are directly comparable. The optimizer's arrays are far larger than
+// the caches; the layers have the sizes of a GPT with 1024 tokens per micro-batch.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -8,7 +8,6 @@
 
 #include "tessera/core/half.h"
 #include "tessera/kernels/layers.h"
-#include "tessera/kernels/norm.h"
 #include "tessera/kernels/optimizer.h"
 
 namespace tessera::kernels {
@@ -16,7 +15,7 @@ namespace {
 
 constexpr std::size_t elements = std::size_t{8} << 20;
 
-// Numbers of ordinary size, in either type.
+// Random numbers of ordinary size, in either type.
 std::vector<unsigned char> numbers(Type type, std::size_t n) {
   std::vector<unsigned char> bytes(n * size_of(type));
   for (std::size_t i = 0; i < n; ++i) {

@@ -1,7 +1,7 @@
-// How fast a Hugging Face folder is read, beside a plain read of its file: load_folder_bench DIR
-// [GB]. Makes folders of that many gigabytes (1) in DIR, a Llama in bf16 and a GPT-2 (whose linears
-// are transposed) in fp32, and reads each whole, in turn with the plain read, warm (from the
-// kernel's cache) and cold (the cache of the file was dropped before).
+// Compares reading a Hugging Face folder with a plain read of its file: load_folder_bench DIR [GB].
+// Creates folders of GB gigabytes (default 1) in DIR, a Llama in bf16 and a GPT-2 (whose linears
+// are transposed) in fp32, and reads each completely, in turns with the plain read, warm (from the
+// page cache) and cold (after the pages were dropped).
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -16,7 +16,8 @@
 #include "tessera/checkpoint/safetensors_writer.h"
 #include "tessera/core/fd.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/huggingface.h"
+#include "tessera/huggingface/model_config.h"
+#include "tessera/huggingface/model_folder.h"
 
 namespace tessera::huggingface {
 namespace {
@@ -64,7 +65,7 @@ void drop_cache(const std::string& path) {
   ::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
 }
 
-// Into memory that is there already, as is what a model is read into.
+// Reads into memory that is already allocated, like the memory of a model.
 double read_plainly(const std::string& path, std::vector<std::byte>& into) {
   return seconds_of([&] {
     const Fd fd(::open((path + "/" + kModelName).c_str(), O_RDONLY));

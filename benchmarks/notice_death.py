@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""How long the other ranks of a run take to end after one of them was killed.
+"""Measures the time until the other ranks of a run exit after one rank is killed.
 
     python3 benchmarks/notice_death.py [--program build/bin/tessera] [--ranks 4] [--rounds 10]
 
-Each round starts a training run, waits until it makes steps, kills a rank with SIGKILL and waits for
-the others to notice it, report it and end. What it prints is the time from the kill to the end of
-the last of them.
+Each round starts a training run, waits for its first steps, kills a rank with SIGKILL and waits until the
+others have reported it and exited. Prints the time from the kill to the exit of the last rank.
 """
 import argparse
 import os
@@ -17,11 +16,11 @@ import subprocess
 import tempfile
 import time
 
-DEADLINE_S = 120  # only tells a hang from slowness
+DEADLINE_S = 120  # generous, for slow machines
 
 
 def ranks_of(launcher):
-    """The processes of a launcher's ranks, by rank."""
+    """Returns the process IDs of a launcher's ranks by rank."""
     children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     ranks = {}
     for child in children:
@@ -41,7 +40,7 @@ def await_steps(metrics, run):
         if metrics.exists() and len(metrics.read_text().splitlines()) >= 3:
             return
         time.sleep(0.02)
-    raise SystemExit("the run makes no steps")
+    raise SystemExit("the run did not complete any steps")
 
 
 def one_round(options, victim):
@@ -55,7 +54,7 @@ def one_round(options, victim):
             await_steps(metrics, run)
             ranks = ranks_of(run.pid)
             if sorted(ranks) != list(range(options.ranks)):
-                raise SystemExit(f"found ranks {sorted(ranks)}, wanted {options.ranks}")
+                raise SystemExit(f"found ranks {sorted(ranks)}, expected {options.ranks}")
             others = {os.pidfd_open(pid) for rank, pid in ranks.items() if rank != victim}
             began = time.monotonic()
             os.kill(ranks[victim], signal.SIGKILL)

@@ -1,7 +1,8 @@
-// Does it pay to multiply while a tensor-parallel layer's collectives run? A column- and a
-// row-parallel linear, forward and backward, with and without overlap in turn.
+// Measures the benefit of overlapping matrix products with the collectives of tensor-parallel
+// layers: a column- and a row-parallel linear, forward and backward, with and without overlap in
+// turns.
 //   tessera run -n 2 --threads 4 --no-prefix -- build/bin/overlap_bench --threads 4 --device cuda
-// Started alone, on the CPU only, its ranks are threads:
+// Started alone (CPU only), its ranks are threads:
 //   overlap_bench [--ranks 2] [--threads 1] [--batch 1] [--tokens 1024] [--width 1024] [--ffn 4096]
 //                 [--dtype fp32|bf16] [--device cpu|cuda] [--sequence 0|1] [--steps 20]
 
@@ -18,7 +19,7 @@
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/threads.h"
-#include "tessera/tensor_parallel/tensor_parallel.h"
+#include "tessera/tensor_parallel/layers.h"
 
 namespace {
 
@@ -106,7 +107,7 @@ void report(const Setting& s, const Measured& all, int ranks) {
   const Times off = times_of(all.plain), on = times_of(all.overlapped);
   std::printf(
       "%d ranks × %s threads, %s %s, [%s, %s, %s] → %s%s: off %.2f ms (least %.2f), overlapped "
-      "%.2f ms (least %.2f): %.3f times as fast (least: %.3f)\n",
+      "%.2f ms (min %.2f): %.3f times as fast (min: %.3f)\n",
       ranks, s.given.at("threads").c_str(), s.given.at("device").c_str(),
       s.given.at("dtype").c_str(), s.given.at("batch").c_str(), s.given.at("tokens").c_str(),
       s.given.at("width").c_str(), s.given.at("ffn").c_str(), sequence ? ", sequence-parallel" : "",
@@ -121,7 +122,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
     if (!name.starts_with("--") || s.given.count(name.substr(2)) == 0) {
-      std::fprintf(stderr, "overlap_bench: %s is unknown; the first lines of its source name all\n",
+      std::fprintf(stderr, "overlap_bench: unknown option %s; the top of its source lists them\n",
                    argv[i]);
       return 2;
     }
@@ -134,9 +135,9 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (s.given["device"] != "cpu") {
-    // One thread of autograd serves a device, and would wait for itself.
+    // Autograd has one thread per device, so ranks that are threads would deadlock.
     std::fprintf(stderr,
-                 "overlap_bench: ranks on a device are processes; start it with: tessera "
+                 "overlap_bench: on a GPU, ranks must be processes; start it with: tessera "
                  "run -n 2 -- overlap_bench ...\n");
     return 2;
   }

@@ -1,6 +1,6 @@
-"""torch.distributed.checkpoint with the state of checkpoint_bench: a GPT in fp32 with two moments,
-each tensor a DTensor cut by rows, as FSDP cuts it. Started by torchrun, over Gloo. It syncs its files,
-as ours does (FileSystemWriter's default). Prints the seconds of each round as JSON.
+"""Measures torch.distributed.checkpoint with the state of checkpoint_bench: a GPT in fp32 with two moments,
+each tensor a DTensor sharded by rows, as in FSDP. Started by torchrun, over Gloo. Syncs its files, as
+Tessera does (the default of FileSystemWriter). Prints the seconds of each round as JSON.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/peer_checkpoint.py --dir D [--rounds 3]
 """
@@ -24,7 +24,7 @@ logging.disable(logging.WARNING)
 
 
 def shapes(options):
-    """The names and sizes that checkpoint_bench.cpp has too."""
+    """Returns the same names and sizes as checkpoint_bench.cpp."""
     h = options.hidden
     yield "embed", (options.vocab, h)
     yield "positions", (h, h)
@@ -58,7 +58,7 @@ def drop_pages(folder):
 
 
 def timed(body):
-    """From a barrier to a barrier: as long as on the slowest rank."""
+    """Measures the time between two barriers, which is that of the slowest rank."""
     dist.barrier()
     began = time.monotonic()
     result = body()
@@ -104,7 +104,7 @@ def main():
         took["load"].append(
             timed(lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(folder)))[0])
         fresh(sync=False)
-        # How long the caller is held up by a save in the background.
+        # Time that a background save blocks the caller.
         held, future = timed(
             lambda: dcp.async_save(state, storage_writer=dcp.FileSystemWriter(folder)))
         took["async"].append(held)

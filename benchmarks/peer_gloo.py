@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""torch.distributed's Gloo, measured as `tessera bench comm` measures ours, with the same keys.
+"""Measures Gloo of torch.distributed in the same way as `tessera bench comm`, with the same keys.
 
   .peers-venv/bin/python benchmarks/peer_gloo.py --ranks 2 --sizes 4096,26214400 --time 0.3
 
-Starts its own ranks, one thread each; under torchrun it joins those instead.
+Starts its own ranks with one thread each, or joins those of torchrun.
 """
 
 import argparse
@@ -17,14 +17,14 @@ import time
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--sizes", default="4096,26214400,104857600", help="bytes, with commas")
+    parser.add_argument("--sizes", default="4096,26214400,104857600", help="comma-separated bytes")
     parser.add_argument("--ops", default="all_reduce,reduce_scatter,all_gather")
-    parser.add_argument("--time", type=float, default=0.5, help="seconds for each measurement")
+    parser.add_argument("--time", type=float, default=0.5, help="seconds per measurement")
     return parser.parse_args()
 
 
 class Case:
-    """One operation on buffers of its own: all_reduce in place, the others from one to another."""
+    """One operation with its buffers: all_reduce in place, the others out of place."""
 
     def __init__(self, torch, op, count):
         self.torch, self.op, self.count = torch, op, count
@@ -32,7 +32,7 @@ class Case:
         self.ranks = torch.distributed.get_world_size()
         self.whole = torch.zeros(count)
         self.shard = torch.zeros(count // self.ranks)
-        distributed = torch.distributed  # the names changed in 2.13; both work there
+        distributed = torch.distributed  # the names changed in 2.13, which accepts both
         self.scatter = getattr(distributed, "reduce_scatter_single",
                                distributed.reduce_scatter_tensor)
         self.gather = getattr(distributed, "all_gather_single",
@@ -49,7 +49,7 @@ class Case:
         self.gather(self.whole, self.shard)
 
     def check(self):
-        """Element i of rank r is (i + r) % 8, so every result is known and exact."""
+        """Checks the result. Element i of rank r is (i + r) % 8, so every result is exact."""
         torch = self.torch
         index = torch.arange(self.count)
         values = [((index + r) % 8).float() for r in range(self.ranks)]
@@ -68,13 +68,13 @@ class Case:
             good = torch.equal(self.whole, torch.cat(pieces))
         if not good:
             raise SystemExit(f"peer_gloo: {self.op} of {self.count} floats gave a wrong result")
-        self.whole.zero_()  # repeated sums in place stay zero
+        self.whole.zero_()  # so that repeated in-place sums stay zero
         self.shard.zero_()
 
 
 def measure(case, seconds):
-    """All ranks start a repetition together. It holds as many calls as take a fifth of a
-    millisecond, and lasts as long as on its slowest rank."""
+    """Measures repetitions that all ranks start together. One repetition has enough calls to take a fifth
+    of a millisecond, and its time is that of the slowest rank."""
     torch = case.torch
     distributed = torch.distributed
 

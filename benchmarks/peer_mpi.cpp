@@ -1,5 +1,5 @@
-// The collectives of the MPI library itself, on float, measured as `tessera bench comm` measures
-// ours and printed with the same keys:
+// Measures the collectives of the MPI library on float in the same way as `tessera bench comm`,
+// with the same keys:
 //   mpirun -n 2 build/bin/peer_mpi --sizes 4096,26214400 --ops all_reduce,all_gather --time 0.3
 
 #include <mpi.h>
@@ -18,7 +18,7 @@ namespace {
 struct Arguments {
   std::vector<long> sizes = {4096, 26214400, 104857600};  // bytes of the whole buffer
   std::vector<std::string> ops = {"all_reduce", "reduce_scatter", "all_gather"};
-  double seconds = 0.5;  // for each measurement
+  double seconds = 0.5;  // per measurement
 };
 
 std::vector<std::string> split(const std::string& text) {
@@ -46,7 +46,7 @@ Arguments read(int argc, char** argv) {
     } else if (name == "--time") {
       arguments.seconds = std::stod(value);
     } else {
-      give_up("got " + name + ", wanted --sizes, --ops or --time");
+      give_up(name + " is not an option; use --sizes, --ops or --time");
     }
   }
   return arguments;
@@ -70,7 +70,7 @@ double slowest(double mine) {
   return all;
 }
 
-// One operation on buffers of its own: all_reduce in place, the others from one buffer to another.
+// One operation with its buffers: all_reduce in place, the others out of place.
 struct Case {
   std::string op;
   int count;  // elements of the whole buffer, a multiple of the ranks
@@ -88,11 +88,11 @@ struct Case {
       MPI_Allgather(shard.data(), count / ranks, MPI_FLOAT, whole.data(), count / ranks, MPI_FLOAT,
                     MPI_COMM_WORLD);
     } else {
-      give_up("got the operation " + op + ", wanted all_reduce, reduce_scatter or all_gather");
+      give_up("--ops " + op + ": must be all_reduce, reduce_scatter or all_gather");
     }
   }
 
-  // Element i of rank r is (i + r) % 8, so every result is known and exact.
+  // Element i of rank r is (i + r) % 8, so every result is exact.
   void check() {
     const auto value = [](long i, int r) { return static_cast<float>((i + r) % 8); };
     const long begin = static_cast<long>(rank) * (count / ranks);
@@ -109,14 +109,14 @@ struct Case {
     bool good = true;
     for (long i = 0; i < count && op != "reduce_scatter"; ++i) {
       const auto owner = static_cast<int>(i / (count / ranks));
-      const float wanted = op == "all_reduce" ? sum(i) : value(i, owner);
-      good = good && whole[static_cast<std::size_t>(i)] == wanted;
+      const float expected = op == "all_reduce" ? sum(i) : value(i, owner);
+      good = good && whole[static_cast<std::size_t>(i)] == expected;
     }
     for (long i = 0; i < count / ranks && op == "reduce_scatter"; ++i) {
       good = good && shard[static_cast<std::size_t>(i)] == sum(begin + i);
     }
     if (!good) give_up(op + " gave a wrong result");
-    // Repeated sums in place stay zero.
+    // Zeros, so that repeated in-place sums stay zero.
     std::fill(whole.begin(), whole.end(), 0.0f);
     std::fill(shard.begin(), shard.end(), 0.0f);
   }
@@ -126,8 +126,8 @@ struct Figures {
   double median = 0, least = 0;  // seconds
 };
 
-// [Note: repetitions] All ranks start a repetition together. It holds as many calls as take a fifth
-// of a millisecond, and lasts as long as on its slowest rank.
+// [Note: repetitions] All ranks start a repetition together. One repetition has enough calls to
+// take a fifth of a millisecond, and its time is that of the slowest rank.
 Figures measure(Case& what, double seconds) {
   what.check();
   const auto time = [&](int calls) {

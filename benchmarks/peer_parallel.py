@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's own tensor parallelism or 1F1B pipeline on a small GPT over Gloo, for compare_parallel.py.
+"""Measures PyTorch's tensor parallelism or 1F1B pipeline with a small GPT over Gloo, for compare_parallel.py.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 peer_parallel.py --mode tp
 Rank 0 prints one JSON object: {"tokens_per_s": median over the steps, "loss": of the last step}.
@@ -21,7 +21,7 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.head_dim = heads // parts, width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        # Three matrices, since the API cuts one by rows: a fused one would be cut across q, k and v.
+        # Three matrices, because the API shards by rows: a fused one would be sharded across q, k and v.
         self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
         self.proj = nn.Linear(width, width)
         self.fc, self.proj2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -65,7 +65,7 @@ def loss_of(logits, targets):
 
 
 def clip(model, most, mode):
-    """The global norm to at most `most`: what is sharded, or on another stage, is summed over ranks."""
+    """Clips the global gradient norm to `most`, summed over shards and pipeline stages."""
     parts, shared, grads = torch.zeros(()), torch.zeros(()), []
     for p in model.parameters():
         placements = getattr(p.grad, "placements", ())
@@ -135,7 +135,7 @@ def main():
         p.add_argument("--" + name, type=int, default=value)
     p.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     p.add_argument("--share-vocab", action="store_true",
-                   help="tp: cut embedding and head too, with a loss over the shards")
+                   help="tp: also shard embedding and head, with a loss over the shards")
     a = p.parse_args()
     a.type = torch.bfloat16 if a.dtype == "bf16" else torch.float32
     dist.init_process_group("gloo")

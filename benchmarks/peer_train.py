@@ -1,31 +1,30 @@
 #!/usr/bin/env python3
-"""One training step of the benchmark GPT in PyTorch, synchronised by one of Tessera's peers.
+"""Trains the benchmark GPT in PyTorch, synchronized by one of Tessera's peers.
 
   .peers-venv/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 \\
       benchmarks/peer_train.py --peer ddp --dtype fp32 --reps 3 --steps 2
 
-Peers, each written as a good user of it would:
-  none         every rank for itself: no communication at all
+Peers, each used as its documentation recommends:
+  none         no communication
   ddp          DistributedDataParallel, gradients as views of its buckets           (stage 0)
   zero1        the same with ZeroRedundancyOptimizer                                (stage 1)
-  fsdp2-keep   fully_shard of each block and the root, parameters kept after forward (near stage 2)
-  fsdp2        the same, parameters freed after forward                             (stage 3)
+  fsdp2-keep   fully_shard of each block and the root, without resharding after forward (close to stage 2)
+  fsdp2        the same, with resharding after forward                              (stage 3)
   deepspeed-1, deepspeed-2, deepspeed-3
 
 The step: forward, mean cross entropy of float logits, backward, clip the global gradient norm to 1,
 AdamW (PyTorch's fused one, which is twice as fast on the CPU as its foreach one). Same model, data,
 seed and hyperparameters for all, so their fp32 losses agree, except `none`.
 
-What fp32 and bf16 mean: fp32 is fp32 throughout. With bf16, `none`, ddp, zero1 and fsdp2 hold bf16
-parameters, gradients and moments and reduce in bf16: what model.to(bfloat16) gives, the fastest
-they have and 8 bytes a parameter. DeepSpeed's bf16 mode reduces in bf16 and updates fp32 master
-parameters with fp32 moments, as it always does. Attention, GELU and layer norms run in the dtype of
+Types: fp32 is fp32 throughout. With bf16, `none`, ddp, zero1 and fsdp2 have bf16 parameters, gradients and
+moments and reduce in bf16, as after model.to(bfloat16): their fastest mode, with 8 bytes per parameter.
+DeepSpeed's bf16 mode reduces in bf16 and updates fp32 master parameters with fp32 moments. Attention, GELU and layer norms run in the dtype of
 the parameters; the loss is fp32.
 
-It prints JSON lines, nothing else, on standard output; libraries that print there are sent to
-standard error. Without --serve: --reps times --steps steps, a line for each. With --serve it obeys
-standard input; the protocol is written down in compare_train.py. --self-check trains 20 steps and
-fails unless the loss fell. --probe times one matmul in each dtype (no launcher needed).
+Prints only JSON lines on standard output; output of libraries is redirected to standard error. Without
+--serve it runs --reps repetitions of --steps steps and prints a line for each. With --serve it reads
+commands from standard input (protocol: compare_train.py). --self-check trains 20 steps and fails unless the
+loss fell. --probe times one matmul in each dtype (no launcher needed).
 """
 
 import argparse
@@ -37,8 +36,8 @@ import sys
 import time
 
 PEERS = ["none", "ddp", "zero1", "fsdp2-keep", "fsdp2", "deepspeed-1", "deepspeed-2", "deepspeed-3"]
-ALPHABET = 64   # the data use this many tokens, so the loss soon falls from ln V towards less
-BATCHES = 16    # made before the clock starts, then repeated
+ALPHABET = 64   # number of tokens in the data, few so that the loss falls quickly from ln V
+BATCHES = 16    # generated before the clock starts, then repeated
 
 
 def arguments():
@@ -51,30 +50,30 @@ def arguments():
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--vocab", type=int, default=8192)
     parser.add_argument("--seq", type=int, default=256)
-    parser.add_argument("--micro-batch", type=int, default=4, help="sequences a rank and step (4)")
+    parser.add_argument("--micro-batch", type=int, default=4, help="sequences per rank and step (4)")
     parser.add_argument("--lr", type=float, default=6e-4)
-    parser.add_argument("--threads", type=int, default=1, help="of each rank (1)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per rank (1)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--warmup", type=int, default=2, help="steps before the first clock (2)")
-    parser.add_argument("--steps", type=int, default=2, help="steps of a repetition (2)")
+    parser.add_argument("--warmup", type=int, default=2, help="warm-up steps (2)")
+    parser.add_argument("--steps", type=int, default=2, help="steps per repetition (2)")
     parser.add_argument("--reps", type=int, default=3, help="repetitions (3)")
     parser.add_argument("--ds-bucket", type=int, default=6_553_600,
-                        help="elements of a DeepSpeed bucket (25 MiB of fp32, as DDP's)")
+                        help="elements of a DeepSpeed bucket (25 MiB of fp32, as in DDP)")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--serve", action="store_true", help="repetitions on demand, see above")
     mode.add_argument("--self-check", action="store_true")
     mode.add_argument("--probe", action="store_true")
     options = parser.parse_args()
     if options.hidden % options.heads:
-        parser.error(f"--heads: got {options.heads}, wanted a divisor of --hidden {options.hidden}")
+        parser.error(f"--heads {options.heads}: must divide --hidden {options.hidden}")
     for name in ("steps", "reps", "threads"):
         if getattr(options, name) < 1:
-            parser.error(f"--{name}: got {getattr(options, name)}, wanted 1 or more")
+            parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
     return options
 
 
 def take_stdout():
-    """Standard output for our lines alone; whatever else prints there goes to standard error."""
+    """Reserves standard output for the protocol and redirects all other output to standard error."""
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return lines
@@ -127,7 +126,7 @@ def make_model(torch, o):
 
 
 def make_batches(torch, o, rank):
-    """Sequences that walk through a small alphabet at a constant stride."""
+    """Returns sequences that step through a small alphabet with a constant stride."""
     generator = torch.Generator().manual_seed(o.seed * 1000 + rank)
     size = min(ALPHABET, o.vocab)
     shape = (BATCHES, o.micro_batch, 1)
@@ -142,7 +141,7 @@ CLIP = 1.0
 
 
 def torch_step(torch, o, model):
-    """The step of none, ddp, zero1 and fsdp2."""
+    """Training step of none, ddp, zero1 and fsdp2."""
     if o.dtype == "bf16":
         model = model.to(torch.bfloat16)
     if o.peer in ("ddp", "zero1"):
@@ -153,7 +152,7 @@ def torch_step(torch, o, model):
 
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
         for part in [*model.blocks, model]:
-            # The root is needed again at once in backward: FSDP2's own default keeps it.
+            # Backward needs the root again immediately, so FSDP2 keeps it by default.
             free = o.peer == "fsdp2" and part is not model
             fully_shard(part, mesh=mesh, reshard_after_forward=free)
     parameters = list(model.parameters())
@@ -178,8 +177,7 @@ def torch_step(torch, o, model):
 
 
 def deepspeed_step(torch, o, model):
-    # Its accelerator would otherwise be guessed from what is installed; a machine with a GPU is
-    # measured on its CPU here too.
+    # DeepSpeed would otherwise select the GPU if there is one. This benchmark uses the CPU.
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ.setdefault("LOCAL_SIZE", os.environ["LOCAL_WORLD_SIZE"])
     try:
@@ -189,8 +187,7 @@ def deepspeed_step(torch, o, model):
     import logging
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # Its own all-reduce in shared memory serves inference only; training never calls it, and it
-    # would be compiled now.
+    # DeepSpeed's shared-memory all-reduce is for inference only; without this it would be compiled.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     config = {
@@ -240,7 +237,7 @@ class Trainer:
         return loss
 
     def repetition(self, steps):
-        """All ranks begin together, and the clock stops when the last one has ended."""
+        """Measures steps that all ranks start together, until the last rank has finished."""
         self.distributed.barrier()
         begin = time.perf_counter()
         loss = self.train(steps)
@@ -261,7 +258,7 @@ class Trainer:
         return answer
 
     def serve(self, say):
-        """Waits without spinning: rank 0 for a line, the others in a collective."""
+        """Serves commands. Waits without spinning: rank 0 for a line, the others in a collective."""
         say({"ready": True, "peer": self.o.peer, "dtype": self.o.dtype, "ranks": self.ranks,
              "parameters": self.parameters})
         order = self.torch.zeros(1, dtype=self.torch.int64)
@@ -271,7 +268,7 @@ class Trainer:
                 good = len(words) == 2 and words[0] == "go" and words[1].isdigit()
                 order.fill_(max(int(words[1]), 1) if good else 0)
                 if words and not good and words != ["quit"]:
-                    print(f"peer_train: got the order {words}; wanted go K or quit",
+                    print(f"peer_train: unknown command {words}; must be go K or quit",
                           file=sys.stderr)
             self.distributed.broadcast(order, 0)
             if order.item() == 0:
@@ -280,7 +277,7 @@ class Trainer:
 
 
 def probe(torch):
-    """GFLOP/s of one small matmul in each dtype, the best of three, on one thread."""
+    """Returns the GFLOP/s of one small matmul in each dtype, best of three, on one thread."""
     torch.set_num_threads(1)
     rates = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
@@ -311,9 +308,9 @@ def main():
         print(json.dumps(probe(torch)), file=lines)
         return 0
     if "RANK" not in os.environ:
-        raise SystemExit("peer_train: wants a launcher; see --help for the command")
+        raise SystemExit("peer_train: must be started by torchrun; see --help for the command")
     torch.set_num_threads(o.threads)
-    # A served program may sleep for long while others take their turns.
+    # With --serve, a program may wait for a long time while others take their turns.
     torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(hours=24))
     rank = torch.distributed.get_rank()
 

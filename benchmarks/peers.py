@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Tessera beside PyTorch DDP, ZeroRedundancyOptimizer, FSDP2 and DeepSpeed 1-3, then beside PyTorch's
-tensor and pipeline parallelism and torch.distributed.checkpoint: all of it on this machine, now.
+"""Compares Tessera with PyTorch DDP, ZeroRedundancyOptimizer, FSDP2 and DeepSpeed 1-3, then with PyTorch's
+tensor and pipeline parallelism and torch.distributed.checkpoint, on this machine.
 
     benchmarks/peers.py               everything: 1, 2 and 4 ranks, three sizes of model, 7 rounds
-    benchmarks/peers.py --quick       what fits into ten minutes on 2 quiet cores, 7 rounds
+    benchmarks/peers.py --quick       a selection that takes ten minutes on 2 idle cores, 7 rounds
 
-Training: same GPT, data and threads (1 a rank); all programs of a case are started once and then
-take turns, as compare_train.py describes. A case is a size of model on so many ranks, with the same
-number of tokens a rank, so that time against parameters and against ranks are curves with an
-exponent. Of every program: time of a step (median, least, spread of the rounds) and the memory of a
-rank (peak resident, and its share where shared pages count once). A program that fails, or takes too
-long, is left out with its reason, and the others go on; when --budget is spent, what was not begun is
-named. Results are kept after every case in build/bench/peers-DTYPE.json; --table makes the tables and
-the chart out of that file again. Writes docs/benchmarks.md between the markers of its dtype, and
-docs/peers-DTYPE.svg. bf16 is worth measuring where the processor multiplies it.
+Training: same GPT, data and threads (1 per rank); all programs of a case are started once and then take
+turns, as compare_train.py describes. A case is a model size on a number of ranks, always with the same number
+of tokens per rank, so that time as a function of parameters or ranks is a power law. Reports for every
+program the time of a step (median, min, spread of the rounds) and the memory of a rank (peak resident, and
+proportional, which counts shared pages once). A program that fails or takes too long is omitted with the
+reason, and the others continue; when --budget is spent, the remaining cases are listed. Results are saved
+after every case in build/bench/peers-DTYPE.json; --table recreates the tables and the chart from that file.
+Updates docs/benchmarks.md between the markers of the dtype, and docs/peers-DTYPE.svg. bf16 is useful only on
+processors with bf16 instructions.
 """
 
 import argparse
@@ -34,14 +34,14 @@ import peers_table
 import served
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# As many tokens a rank in all of them; `steps` of a turn, so that it takes about half a second.
+# The same number of tokens per rank in all sizes. `steps` per turn, about half a second.
 SIZES = {
     "small": dict(layers=2, hidden=128, heads=4, vocab=1024, steps=12),
     "medium": dict(layers=4, hidden=256, heads=4, vocab=1024, steps=3),
     "large": dict(layers=6, hidden=512, heads=8, vocab=1024, steps=1),
 }
 TOKENS = {"seq": 128, "micro-batch": 2}
-# The most telling first, for a budget may end before the last.
+# The most informative first, because the budget may end before the last.
 CASES = [(2, "medium"), (2, "small"), (2, "large"), (4, "small"), (4, "medium"), (4, "large"),
          (1, "medium"), (1, "small"), (1, "large")]
 QUICK_CASES = CASES[:4]
@@ -53,33 +53,33 @@ PARTS = ["train", "parallel", "checkpoint"]
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each program (7)")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (7)")
     parser.add_argument("--quick", action="store_true",
                         help="2 ranks and one case of 4, a budget of 9 minutes")
-    parser.add_argument("--budget", type=float, help="seconds after which no case is begun")
+    parser.add_argument("--budget", type=float, help="seconds after which no case is started")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--cases", help="such as 2:medium,4:small")
-    parser.add_argument("--only", default="*", help="programs, as compare_train.py has it")
+    parser.add_argument("--only", default="*", help="programs, as in compare_train.py")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="(fp32)")
     parser.add_argument("--extra-path", action="append", default=[], type=pathlib.Path,
-                        help="a folder of Python packages for the peers; see scripts/peers_extra.sh")
-    parser.add_argument("--start-timeout", type=float, default=120, help="seconds to be ready in")
-    parser.add_argument("--turn-timeout", type=float, default=120, help="seconds of a turn at most")
+                        help="folder of Python packages for the peers; see scripts/peers_extra.sh")
+    parser.add_argument("--start-timeout", type=float, default=120, help="limit of the start in seconds")
+    parser.add_argument("--turn-timeout", type=float, default=120, help="limit of a turn in seconds")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--python", default=str(compare_comm.PEERS_PYTHON))
-    parser.add_argument("--no-docs", action="store_true", help="leave docs/ as it is")
-    parser.add_argument("--table", action="store_true", help="only from the last results")
+    parser.add_argument("--no-docs", action="store_true", help="do not change docs/")
+    parser.add_argument("--table", action="store_true", help="only recreate the tables from the last results")
     parser.add_argument("--json", type=pathlib.Path, help="(build/bench/peers-DTYPE.json)")
     o = parser.parse_args()
     o.cases = ([(int(c.split(":")[0]), c.split(":")[1]) for c in o.cases.split(",")] if o.cases
                else QUICK_CASES if o.quick else CASES)
     o.parts = o.parts.split(",")
     if o.rounds < 1 or not {s for _, s in o.cases} <= set(SIZES) or not set(o.parts) <= set(PARTS):
-        parser.error(f"wanted --rounds of 1 or more, --cases of {', '.join(SIZES)} such as 2:small,"
+        parser.error(f"--rounds must be at least 1, --cases of {', '.join(SIZES)} such as 2:small,"
                      f" --parts of {', '.join(PARTS)}")
     o.budget = o.budget or (540 if o.quick else 3600)
     o.json = o.json or o.build / f"bench/peers-{o.dtype}.json"
-    # What compare_train.command() wants besides.
+    # Further options of compare_train.command().
     o.warmup, o.tessera_args, o.peer_heap = 2, "", "default"
     return o
 
@@ -89,7 +89,7 @@ def note(text):
 
 
 def descendants(pid):
-    """Of the process, by /proc."""
+    """Returns the memory of a process from /proc."""
     found, waiting = [], [pid]
     while waiting:
         one = waiting.pop()
@@ -104,8 +104,8 @@ def descendants(pid):
 
 
 def memory_of(program, ranks):
-    """Of the ranks of a program, means in bytes. Those that hold most are the ranks: what started
-    them holds less."""
+    """Returns the mean memory of the ranks of a program in bytes. The largest processes are the ranks; the
+    launcher is smaller."""
     held = []
     for pid in descendants(program.process.pid):
         try:
@@ -133,7 +133,7 @@ def programs_of(o, ranks):
 
 
 def measure_case(o, ranks, size, left_out):
-    """One size on so many ranks: every program's turns."""
+    """Runs one model size on a number of ranks. Returns the turns of every program."""
     shape = {**SIZES[size], **TOKENS}
     steps = max(1, shape.pop("steps") * 2 // max(ranks, 2))
     o.ranks, o.shape = ranks, shape
@@ -180,7 +180,7 @@ def measure_case(o, ranks, size, left_out):
 
 
 def sibling(o, part, left):
-    """A comparison that has a program and a table of its own."""
+    """Runs another comparison script. Returns its table and the reason if it failed."""
     words = [sys.executable, str(ROOT / f"benchmarks/compare_{part}.py"), "--build", str(o.build),
              "--python", o.python]
     if o.quick:
@@ -191,10 +191,10 @@ def sibling(o, part, left):
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=max(60, left))
     except subprocess.TimeoutExpired:
-        return None, f"not over within the {left:.0f} s that were left"
+        return None, f"not finished within the remaining {left:.0f} s"
     if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        return done.stdout or None, said[-1][:300] if said else f"status {done.returncode}"
+        errors = [line for line in done.stderr.splitlines() if line.strip()]
+        return done.stdout or None, errors[-1][:300] if errors else f"status {done.returncode}"
     return done.stdout, None
 
 
@@ -202,7 +202,7 @@ def main():
     o = arguments()
     if o.table:
         return show(o, json.loads(o.json.read_text()))
-    # Ended from outside, it ends what it started.
+    # On SIGTERM, stop the started programs too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
     left = lambda: o.budget - (time.monotonic() - began)
@@ -223,7 +223,7 @@ def main():
         o.json.parent.mkdir(parents=True, exist_ok=True)
         o.json.write_text(json.dumps(report, indent=1) + "\n")
 
-    # Time is kept for the shorter parts, which come last.
+    # Reserve time for the shorter parts, which come last.
     reserve = sum({"parallel": 75, "checkpoint": 75}.get(part, 0) for part in o.parts) if o.quick else 0
     took = 0
     for ranks, size in o.cases if "train" in o.parts else []:
@@ -250,14 +250,14 @@ def main():
 def show(o, report):
     text = peers_table.markdown(report)
     print(text)
-    for part, said in report["parts"].items():
-        print(f"\n{part}\n{said or ''}")
+    for part, table in report["parts"].items():
+        print(f"\n{part}\n{table or ''}")
     for name, reason in report["left_out"].items():
-        print(f"left out: {name}: {reason}")
+        print(f"omitted: {name}: {reason}")
     print(f"\nAll figures: {o.json}")
     if not o.no_docs and report["cases"]:
         peers_table.write_docs(ROOT / "docs", report)
-        print(f"The tables in docs/benchmarks.md and docs/peers-{o.dtype}.svg are now these.")
+        print(f"Updated the tables in docs/benchmarks.md and docs/peers-{o.dtype}.svg.")
     return 1 if any(name.startswith("tessera") for name in report["left_out"]) else 0
 
 

@@ -1,4 +1,4 @@
-"""The tables and the chart of peers.py, out of its report."""
+"""Makes the tables and the chart of peers.py from its report."""
 
 import html
 import math
@@ -9,7 +9,7 @@ import train_table
 SHORT = {"ddp": "DDP", "zero1": "DDP + ZeroRedundancyOptimizer", "fsdp2-keep": "FSDP2, parameters kept",
          "fsdp2": "FSDP2", "deepspeed-1": "DeepSpeed 1", "deepspeed-2": "DeepSpeed 2",
          "deepspeed-3": "DeepSpeed 3"}
-COLOURS = {"Tessera": "#2b6cb0", "DDP": "#c05621", "FSDP2": "#2f855a", "DeepSpeed": "#6b46c1"}
+COLORS = {"Tessera": "#2b6cb0", "DDP": "#c05621", "FSDP2": "#2f855a", "DeepSpeed": "#6b46c1"}
 
 
 def label(name):
@@ -35,7 +35,7 @@ def description(report):
 
 
 def case_table(case):
-    """A row per program, stage by stage; × is the peer's time over ours at the same stage."""
+    """Returns a table with a row per program, by stage. × is the peer's time divided by Tessera's."""
     programs = case["programs"]
     sizes = [p["parameters"] for p in programs.values() if p.get("parameters")]
     of = f", {max(sizes) / 1e6:.1f} million parameters" if sizes else ""
@@ -56,7 +56,7 @@ def case_table(case):
 
 
 def exponent(points):
-    """Of y ~ x^e, by least squares of the logarithms; None for fewer than two."""
+    """Returns e of y ~ x^e by least squares of the logarithms, or None for fewer than two points."""
     points = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
     if len({x for x, _ in points}) < 2:
         return None
@@ -65,8 +65,8 @@ def exponent(points):
 
 
 def series(report, name, along):
-    """(x, ms) of a program: along parameters on the ranks that most cases have, or along ranks with
-    the size that most cases have."""
+    """Returns (x, ms) of a program: over parameters for the most frequent number of ranks, or over ranks for
+    the most frequent size."""
     best = []
     cases = report["cases"]
     for fixed in {c["ranks"] if along == "parameters" else c["size"] for c in cases}:
@@ -109,7 +109,7 @@ def markdown(report):
 
 
 def svg(report):
-    """Time of a step against parameters, a line per program, both axes logarithmic."""
+    """Draws the time of a step over parameters, a line per program, both axes logarithmic."""
     names = list(dict.fromkeys(name for case in report["cases"] for name in case["programs"]))
     lines = {name: series(report, name, "parameters") for name in names}
     lines = {name: points for name, points in lines.items() if len(points) > 1}
@@ -133,17 +133,17 @@ def svg(report):
     for value in sorted(set(xs)):
         out.append(f'<text x="{x(value):.1f}" y="{top + height + 20}" text-anchor="middle">'
                    f'{value / 1e6:.2g}M</text>')
-    # Names beside the last points, apart from each other.
+    # Names next to the last points, without overlap.
     ends = sorted(lines, key=lambda name: lines[name][-1][1], reverse=True)
     place = top
     for name in ends:
-        points, colour = lines[name], COLOURS[family(name)]
+        points, color = lines[name], COLORS[family(name)]
         dash = "" if name.startswith("tessera") else ' stroke-dasharray="5 3"'
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
-        out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>')
-        out += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="3" fill="{colour}"/>' for a, b in points]
+        out.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.6"{dash}/>')
+        out += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="3" fill="{color}"/>' for a, b in points]
         place = max(place + 15, y(points[-1][1]))
-        out.append(f'<text x="{left + width + 10}" y="{place:.1f}" fill="{colour}">'
+        out.append(f'<text x="{left + width + 10}" y="{place:.1f}" fill="{color}">'
                    f'{html.escape(label(name))}: {points[-1][1]:.0f} ms</text>')
     out.append("</svg>")
     return "\n".join(out) + "\n"
@@ -154,7 +154,7 @@ def write_docs(docs, report):
     text = page.read_text()
     begin, end = f"<!-- peers {report['dtype']}: begin -->", f"<!-- peers {report['dtype']}: end -->"
     if begin not in text or end not in text:
-        raise SystemExit(f"peers: {page} has lost its markers; wanted {begin} and {end}")
+        raise SystemExit(f"peers: {page} does not have the markers {begin} and {end}")
     picture = svg(report)
     if picture:
         (docs / f"peers-{report['dtype']}.svg").write_text(picture)

@@ -1,5 +1,5 @@
-// The bubble of a real pipeline beside the formula: equal stages of linears, ranks as threads with
-// one thread of computation each.
+// Compares the bubble of a real pipeline with the formula: equal stages of linears, ranks as
+// threads with one compute thread each.
 //   pipeline_bench [schedule] [ranks] [micro-batches] [layers] [width] [tokens] [steps]
 
 #include <torch/types.h>
@@ -30,8 +30,8 @@ struct Setting {
 
 struct Measured {
   double step = 0;                   // seconds, median
-  double bubble = 0;                 // of that step
-  double forward = 0, backward = 0;  // seconds of a stage, mean
+  double bubble = 0;                 // fraction of that step
+  double forward = 0, backward = 0;  // mean seconds of a stage
 };
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -40,7 +40,7 @@ Measured measure(const Setting& s) {
   const schedule::Schedule schedule = schedule::make(s.schedule, s.ranks, s.micros, 2);
   const std::vector<int> bounds = schedule::split(
       std::vector<double>(static_cast<std::size_t>(s.layers), 1.0), schedule.stage_count());
-  // [step][rank]: from the first begin to the last end, and the work between.
+  // [step][rank]: time from the first begin to the last end, and the compute time in it.
   std::vector<std::vector<pipeline::Span>> spans(static_cast<std::size_t>(s.ranks * s.steps));
   comm::run_threads(s.ranks, [&](std::shared_ptr<comm::Backend> backend) {
     const comm::Group group(std::move(backend));

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""`tessera data prepare`, beside plain reading of the same file and beside the package `tokenizers`.
+"""Compares `tessera data prepare` with plain reading of the same file and with the package `tokenizers`.
 
-Bytes as tokens: how many MB/s of text become a folder of tokens (which has two bytes for each of the
-text), beside one thread that does nothing but read the file, and one that reads it, sums it up and
-writes it twice, synced, through the page cache and around it; with the file in memory and after its
-pages were dropped. Beside MB/s of the clock those of a core, by processor time, which other work on the
-machine changes less. BPE: beside `tokenizers` with the same threads, which reads the same JSON lines
-and keeps the numbers, but writes nothing. In turns; the median and the best of all rounds.
+Bytes as tokens: MB/s of text converted to a folder of tokens (two bytes per byte of text), compared with one
+thread that only reads the file, and with one that reads it, sums it and writes it twice, synced, through the
+page cache and past it; with the file in memory and after its pages were dropped. Besides MB/s of wall time it
+prints MB/s per core by processor time, which other load affects less. BPE: compared with `tokenizers` with
+the same number of threads, which reads the same JSON lines and keeps the tokens, but writes nothing. All run
+in turns; prints the median and the best of all rounds.
 
     .interop-venv/bin/python benchmarks/prepare.py [--rounds N] [--megabytes N] [--dir DIR]
 """
@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tests/data"))
 
 
 def text_of(megabytes):
-    """Sources of Python's own library, again and again."""
+    """Returns the sources of Python's library, repeated."""
     files = sorted(pathlib.Path(os.__file__).parent.rglob("*.py"))
     texts = [path.read_text(encoding="utf-8", errors="ignore").replace("\0", "") for path in files]
     texts = [text for text in texts if text]
@@ -45,7 +45,7 @@ def text_of(megabytes):
 
 
 def drop(path):
-    """Its pages out of memory."""
+    """Drops the pages of a file from memory."""
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -64,10 +64,10 @@ def read(path):
 
 
 def copy(path, out, flags):
-    """Reads it, sums it up and writes every byte twice, as tokens of two bytes are."""
+    """Reads a file, sums it and writes every byte twice, as much as tokens of two bytes."""
     begin = time.perf_counter()
     source, target = os.open(path, os.O_RDONLY), os.open(out, os.O_RDWR | os.O_CREAT | os.O_TRUNC | flags)
-    buffer = mmap.mmap(-1, 1 << 20)  # at the beginning of a page
+    buffer = mmap.mmap(-1, 1 << 20)  # page-aligned
     sum_of_all = 0
     while got := os.readv(source, [buffer]):
         view = memoryview(buffer)[:got if not flags else (got + 4095) // 4096 * 4096]
@@ -106,9 +106,9 @@ def shown(label, size, times, busy=None):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--megabytes", type=float, default=400, help="of text for bytes; a tenth for BPE")
+    parser.add_argument("--megabytes", type=float, default=400, help="size of the text for bytes; a tenth for BPE")
     parser.add_argument("--threads", type=int, default=CORES)
-    parser.add_argument("--dir", help="where the files go; its disk is what is measured")
+    parser.add_argument("--dir", help="folder for the files; its disk is measured")
     parser.add_argument("--program", default=str(ROOT / "build/bin/tessera"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
@@ -116,10 +116,10 @@ def main():
         texts, size = text_of(options.megabytes)
         with open(path, "w", encoding="utf-8") as file:
             file.writelines(texts)
-        print(f"{size / 1e6:.0f} MB of text, {options.threads} threads{'':16} median      best    a core  MB/s")
+        print(f"{size / 1e6:.0f} MB of text, {options.threads} threads{'':16} median      best  per core  MB/s")
         runs = {"reading, one thread": lambda: read(path),
                 "reading, summing, writing, one thread": lambda: copy(path, out + ".copy", 0),
-                "the same, around the page cache": lambda: copy(path, out + ".copy", os.O_DIRECT),
+                "the same, past the page cache": lambda: copy(path, out + ".copy", os.O_DIRECT),
                 "prepare, bytes": lambda: prepare(options, path, out)}
         for state in ("in memory", "from the disk"):
             times = {name: [] for name in runs}
@@ -130,7 +130,7 @@ def main():
                     before = processor_time()
                     try:
                         times[name].append(runs[name]())
-                    except OSError:  # a file system without such writes
+                    except OSError:  # a file system without direct writes
                         del runs[name]
                         continue
                     busy[name].append(processor_time() - before)

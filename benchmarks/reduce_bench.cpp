@@ -1,7 +1,8 @@
-// What one rank does in an all-reduce or a reduce-scatter, beside memcpy on the same memory:
+// Measures the work of one rank in an all-reduce or a reduce-scatter, compared with memcpy on the
+// same memory:
 //   reduce/<type>/<sources>/<destinations>/<in place>/<bytes of each source>
-// Bytes are those read and written, for memcpy too. Run two at once, each on its own core
-// (taskset -c), to see what the cores take from each other.
+// Bytes are those read and written, also for memcpy. Run two at once, each on its own core (taskset
+// -c), to see how the cores share memory bandwidth.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,7 +17,7 @@
 namespace tessera::comm {
 namespace {
 
-// Shared memory, as symmetric memory is: it is backed by other pages than the heap.
+// Shared memory like symmetric memory, because its pages differ from those of the heap.
 class Shared {
  public:
   explicit Shared(std::size_t bytes) : bytes_(bytes) {

@@ -9,7 +9,7 @@
 namespace tessera::roofline {
 namespace {
 
-constexpr std::size_t kFlush = std::size_t{256} << 20;  // more than any L2 cache holds
+constexpr std::size_t kFlush = std::size_t{256} << 20;  // larger than any L2 cache
 constexpr int kWarmUp = 3, kRuns = 20;
 
 void must(cudaError_t error, const char* what) {
@@ -21,7 +21,7 @@ void must(cudaError_t error, const char* what) {
 Roofline::Roofline() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    throw Error("cuda_roofline: there is no GPU here; run it on a machine that has one");
+    throw Error("cuda_roofline: no GPU was found; run it on a machine with a GPU");
   }
   cudaStream_t stream = nullptr;
   must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");

@@ -1,4 +1,4 @@
-// Times of GPU kernels beside what the memory allows. A file with kernels of one kind has a
+// Measures GPU kernels relative to memory bandwidth. Each file with kernels of one kind has a
 // function that takes a Roofline; cuda_roofline.cpp calls them.
 #pragma once
 
@@ -15,8 +15,8 @@ using kernels::cuda::Stream;
 
 struct Measured {
   std::string kernel, size;
-  double bytes = 0;  // that it must read and write
-  double flops = 0;  // 0: the memory is its bound
+  double bytes = 0;  // minimum read and written
+  double flops = 0;  // 0: bound by memory
   double seconds = 0;
 };
 
@@ -25,11 +25,11 @@ class Roofline {
   Roofline();
   ~Roofline();
 
-  // Device memory until the next forget(): small positive numbers whatever the type, or zeros.
+  // Returns device memory until the next forget(): small positive numbers in any type, or zeros.
   void* memory(std::size_t bytes, bool zeros = false);
   void forget();
 
-  // The median of 20 runs after 3, each with cold caches.
+  // Records the median of 20 runs after a warm-up of 3, each with cold caches.
   void measure(const std::string& kernel, const std::string& size, double bytes, double flops,
                const std::function<void(Stream)>& run);
 

@@ -1,6 +1,6 @@
-"""Programs that run repetitions on demand, so that many can take turns on one machine.
+"""Runs programs that execute repetitions on demand, so that many can take turns on one machine.
 
-The protocol is written down in compare_train.py. Only Python's standard library is needed.
+compare_train.py describes the protocol. Needs only Python's standard library.
 """
 
 import json
@@ -13,11 +13,11 @@ import time
 
 
 class ProgramFailed(Exception):
-    """A program ended, or said nothing for too long. The text is for the user."""
+    """A program exited or did not respond in time. The text is for the user."""
 
 
 class Served:
-    """One started program, its ranks included."""
+    """A started program with its ranks."""
 
     def __init__(self, name, words, environment, log, cores=None, start_timeout=600):
         self.name, self.log = name, pathlib.Path(log)
@@ -25,7 +25,7 @@ class Served:
         self._buffer = b""
         confine = (lambda: os.sched_setaffinity(0, cores)) if cores else None
         with open(self.log, "wb") as errors:
-            # A session of its own, so that its ranks can be ended with it and Ctrl-C is ours alone.
+            # Its own session, so that its ranks can be killed with it and Ctrl-C reaches only this script.
             self.process = subprocess.Popen(
                 [str(word) for word in words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=errors, env=environment, start_new_session=True, preexec_fn=confine)
@@ -36,27 +36,27 @@ class Served:
             raise
 
     def go(self, steps, timeout=1800):
-        """Runs one repetition and returns what the program says of it."""
+        """Runs one repetition and returns the program's result."""
         try:
             self.process.stdin.write(f"go {steps}\n".encode())
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended; reading says how
+            pass  # it has exited; reading reports the status
         answer = self._answer("ms", timeout)
         if answer.get("steps") != steps or not answer["ms"] > 0:
             raise ProgramFailed(f"answered {answer} to go {steps}")
         return answer
 
     def quit(self):
-        """Asks it to end; returns at once."""
+        """Requests the exit and returns immediately."""
         try:
             self.process.stdin.write(b"quit\n")
             self.process.stdin.close()
         except (BrokenPipeError, ValueError):
-            pass  # it has ended, or was asked before
+            pass  # it has exited, or the exit was requested before
 
     def stop(self, grace=60, patience=20):
-        """Asks it to end, then insists. Returns its status."""
+        """Requests the exit, then kills the program. Returns its status."""
         self.quit()
         for seconds, number in ((grace, signal.SIGTERM), (patience, signal.SIGKILL),
                                 (patience, None)):
@@ -70,7 +70,7 @@ class Served:
         return None
 
     def _answer(self, key, timeout):
-        """The next line that is an object with this key; other lines are the libraries' chatter."""
+        """Returns the next line that is a JSON object with this key. Ignores other output of libraries."""
         deadline = time.monotonic() + timeout
         while True:
             while b"\n" in self._buffer:
@@ -90,22 +90,22 @@ class Served:
                 try:
                     status = self.process.wait(30)
                 except subprocess.TimeoutExpired:
-                    status = "(closed its output, but goes on)"
+                    status = "(closed its output, but still runs)"
                 raise ProgramFailed(f"ended with status {status}; {self._last_words()}")
             self._buffer += piece
 
     def _last_words(self):
-        """The line of its standard error that most likely says why."""
+        """Returns the line of its standard error that most likely has the reason."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
         telling = [line for line in lines if "Error" in line or "cannot" in line
                    or line.startswith(("tessera", "train_bench"))]
-        said = telling[:1] or [line for line in lines if line][-1:]
-        return f"it said: {said[0][:300]} (all of it: {self.log})" if said else "it said nothing"
+        reason = telling[:1] or [line for line in lines if line][-1:]
+        return f"its error is: {reason[0][:300]} (full log: {self.log})" if reason else "it printed no error"
 
 
 def physical_cores(count):
-    """`count` processors that share no core with each other, of those we may use; fewer if there
-    are fewer. Two threads of one core would compute as one."""
+    """Returns up to `count` of the allowed processors on different physical cores, because two hardware
+    threads of one core share its arithmetic units."""
     chosen, taken = [], set()
     for cpu in sorted(os.sched_getaffinity(0)):
         path = pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

@@ -1,5 +1,5 @@
-// The kernels and reductions as a list of cases behind a C interface: compare_simd.sh builds this
-// once for each of two trees and lets compare_simd.cpp run both on the same memory by turns.
+// Kernels and reductions as a list of cases behind a C interface. compare_simd.sh builds this once
+// for each of two trees, and compare_simd.cpp runs both on the same memory in turns.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,8 +19,9 @@ using tessera::kernels::KernelSet;
 using tessera::kernels::Type;
 using CommType = tessera::comm::DType;
 
-// Arrays are cut from the caller's memory, one after another, 64 bytes apart from a multiple of
-// 4096: rows that all begin at the same place of a page would fight for the same lines.
+// Arrays are taken from the caller's memory one after another, at offsets that differ by 64 bytes
+// from a multiple of 4096: rows with the same offset in a page would compete for the same cache
+// lines.
 class Arena {
  public:
   explicit Arena(char* memory) : at_(memory) {}
@@ -235,7 +236,7 @@ const std::vector<Case>& all_cases() {
   static const std::vector<Case> all = [] {
     std::vector<Case> cases;
     add_reductions(cases);
-    // The best instruction set first, then (where there are more) the next: "1/", "2/".
+    // The best instruction set first, then the next ones, if any: "1/", "2/".
     const auto sets = tessera::kernels::usable_sets();
     for (std::size_t i = 0; i < sets.size() && i < 2; ++i) {
       const KernelSet& set = *sets[sets.size() - 1 - i];
@@ -255,7 +256,7 @@ extern "C" {
 int case_count() { return static_cast<int>(all_cases().size()); }
 const char* case_name(int i) { return all_cases()[static_cast<std::size_t>(i)].name.c_str(); }
 const char* best_set() { return tessera::kernels::usable_sets().back()->name; }
-// Fills the memory and chooses the case that case_run works on. Returns the bytes in use.
+// Fills the memory and selects the case for case_run. Returns the bytes in use.
 std::size_t case_prepare(int i, char* memory) {
   Arena arena(memory);
   prepared = all_cases()[static_cast<std::size_t>(i)].prepare(arena);

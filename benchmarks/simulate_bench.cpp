@@ -1,14 +1,14 @@
-// How the cost of a simulation grows with its ranks, and what a search takes:
+// Measures the cost of a simulation by number of ranks, and of a search:
 //   simulate_bench [MOST_RANKS]
-// llama2-7b at stage 3 with jitter, every replica for itself: without a pipeline in lockstep and by
+// llama2-7b at stage 3 with jitter, each replica simulated: without a pipeline in lockstep and by
 // events, and with four stages by events.
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
+#include "tessera/planner/fields.h"
 #include "tessera/planner/search.h"
-#include "tessera/planner/settings.h"
 #include "tessera/simulator/simulate.h"
 
 namespace {
@@ -22,7 +22,7 @@ double seconds_of(const auto& work) {
 }
 
 simulator::Scenario scenario(int ranks, int pp) {
-  planner::Settings settings;
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   settings.set("model", "llama2-7b");
   settings.set("dp", std::to_string(ranks / pp));
   settings.set("pp", std::to_string(pp));
@@ -30,7 +30,7 @@ simulator::Scenario scenario(int ranks, int pp) {
   settings.set("grad-accum", pp == 1 ? "1" : "8");
   simulator::Scenario s;
   static_cast<planner::Step&>(s) =
-      planner::describe_step(planner::settle(settings.question(planner::Catalogue())));
+      planner::describe_step(planner::resolve(planner::look_up(settings, planner::Catalog())));
   s.jitter = 0.05;
   return s;
 }
@@ -39,13 +39,13 @@ simulator::Scenario scenario(int ranks, int pp) {
 
 int main(int argc, char** argv) {
   const int most = argc > 1 ? std::atoi(argv[1]) : 100'000;
-  constexpr int kMostByEvents = 4096;
+  constexpr int kMaxByEvents = 4096;
   std::printf("%10s %14s %14s %20s\n", "ranks", "lockstep", "by events", "4 stages, by events");
   for (long long next = 1024; next <= most;
        next = next < most && next * 4 > most ? most : next * 4) {
     const int ranks = static_cast<int>(next);
     std::printf("%10d %12.2f s", ranks, seconds_of([&] { simulate(scenario(ranks, 1)); }));
-    if (ranks <= kMostByEvents) {
+    if (ranks <= kMaxByEvents) {
       std::printf(" %12.2f s",
                   seconds_of([&] { simulate(scenario(ranks, 1), {.by_events = true}); }));
       std::printf(" %18.2f s", seconds_of([&] { simulate(scenario(ranks, 4)); }));
@@ -55,14 +55,14 @@ int main(int argc, char** argv) {
     if (ranks == most) break;
   }
   for (const char* model : {"llama2-70b", "gpt3-175b"}) {
-    planner::Settings settings;
+    planner::RunConfig settings = planner::RunConfig::for_plan();
     settings.set("model", model);
     settings.set("gpus", "1024");
     settings.set("global-batch", "1024");
     planner::SearchResult found;
     const double took = seconds_of(
-        [&] { found = planner::search(planner::search_question(settings, planner::Catalogue())); });
-    std::printf("search for %s on 1,024 GPUs: %.2f s, %lld ways\n", model, took,
+        [&] { found = planner::search(planner::search_request(settings, planner::Catalog())); });
+    std::printf("search for %s on 1,024 GPUs: %.2f s, %lld configurations\n", model, took,
                 static_cast<long long>(found.tried));
   }
   return 0;

@@ -1,5 +1,5 @@
-// One forward and backward pass of a GPT: Tessera's own beside the same network of plain LibTorch,
-// taken in turns, one thread.
+// Compares one forward and backward pass of Tessera's GPT with the same network in plain LibTorch,
+// in turns, on one thread.
 //   step_bench [--dtype fp32|bf16] [--layers 6] [--hidden 512] [--heads 8] [--vocab 8192]
 //              [--seq 256] [--batch 4] [--rounds 7] [--only own|plain]
 #include <ATen/Parallel.h>
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/models/gpt.h"
+#include "tessera/models/language_model.h"
 #include "tests/models/plain_gpt.h"
 
 namespace {
@@ -46,7 +46,7 @@ Options parse(int argc, char** argv) {
   return o;
 }
 
-// Milliseconds of the processor: other programs' share of the machine does not count.
+// Milliseconds of processor time, which excludes other programs.
 double now() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -89,7 +89,7 @@ int main(int argc, char** argv) {
   const Options o = parse(argc, argv);
   at::set_num_threads(1);
   const auto shape = gpt_shape(o.layers, o.hidden, o.heads, o.vocab, o.seq);
-  models::Gpt own(shape, 1, at::TensorOptions(o.type));
+  const auto own = models::make_model(shape, {}, 1, at::TensorOptions(o.type));
   models::PlainGpt plain(shape, 1);
   plain->to(o.type);
   torch::manual_seed(1);
@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
   const at::Tensor targets = torch::randint(o.vocab, {o.batch, o.seq}, at::kLong);
   Times mine, theirs;
   for (std::int64_t round = 0; round <= o.rounds; ++round) {
-    if (round == 1) mine = theirs = {};  // the first warms up
+    if (round == 1) mine = theirs = {};  // the first round is a warm-up
     if (o.only != "plain") measure(own, ids, targets, mine);
     if (o.only != "own") measure(plain, ids, targets, theirs);
   }

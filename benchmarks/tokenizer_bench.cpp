@@ -1,6 +1,6 @@
-// What compare_tokenizers.py makes take turns with the tokenizers package.
+// Encodes documents on demand, in turns with the tokenizers package (compare_tokenizers.py).
 //   tokenizer_bench TOKENIZER DOCUMENTS      documents end with a zero byte
-// For every line of input, encodes all of them on one thread and prints the seconds and the tokens.
+// For every line of input, encodes all documents on one thread and prints the seconds and tokens.
 
 #include <chrono>
 #include <fstream>

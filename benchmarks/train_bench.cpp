@@ -1,5 +1,5 @@
-// Training steps of Tessera's engine, on demand: one of the programs that compare_train.py makes
-// take turns. Its docstring has the protocol. Started by `tessera run`.
+// Runs training steps of Tessera's engine on demand, in turns with other programs
+// (compare_train.py, which describes the protocol). Started by `tessera run`.
 //   tessera run -n 2 --threads 1 --no-prefix -- build/bin/train_bench --stage 2 <<<$'go 5\nquit'
 
 #include <ATen/record_function.h>
@@ -18,7 +18,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/allocator.h"
-#include "tessera/models/gpt.h"
+#include "tessera/models/language_model.h"
 #include "tessera/zero/engine.h"
 #include "tests/models/plain_gpt.h"
 
@@ -40,14 +40,14 @@ Arguments parse(int argc, char** argv) {
     const auto found = arguments.find(word.rfind("--", 0) == 0 ? word.substr(2) : word);
     if (found == arguments.end() || i + 1 == argc) {
       throw UsageError(
-          str("train_bench: got ", quote(word), "; it is started by compare_train.py"));
+          str("train_bench: unknown option ", quote(word), "; compare_train.py starts it"));
     }
     found->second = argv[++i];
   }
   return arguments;
 }
 
-// Time spent in each operator and autograd node of this thread, without what they call.
+// Time spent in each operator and autograd node of this thread, excluding nested calls.
 struct Profile {
   using Clock = std::chrono::steady_clock;
   struct Frame : at::ObserverContext {
@@ -113,11 +113,11 @@ class Bench {
     if (plain_) {
       plain_model_ = models::PlainGpt(shape, static_cast<std::uint64_t>(number("seed")));
     } else {
-      own_model_ = models::Gpt(shape, static_cast<std::uint64_t>(number("seed")));
+      own_model_ = models::make_model(shape, {}, static_cast<std::uint64_t>(number("seed")));
     }
     const std::shared_ptr<torch::nn::Module> module =
         plain_ ? std::static_pointer_cast<torch::nn::Module>(plain_model_.ptr())
-               : std::static_pointer_cast<torch::nn::Module>(own_model_.ptr());
+               : std::static_pointer_cast<torch::nn::Module>(own_model_);
     for (const at::Tensor& p : module->parameters()) parameters_ += p.numel();
     const comm::Group group = arguments.at("comm") == "off" ? comm::Group() : world;
     engine_ = std::make_unique<zero::Engine>(module, group, options);
@@ -179,14 +179,14 @@ class Bench {
   const Arguments arguments_;
   const comm::Group world_;
   const bool plain_;
-  models::Gpt own_model_{nullptr};
+  std::shared_ptr<models::LanguageModel> own_model_;
   models::PlainGpt plain_model_{nullptr};
   std::unique_ptr<zero::Engine> engine_;
   at::Tensor ids_, targets_;
   std::int64_t parameters_ = 0;
 };
 
-// Rank 0 reads a line; all ranks return its number of steps, 0 to end.
+// Reads a line on rank 0. Returns its number of steps on all ranks, or 0 to exit.
 std::int64_t next_order(const comm::Group& world) {
   const at::Tensor order = at::zeros({1}, at::kLong);
   if (world.rank() == 0) {
@@ -204,7 +204,7 @@ std::int64_t next_order(const comm::Group& world) {
 int serve(int argc, char** argv) {
   const Arguments arguments = parse(argc, argv);
   comm::InitOptions init;
-  init.comm.timeout = std::chrono::hours(12);  // the others take their turns meanwhile
+  init.comm.timeout = std::chrono::hours(12);  // other programs take their turns meanwhile
   const comm::Group world = comm::init(init);
   if (arguments.at("cache") == "on") memory::install();
   Bench bench(arguments, world);

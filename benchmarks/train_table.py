@@ -1,19 +1,19 @@
-"""The tables of compare_train.py: what its report says, in Markdown."""
+"""Makes the Markdown tables of compare_train.py from its report."""
 
 import statistics
 
-# What the targets call each peer.
+# Column of each peer.
 FAMILY = {"ddp": "DDP", "zero1": "DDP", "fsdp2-keep": "FSDP2", "fsdp2": "FSDP2",
           "deepspeed-1": "DeepSpeed", "deepspeed-2": "DeepSpeed", "deepspeed-3": "DeepSpeed"}
 COLUMNS = ["DDP", "FSDP2", "DeepSpeed"]
-# How many times as many tokens as the peer we want, by model and dtype.
+# Target ratio of tokens/s to the peer, by model and dtype.
 TARGETS = {
     ("own", "bf16"): {"DDP": 1.5, "FSDP2": 1.8, "DeepSpeed": 1.8},
     ("plain", "bf16"): {"DDP": 1.15, "FSDP2": 1.4, "DeepSpeed": 1.4},
     ("own", "fp32"): {"DDP": 1.15, "FSDP2": 1.3, "DeepSpeed": 1.3},
     ("plain", "fp32"): {},
 }
-OF_SILENT = 0.95  # of the same run with communication off
+OF_SILENT = 0.95  # target fraction of the same run without communication
 LABELS = {
     "none": "PyTorch, no communication", "ddp": "PyTorch DDP",
     "zero1": "PyTorch DDP + ZeroRedundancyOptimizer",
@@ -31,14 +31,14 @@ def label(name):
 
 
 def ratio_of(ours, theirs):
-    """Of the medians, of the best, and the median of the rounds' own ratios."""
+    """Returns the ratios of the medians and of the best, and the median of the ratios per round."""
     pairs = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(ours["turns"], theirs["turns"])]
     return {"median": ours["median"] / theirs["median"], "best": ours["best"] / theirs["best"],
             "paired": statistics.median(pairs)}
 
 
 def rows(report, dtype, peers, none):
-    """One per program: its ratios by column, the targets, and whether they are met (None: has no
+    """Returns a row per program: its ratios by column, the targets, and whether they are met (None: no
     target)."""
     found = []
     for result in (r for r in report["results"] if r["dtype"] == dtype):
@@ -103,12 +103,12 @@ def description(report):
 
 
 def write_docs(page, report, tables):
-    """Replaces the table of each dtype that was measured; the others stay."""
+    """Replaces the table of each measured dtype. The others do not change."""
     text = page.read_text()
     for dtype, table in tables.items():
         begin, end = f"<!-- train {dtype}: begin -->", f"<!-- train {dtype}: end -->"
         if begin not in text or end not in text:
-            raise SystemExit(f"bench: {page} has lost its markers; wanted {begin} and {end}")
+            raise SystemExit(f"bench: {page} does not have the markers {begin} and {end}")
         before, after = text.split(begin)[0], text.split(end)[1]
         text = (f"{before}{begin}\n{description(report)}\n\n"
                 f"{markdown(table, dtype)}\n{end}{after}")

@@ -1,5 +1,5 @@
-# tessera_embedded_pages(<variable>): the path of a source that holds the files of the page, gzipped:
-# those that TesseraWeb.cmake makes.
+# tessera_embedded_pages(<variable>): sets <variable> to the path of a source with the gzipped files of
+# the page, which TesseraWeb.cmake builds.
 function(tessera_embedded_pages variable)
   include(TesseraWeb)
   set(source "${CMAKE_CURRENT_BINARY_DIR}/embedded_pages.cpp")
@@ -8,6 +8,6 @@ function(tessera_embedded_pages variable)
   add_custom_command(
     OUTPUT "${source}"
     COMMAND "${TESSERA_PYTHON}" "${script}" "${TESSERA_WEB_DIR}" "${source}" ${TESSERA_WEB_FILES}
-    COMMENT "Putting the page into the program" DEPENDS "${script}" ${TESSERA_WEB_OUTPUTS} VERBATIM)
+    COMMENT "Embedding the page" DEPENDS "${script}" ${TESSERA_WEB_OUTPUTS} VERBATIM)
   set(${variable} "${source}" PARENT_SCOPE)
 endfunction()

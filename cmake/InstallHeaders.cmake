@@ -1,10 +1,10 @@
-# Runs when the project is installed: TESSERA_DOORS, and the headers of TESSERA_SOURCE that they lead
-# to, go to TESSERA_INCLUDE under the prefix. All others are the library's own affair.
+# Runs at install time: installs TESSERA_PUBLIC_HEADERS, and the headers of TESSERA_SOURCE that they
+# include, to TESSERA_INCLUDE under the prefix. All other headers are private.
 cmake_minimum_required(VERSION 3.25)
 
 function(tessera_collect_headers header list)
   if("${header}" IN_LIST ${list} OR NOT EXISTS "${TESSERA_SOURCE}/${header}")
-    return()  # version.h is made, not kept
+    return()  # version.h is generated
   endif()
   list(APPEND ${list} "${header}")
   file(STRINGS "${TESSERA_SOURCE}/${header}" lines REGEX "^#include \"tessera/")
@@ -16,8 +16,8 @@ function(tessera_collect_headers header list)
 endfunction()
 
 set(headers "")
-foreach(door ${TESSERA_DOORS})
-  tessera_collect_headers("${door}" headers)
+foreach(header ${TESSERA_PUBLIC_HEADERS})
+  tessera_collect_headers("${header}" headers)
 endforeach()
 foreach(header ${headers})
   get_filename_component(folder "${header}" DIRECTORY)

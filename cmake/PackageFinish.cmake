@@ -1,5 +1,5 @@
-# cpack runs it on what was installed, before it is packed: nothing may name the machine that built it,
-# and what Debian's policy wants is there.
+# Run by cpack on the installed files before packing: removes paths of the build machine, and adds the
+# files that Debian's policy requires.
 file(GLOB_RECURSE programs "${CPACK_TEMPORARY_DIRECTORY}/tessera*")
 list(FILTER programs INCLUDE REGEX "/bin/tessera[a-z-]*$")
 foreach(program ${programs})
@@ -20,7 +20,7 @@ endif()
 
 file(STRINGS "${CPACK_TESSERA_CHANGELOG}" heading REGEX "^## ${CPACK_PACKAGE_VERSION} \\(" LIMIT_COUNT 1)
 if(NOT heading MATCHES "\\(([0-9]+-[0-9]+-[0-9]+)\\)")
-  message(FATAL_ERROR "CHANGELOG.md: wanted \"## ${CPACK_PACKAGE_VERSION} (YYYY-MM-DD)\", got \"${heading}\"")
+  message(FATAL_ERROR "CHANGELOG.md: the heading is \"${heading}\"; must be \"## ${CPACK_PACKAGE_VERSION} (YYYY-MM-DD)\"")
 endif()
 execute_process(COMMAND date -u -R -d "${CMAKE_MATCH_1}" OUTPUT_VARIABLE date
                 OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
@@ -28,16 +28,16 @@ foreach(component ${CPACK_COMPONENTS_ALL})
   string(TOUPPER "${component}" upper)
   set(name "${CPACK_DEBIAN_${upper}_PACKAGE_NAME}")
   set(share "${CPACK_TEMPORARY_DIRECTORY}/${component}/usr/share")
-  if(NOT name STREQUAL "tessera")  # the folder of documents has the name of the package
+  if(NOT name STREQUAL "tessera")  # the documentation folder is named after the package
     file(RENAME "${share}/doc/tessera" "${share}/doc/${name}")
   endif()
   set(docs "${share}/doc/${name}")
-  file(READ "${docs}/LICENSE" licence)
-  file(WRITE "${docs}/copyright" "Tessera, the whole of it:\n\n${licence}")
+  file(READ "${docs}/LICENSE" license)
+  file(WRITE "${docs}/copyright" "All files of Tessera:\n\n${license}")
   file(REMOVE "${docs}/LICENSE")
   file(WRITE "${docs}/changelog" "${name} (${CPACK_PACKAGE_VERSION}) unstable; urgency=medium
 
-  * CHANGELOG.md has what this version brought.
+  * See CHANGELOG.md for the changes in this version.
 
  -- ${CPACK_PACKAGE_CONTACT}  ${date}
 ")

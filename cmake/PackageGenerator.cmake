@@ -1,4 +1,4 @@
-# cpack reads it once for each kind of package: a .deb per component, one tarball of all.
+# Read by cpack once per package type: one .deb per component, one tarball with all components.
 if(CPACK_GENERATOR STREQUAL "DEB")
   set(CPACK_COMPONENTS_GROUPING IGNORE)
 else()

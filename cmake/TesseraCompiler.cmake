@@ -1,4 +1,4 @@
-# Language, flags, compiler cache and output folders.
+# C++ standard, flags, compiler cache and output folders.
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, Debug or RelWithDebInfo" FORCE)
 endif()
@@ -7,41 +7,53 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 
-# [Note: optimization] Three quarters of the time to compile a source that uses torch at -O3 are spent
-# optimizing, and such a source only calls kernels: -O1 compiles 1.7 times as fast. The
-# planning library compiles twice as fast as at -O2; its simulations take the same time and its
-# searches 6% longer. Libraries with loops of their own ask for more with tessera_optimize(). -g1: line
+# [Note: optimization] Compiling a source that uses torch at -O3 spends three quarters of the time
+# optimizing, although such a source only calls kernels: -O1 compiles 1.7 times as fast. The planning
+# library compiles twice as fast as at -O2; its simulations take the same time and its searches 6%
+# longer. Libraries with compute loops set a higher level with tessera_optimize(). -g1 gives line
 # numbers in backtraces at little cost in build time.
 set(CMAKE_CXX_FLAGS_RELEASE "-O1 -DNDEBUG -g1")
 set(CMAKE_CXX_FLAGS_DEBUG "-O0 -g")
-set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")  # the sanitizers' build, with assertions
-
-# One position-independent mode for libraries and programs, so that they can share a
-# precompiled header (GCC refuses one that was built with another mode).
-add_compile_options(-fPIC)
-# An overwritten return address, or a copy past the end of a buffer whose size is known, ends the
-# program. Kernels pay one check in a call of hundreds of microseconds, which cannot be measured.
-# FORTIFY needs an optimizing compiler, and gets in the way of the sanitizers, which find more.
-add_compile_options(-fstack-protector-strong)
-if(NOT TESSERA_SANITIZE)
-  add_compile_options($<$<NOT:$<CONFIG:Debug>>:-U_FORTIFY_SOURCE>
-                      $<$<NOT:$<CONFIG:Debug>>:-D_FORTIFY_SOURCE=2>)
-endif()
-# All symbols are bound at start, and the tables that they are called through are read-only then.
-add_link_options(-Wl,--as-needed -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack
-                 $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-pie>)
+# For libraries whose results must not depend on the machine: see [Note: portable math].
+set(TESSERA_EXACT -ffp-contract=off)
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")  # the sanitizer builds, with assertions
 
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
 
-# Installed programs find libraries beside them, wherever the prefix is moved to. Those that link
-# torch get its folder too: see tessera_executable.
+# WebAssembly has its own protection of memory and stack.
+if(EMSCRIPTEN)
+  set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+  add_compile_options(-fwasm-exceptions)
+  add_link_options(-fwasm-exceptions)
+  set(TESSERA_WARNINGS -Wall -Wextra)
+  set(TESSERA_UNITY_BATCH 10)
+  return()
+endif()
+
+# One position-independent mode for libraries and programs, so that they can share a
+# precompiled header (GCC rejects one built with another mode).
+add_compile_options(-fPIC)
+# An overwritten return address, or a copy past the end of a buffer of known size, aborts the program.
+# The cost is one check per kernel call of hundreds of microseconds, too little to measure. FORTIFY
+# needs optimization, and interferes with the sanitizers, which find more.
+add_compile_options(-fstack-protector-strong)
+if(NOT TESSERA_SANITIZE)
+  add_compile_options($<$<NOT:$<CONFIG:Debug>>:-U_FORTIFY_SOURCE>
+                      $<$<NOT:$<CONFIG:Debug>>:-D_FORTIFY_SOURCE=2>)
+endif()
+# Bind all symbols at startup and make the relocation tables read-only afterwards.
+add_link_options(-Wl,--as-needed -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack
+                 $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-pie>)
+
+# Installed programs find libraries relative to themselves, so the prefix can be moved. Programs that
+# link torch also get its folder: see tessera_executable.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
 
 if(TESSERA_FUZZERS)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-    message(FATAL_ERROR "TESSERA_FUZZERS: got ${CMAKE_CXX_COMPILER_ID}, wanted clang, which has libFuzzer (Debian: clang-14 libclang-rt-14-dev)")
+    message(FATAL_ERROR "TESSERA_FUZZERS: the compiler is ${CMAKE_CXX_COMPILER_ID}; must be clang with libFuzzer (Debian: clang-14 libclang-rt-14-dev)")
   endif()
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
@@ -53,8 +65,8 @@ if(TESSERA_SANITIZE)
   endif()
 endif()
 
-# ccache. The sloppiness is what it needs to cache objects that use a precompiled header; the base
-# folder lets clones in different places share results.
+# ccache. It needs the sloppiness to cache objects that use a precompiled header; the base folder lets
+# clones in different folders share results.
 find_program(TESSERA_CCACHE ccache)
 mark_as_advanced(TESSERA_CCACHE)
 if(TESSERA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -74,24 +86,24 @@ if(cores LESS_EQUAL 4)
 else()
   set(batch 10)
 endif()
-set(TESSERA_UNITY_BATCH ${batch} CACHE STRING "With TESSERA_UNITY: sources that are compiled as one")
+set(TESSERA_UNITY_BATCH ${batch} CACHE STRING "With TESSERA_UNITY: number of sources compiled as one")
 
-# GCC collects garbage less often, which saves a tenth of the time for some hundred MB of memory.
+# Makes GCC collect garbage less often, which saves a tenth of the time for some hundred MB of memory.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options("SHELL:--param ggc-min-heapsize=1048576")
 endif()
 
-# Warnings for first-party code, applied per target: see tessera_library and its siblings.
+# Warnings for the code of this tree, applied per target: see tessera_library and tessera_executable.
 set(TESSERA_WARNINGS -Wall -Wextra -Wpedantic -Werror=switch)  # a switch over an enum is exhaustive
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  list(APPEND TESSERA_WARNINGS -Wno-restrict)  # GCC 12 cries wolf inside std::string (PR 105651)
+  list(APPEND TESSERA_WARNINGS -Wno-restrict)  # GCC 12 has false positives in std::string (PR 105651)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
-  # And GCC 13 inside std::copy of torch's sizes.
+  # GCC 13 has false positives in std::copy of torch's sizes.
   list(APPEND TESSERA_WARNINGS -Wno-array-bounds -Wno-stringop-overflow)
 endif()
 if(TESSERA_SANITIZE)
-  list(APPEND TESSERA_WARNINGS -Wno-maybe-uninitialized)  # GCC 12 inside std::regex
+  list(APPEND TESSERA_WARNINGS -Wno-maybe-uninitialized)  # false positives of GCC 12 in std::regex
 endif()
 if(TESSERA_UNITY)
   list(APPEND TESSERA_WARNINGS -Wno-subobject-linkage)  # meant for headers; here sources are included

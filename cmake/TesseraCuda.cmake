@@ -1,12 +1,12 @@
-# nvcc, for the kernels in tessera/kernels/cuda. It is called directly, as a program that makes
-# object files: CMake's own CUDA language wants a whole toolkit, and would be wanted by everybody.
-#   TESSERA_NVCC                 nvcc's path, or OFF; empty: looked for
+# Compiles the kernels in tessera/kernels/cuda with nvcc. It is called directly to make object files:
+# CMake's CUDA language needs a complete toolkit and would make it a requirement for every build.
+#   TESSERA_NVCC                 path of nvcc, or OFF; empty: search for it
 #   TESSERA_CUDA_ARCHITECTURES   80, 90, …: machine code for each, and PTX of the last; empty: the
-#                                GPUs of this machine, or 80 where it has none: newer ones compile
-#                                that PTX when a program first runs there
-# Defines TESSERA_CUDA_KERNELS (can they be compiled?), TESSERA_CUDART (the static runtime),
+#                                GPUs of this machine, or 80 if it has none. Newer GPUs compile
+#                                the PTX when a program first runs on them
+# Defines TESSERA_CUDA_KERNELS (TRUE if they can be compiled), TESSERA_CUDART (the static runtime),
 # TESSERA_CUDA_INCLUDE, and tessera_cuda_sources.
-set(TESSERA_NVCC "" CACHE STRING "nvcc, which compiles the kernels for GPUs; empty: looked for; OFF: none")
+set(TESSERA_NVCC "" CACHE STRING "nvcc for the CUDA kernels; empty: search for it; OFF: no CUDA kernels")
 set(TESSERA_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures to compile kernels for; empty: this machine's")
 set(architectures "${TESSERA_CUDA_ARCHITECTURES}")
 if(architectures STREQUAL "")
@@ -21,14 +21,14 @@ if(architectures STREQUAL "")
 endif()
 set(TESSERA_CUDA_KERNELS FALSE)
 
-# Sets `problem` to "" if `nvcc` can compile for us, and otherwise to why not.
+# Sets `problem` to "" if `nvcc` can compile the kernels, otherwise to the reason.
 function(tessera_try_nvcc nvcc problem)
   set(${problem} "" PARENT_SCOPE)
   execute_process(COMMAND "${nvcc}" --version OUTPUT_VARIABLE text ERROR_QUIET)
   string(REGEX MATCH "release ([0-9.]+)" text "${text}")
   set(version "${CMAKE_MATCH_1}")
   if(version STREQUAL "" OR version VERSION_LESS 12.0)
-    set(${problem} "${nvcc} says its version is \"${version}\"; wanted: 12.0 or newer" PARENT_SCOPE)
+    set(${problem} "the version of ${nvcc} is \"${version}\"; must be 12.0 or newer" PARENT_SCOPE)
     return()
   endif()
 
@@ -48,10 +48,10 @@ function(tessera_try_nvcc nvcc problem)
       set(${problem} "${nvcc} does not compile: ${text}" PARENT_SCOPE)
       return()
     endif()
-    set(TESSERA_NVCC_PROBED "${key}" CACHE INTERNAL "The nvcc that has compiled a kernel")
+    set(TESSERA_NVCC_PROBED "${key}" CACHE INTERNAL "nvcc that has compiled a test kernel")
   endif()
 
-  # The toolkit around it: nvcc may be a link or a script.
+  # The toolkit that nvcc belongs to. nvcc may be a link or a script.
   execute_process(COMMAND ${command} --dryrun -c "${probe}.cu" -o "${probe}.o"
                   OUTPUT_VARIABLE text ERROR_VARIABLE text)
   string(REGEX MATCH "TOP=([^\n]+)" text "${text}")
@@ -83,9 +83,9 @@ list(APPEND TESSERA_NVCC_FLAGS -gencode "arch=compute_${last},code=compute_${las
 
 set(note "")
 if(TESSERA_SANITIZE)
-  set(note "left out under sanitizers, which do not know the code that nvcc makes")
+  set(note "disabled under sanitizers, which do not support code from nvcc")
 elseif(TESSERA_NVCC STREQUAL "OFF")
-  set(note "switched off by TESSERA_NVCC=OFF")
+  set(note "disabled by TESSERA_NVCC=OFF")
 else()
   file(GLOB venv_bins "${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu*/bin")
   set(nvcc "${TESSERA_NVCC}")
@@ -95,13 +95,13 @@ else()
     find_program(nvcc nvcc NO_CACHE PATHS /usr/local/cuda/bin ${venv_bins} NO_DEFAULT_PATH)
   endif()
   if(NOT nvcc)
-    set(note "left out: no nvcc was found (scripts/setup.sh nvcc installs one into .venv; or -DTESSERA_NVCC=path)")
+    set(note "disabled: nvcc was not found (scripts/setup.sh nvcc installs it into .venv; or set -DTESSERA_NVCC=path)")
   else()
     tessera_try_nvcc("${nvcc}" problem)
     if(NOT problem STREQUAL "" AND NOT TESSERA_NVCC STREQUAL "")
       message(FATAL_ERROR "TESSERA_NVCC: ${problem}")
     elseif(NOT problem STREQUAL "")
-      set(note "left out: ${problem}")
+      set(note "disabled: ${problem}")
     else()
       set(TESSERA_CUDA_KERNELS TRUE)
       list(JOIN architectures ", " note)
@@ -111,12 +111,12 @@ else()
 endif()
 message(STATUS "CUDA kernels: ${note}")
 
-# tessera_cuda_sources(<target> <stand-in> <source>…): sources of this folder, .cu for nvcc and .cpp
-# for the C++ compiler; or, where there is no nvcc, their stand-in. The target then carries the CUDA
-# runtime, statically: programs with it start on machines without a GPU too.
-function(tessera_cuda_sources target stand_in)
+# tessera_cuda_sources(<target> <stub> <source>…): adds sources of this folder, .cu for nvcc and .cpp
+# for the C++ compiler; or the stub if there is no nvcc. Links the CUDA runtime statically, so that
+# programs also start on machines without a GPU.
+function(tessera_cuda_sources target stub)
   if(NOT TESSERA_CUDA_KERNELS)
-    target_sources(${target} PRIVATE ${stand_in})
+    target_sources(${target} PRIVATE ${stub})
     return()
   endif()
   set(flags ${TESSERA_NVCC_FLAGS} -O3 -lineinfo --threads 3
@@ -141,7 +141,7 @@ function(tessera_cuda_sources target stand_in)
       COMMENT "Compiling ${name} with nvcc" DEPENDS "${source}" DEPFILE "${object}.d" VERBATIM COMMAND_EXPAND_LISTS)
     target_sources(${target} PRIVATE "${object}")
   endforeach()
-  # An installed library brings its own copy of the runtime, so that the prefix can be moved.
+  # The runtime is installed next to the library, so that the prefix can be moved.
   target_link_libraries(
     ${target} PUBLIC "$<BUILD_INTERFACE:${TESSERA_CUDART}>"
                      "$<INSTALL_INTERFACE:$<INSTALL_PREFIX>/${CMAKE_INSTALL_LIBDIR}/libcudart_static.a>"

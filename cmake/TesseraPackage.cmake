@@ -1,7 +1,7 @@
 # cpack: two Debian packages and a tarball (scripts/package.sh, docs/install.md).
 #   tessera-planner   plan, simulate, explain, dashboard, data, checkpoint, run: needs no torch
-#   tessera           the trainer, the library and its headers; adds to tessera-planner. Debian has no
-#                     LibTorch, so it is looked for in ../lib/tessera/torch, a link that the user makes
+#   tessera           the trainer, the library and its headers; requires tessera-planner. Debian has no
+#                     LibTorch, so it is expected in ../lib/tessera/torch, a link that the user creates
 set(TESSERA_PACKAGE_CONTACT "Tessera maintainers <tessera@localhost>"
     CACHE STRING "Maintainer of the Debian packages")
 set(CPACK_PACKAGE_NAME tessera)
@@ -27,16 +27,16 @@ set(CPACK_DEBIAN_PLANNER_PACKAGE_NAME tessera-planner)
 set(CPACK_DEBIAN_TRAINING_PACKAGE_NAME tessera)
 set(CPACK_DEBIAN_TRAINING_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_TRAINING_PACKAGE_DEPENDS "tessera-planner (= ${PROJECT_VERSION})")
-set(CPACK_COMPONENT_PLANNER_DESCRIPTION "Planner, simulator and their page.
+set(CPACK_COMPONENT_PLANNER_DESCRIPTION "Planner, simulator and dashboard.
 Predicts memory, traffic and time of data, tensor and pipeline parallel
 training with ZeRO, explains the formulas, and serves calculators.
 Needs no LibTorch; the trainer and the library are in the package tessera.")
 set(CPACK_COMPONENT_TRAINING_DESCRIPTION "Trainer and C++ library.
 Data, tensor and pipeline parallelism with ZeRO on any LibTorch module: the
 static library, its headers and CMake package, and the trainer.
-LibTorch is not in Debian. This package was built with ${LibTorch_VERSION} and wants
+LibTorch is not in Debian. This package was built with ${LibTorch_VERSION} and needs
 the same minor version in /usr/lib/tessera/torch, which may be a link.")
-# LibTorch is in no package: dpkg-shlibdeps is to find it all the same, and to say nothing of it.
+# LibTorch is not in any package. This lets dpkg-shlibdeps find it without a warning.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${LibTorch_LIBRARY_DIR}")
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" TESSERA_TORCH_MINOR "${LibTorch_VERSION}")
 configure_file("${PROJECT_SOURCE_DIR}/cmake/postinst.in" "${PROJECT_BINARY_DIR}/package/postinst"

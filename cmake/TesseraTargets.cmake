@@ -1,10 +1,10 @@
-# The functions with which rooms, examples, tests and benchmarks declare what they build.
+# Functions with which modules, examples, tests and benchmarks declare their targets.
 
 include(GNUInstallDirs)
 configure_file("${PROJECT_SOURCE_DIR}/cmake/version.h.in"
                "${PROJECT_BINARY_DIR}/generated/tessera/version.h" @ONLY)
 
-# tessera_library(<target> <name>): a static library, also known as tessera::<name>.
+# tessera_library(<target> <name>): adds a static library with the alias tessera::<name>.
 function(tessera_library target name)
   add_library(${target} STATIC)
   add_library(tessera::${name} ALIAS ${target})
@@ -19,22 +19,20 @@ function(tessera_library target name)
     "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
 endfunction()
 
-# tessera_optimize(<target> <level>): compiles a library with loops of its own at -O2 or -O3 in the
-# release build. See [Note: optimization] in TesseraCompiler.cmake.
+# tessera_optimize(<target> <level>): compiles a library with compute loops at -O2 or -O3 in the release
+# build. See [Note: optimization] in TesseraCompiler.cmake.
 function(tessera_optimize target level)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:${level}>)
 endfunction()
 
-# tessera_link_shared(<target> <name>…): links those of CRYPTO, MPI, HWLOC, PCRE2, ZLIB and ZSTD that
-# were found. A project that uses the installed package gets tessera::<name> in their place, which
-# tesseraConfig.cmake makes of the shared library alone: it needs no development files of these.
+# tessera_link_shared(<target> <name>…): links those of CRYPTO, HWLOC, PCRE2, ZLIB and ZSTD that
+# were found. The installed package links tessera::<name> instead, which tesseraConfig.cmake defines from
+# the shared library alone, so that its users need no development files.
 function(tessera_link_shared target)
   foreach(name ${ARGN})
     if(TESSERA_HAVE_${name})
       set(built PkgConfig::${name})
-      if(name STREQUAL "MPI")
-        set(built MPI::MPI_CXX)
-      elseif(name STREQUAL "CRYPTO")
+      if(name STREQUAL "CRYPTO")
         set(built OpenSSL::Crypto)
       endif()
       target_link_libraries(${target} PRIVATE "$<BUILD_INTERFACE:${built}>"
@@ -43,7 +41,7 @@ function(tessera_link_shared target)
   endforeach()
 endfunction()
 
-# A library none of whose rooms exist yet gets an empty source, since CMake wants one.
+# Gives a library without sources an empty one, because CMake requires a source.
 function(tessera_require_sources target)
   if(TARGET ${target})
     get_target_property(sources ${target} SOURCES)
@@ -54,12 +52,12 @@ function(tessera_require_sources target)
   endif()
 endfunction()
 
-# tessera_toml_source(<target> <source> <stand-in>): a source that includes toml++, or its stand-in
-# where there is none. Its include folders and macros are for that source alone: for a whole library
-# they would make the precompiled torch header useless.
-function(tessera_toml_source target source stand_in)
+# tessera_toml_source(<target> <source> <stub>): adds a source that includes toml++, or its stub if
+# toml++ is missing. Sets include folders and macros for that source only: set for a whole library, they
+# would make the precompiled torch header unusable.
+function(tessera_toml_source target source stub)
   if(NOT TARGET tomlplusplus::tomlplusplus)
-    target_sources(${target} PRIVATE ${stand_in})
+    target_sources(${target} PRIVATE ${stub})
     return()
   endif()
   target_sources(${target} PRIVATE ${source})
@@ -71,22 +69,22 @@ function(tessera_toml_source target source stand_in)
     PROPERTIES INCLUDE_DIRECTORIES "${includes}" COMPILE_DEFINITIONS TOML_HEADER_ONLY=1)
 endfunction()
 
-# tessera_highway(<target> <source>…): sources of this folder that include Highway, one for each
-# instruction set: see [Note: sets] in tessera/core/simd.h. Its include folder is for these alone.
+# tessera_highway(<target> <source>…): declares sources of this folder that include Highway, one per
+# instruction set: see [Note: sets] in tessera/core/simd.h. Only they get its include folder.
 function(tessera_highway target)
   set(includes "${TESSERA_HIGHWAY}")
   list(REMOVE_ITEM includes ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
   set_source_files_properties(
     ${ARGN} TARGET_DIRECTORY ${target}
     PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON INCLUDE_DIRECTORIES "${includes}")
-  if(TESSERA_SANITIZE MATCHES "undefined")  # takes twelve times as long to compile with it
+  if(TESSERA_SANITIZE MATCHES "undefined")  # compiles twelve times as slowly with it
     set_property(SOURCE ${ARGN} TARGET_DIRECTORY ${target}
                  APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=undefined)
   endif()
 endfunction()
 
-# tessera_fmt(<target> <source>…): sources of this folder that include {fmt}. The version that is
-# among torch's headers may be another, so no source that sees those may be among them.
+# tessera_fmt(<target> <source>…): declares sources of this folder that include {fmt}. They must not see
+# torch's headers, which may contain another version of it.
 function(tessera_fmt target)
   set(includes "${TESSERA_FMT}")
   list(REMOVE_ITEM includes ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
@@ -97,7 +95,7 @@ function(tessera_fmt target)
                COMPILE_DEFINITIONS FMT_HEADER_ONLY=1)
 endfunction()
 
-# Does a list of libraries to link reach torch?
+# Sets `out` to TRUE if the libraries include torch.
 function(tessera_links_torch out)
   set(${out} FALSE PARENT_SCOPE)
   foreach(library ${ARGN})
@@ -108,12 +106,12 @@ function(tessera_links_torch out)
 endfunction()
 
 # tessera_executable(NAME <target> [OUTPUT <file name>] SOURCES … LINK …)
-# A program in build/bin. One that links torch shares the library's precompiled header, and is left
-# out where torch is switched off.
+# Adds a program in build/bin. One that links torch reuses the library's precompiled header, and is
+# omitted if TESSERA_TORCH is off.
 function(tessera_executable)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;OUTPUT;FOLDER" "SOURCES;LINK")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
-    message(FATAL_ERROR "tessera_executable: wants NAME and SOURCES, and maybe OUTPUT and LINK; got ${ARGV}")
+    message(FATAL_ERROR "tessera_executable: NAME and SOURCES are required, OUTPUT, FOLDER and LINK are optional. The arguments are ${ARGV}")
   endif()
   tessera_links_torch(torch ${arg_LINK})
   if(torch AND NOT TESSERA_TORCH)
@@ -128,8 +126,8 @@ function(tessera_executable)
     "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/generated")
   if(torch)
     target_precompile_headers(${arg_NAME} REUSE_FROM tessera)
-    # Said by name: INSTALL_RPATH_USE_LINK_PATH leaves out what lies in the source tree, as .venv does.
-    # First where a package looks for it (cmake/TesseraPackage.cmake).
+    # Listed explicitly: INSTALL_RPATH_USE_LINK_PATH omits folders in the source tree, such as .venv. The
+    # first entry is the location for packages (cmake/TesseraPackage.cmake).
     set_property(TARGET ${arg_NAME} APPEND PROPERTY INSTALL_RPATH
                  "$ORIGIN/../lib/tessera/torch/lib" "${LibTorch_LIBRARY_DIR}")
   endif()
@@ -144,16 +142,18 @@ endfunction()
 
 # tessera_test(NAME <target> SOURCES … [LINK …] [TIMEOUT seconds] [PROCESSORS n] [COST seconds]
 #              [LABELS …] [WHOLE] [THREADS | UNSANITIZED] [TOML …])
-# A GoogleTest program in build/tests, registered with ctest case by case, or as one test with WHOLE
-# (for programs whose start is dear, and for those that spawn processes of their own). THREADS: its
-# threads share memory, so that ThreadSanitizer can find something in it; it gets no others.
-# UNSANITIZED: it starts a program all of whose code other tests run under AddressSanitizer.
-# COST: approximate duration. ctest starts long tests first; in a fresh clone it knows no others.
-# TOML: more sources, whose tests need toml++; where it is missing, a test that is skipped says so.
+# Adds a GoogleTest program in build/tests, registered with ctest case by case, or as one test with WHOLE
+# (for programs that start slowly or spawn processes). THREADS: its threads share memory; only these
+# tests run under ThreadSanitizer. UNSANITIZED: not run under sanitizers, because it starts a program
+# whose code other tests run under AddressSanitizer.
+# PROCESSORS: 2 for tests whose ranks busy-wait or whose deadlines are short. Other tests run beside
+# a second one.
+# COST: approximate duration. ctest starts long tests first, and has no measured times in a fresh clone.
+# TOML: sources whose tests need toml++. Without toml++, a skipped test reports them.
 function(tessera_test)
   cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS;UNSANITIZED" "NAME;TIMEOUT;PROCESSORS;COST" "SOURCES;LINK;LABELS;TOML")
   if(arg_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "tessera_test: does not know ${arg_UNPARSED_ARGUMENTS}")
+    message(FATAL_ERROR "tessera_test: unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
   if(TARGET tomlplusplus::tomlplusplus)
     list(APPEND arg_SOURCES ${arg_TOML})
@@ -176,13 +176,18 @@ function(tessera_test)
     set_target_properties(${arg_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)
     return()
   endif()
-  if(TESSERA_SANITIZE MATCHES "address")  # it is the library that is looked at
+  if("soak" IN_LIST arg_LABELS)  # only `make soak` builds them
+    set_target_properties(${arg_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)
+    add_dependencies(soak_programs ${arg_NAME})
+    set(arg_WHOLE TRUE)
+  endif()
+  if(TESSERA_SANITIZE MATCHES "address")  # the library is under test, not the test program
     target_compile_options(${arg_NAME} PRIVATE -O0 -fno-sanitize=undefined)
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  # Under a sanitizer, as one test too: see tests/leak_check_main.cpp.
+  # One test per program under a sanitizer: see tests/leak_check_main.cpp.
   if(TESSERA_SANITIZE)
     set(arg_WHOLE TRUE)
     math(EXPR arg_TIMEOUT "5 * ${arg_TIMEOUT}")
@@ -208,7 +213,8 @@ function(tessera_test)
 endfunction()
 
 # tessera_fuzzer(NAME <kind>_fuzzer TARGET <function of a string_view> HEADER … SOURCES … LINK …)
-# A libFuzzer program in build/tests, with TESSERA_FUZZERS. Its seeds are in tests/data/fuzz/<kind>.
+# Adds a libFuzzer program in build/tests if TESSERA_FUZZERS is on. Its seeds are in
+# tests/data/fuzz/<kind>.
 function(tessera_fuzzer)
   if(NOT TESSERA_FUZZERS)
     return()

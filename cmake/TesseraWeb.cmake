@@ -1,6 +1,6 @@
-# The page of `tessera dashboard`: the target tessera_web makes TESSERA_WEB_FILES in
-# TESSERA_WEB_DIR out of web/. Without Node.js the files are there all the same, and say what is
-# missing: see scripts/web.sh.
+# The page of `tessera dashboard`: the target tessera_web builds TESSERA_WEB_FILES in TESSERA_WEB_DIR
+# from web/. Without Node.js the files exist too, and index.html states what is missing: see
+# scripts/web.sh.
 include_guard(GLOBAL)
 
 set(TESSERA_WEB_DIR "${PROJECT_BINARY_DIR}/web")

@@ -43,7 +43,7 @@ int main() try {
   const auto world = tessera::init();
   const tp::Axis axis{world};
   Block block(axis);
-  tp::initialise(*block, axis.axes(), axis.coordinate(), /*seed=*/1, /*deviation=*/0.1);
+  tp::initialize(*block, axis.axes(), axis.coordinate(), /*seed=*/1, /*deviation=*/0.1);
   torch::optim::SGD optimizer(block->parameters(), 0.05);
   const at::Tensor x = torch::sin(torch::arange(4 * 16 * C, at::kFloat)).view({4, 16, C});
   for (int step = 0; step < 5; ++step) {

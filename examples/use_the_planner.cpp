@@ -11,9 +11,9 @@ namespace planner = tessera::planner;
 
 int main() try {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // line-buffered, also in pipes
-  planner::Question question;
+  planner::RunConfig question = planner::RunConfig::for_plan();
   question.model = tessera::find_model_shape("gpt2-xl");
-  question.hardware = planner::Catalogue().find("a100-80");
+  question.hardware = planner::Catalog().find("a100-80");
   question.axes = tessera::Axes("dp=8");
   question.micro_batch = 8;
   for (question.zero = 0; question.zero <= 3; ++question.zero) {
@@ -24,13 +24,13 @@ int main() try {
                 plan.fits ? "fits" : "does not fit");
   }
 
-  planner::SearchQuestion all;  // every mesh, stage, micro-batch, schedule and recomputation
+  planner::SearchRequest all;  // every mesh, stage, micro-batch, schedule and recomputation
   all.base.model = question.model;
   all.base.hardware = question.hardware;
   all.base.gpus = 8;
   all.base.global_batch = 512;
   const planner::SearchResult found = planner::search(all);
-  const planner::Question& best = found.best.at(0).question;
+  const planner::RunConfig& best = found.best.at(0).question;
   std::printf("best of %ld: dp %d  tp %d  pp %d  stage %d  micro-batch %ld\n", long(found.tried),
               best.dp(), best.tp(), best.pp(), best.zero, long(best.micro_batch));
 

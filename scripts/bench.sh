@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds, installs the peers, and measures Tessera beside them; see docs/benchmarks.md.
-#   scripts/bench.sh [--rounds N] [--quick] [--no-docs]     all of what follows
+# Builds Tessera, installs its peers, and compares them; see docs/benchmarks.md.
+#   scripts/bench.sh [--rounds N] [--quick] [--no-docs]     all parts below except gpu
 #   scripts/bench.sh comm [--time SECONDS] …                only the collectives
 #   scripts/bench.sh train [--stages 0,3] [--dtype fp32] …  only training
 #   scripts/bench.sh parallel [--widths 256] …              only tensor and pipeline parallelism
 #   scripts/bench.sh checkpoint [--dir D] …                 only saving and loading
-#   scripts/bench.sh plan [--rounds 3] …                    only predicted beside measured steps
-#   scripts/bench.sh peers [--quick] [--table] …           training of 3 sizes on 1, 2, 4 ranks beside
-#                                                           all peers, in one table and a chart
-#   scripts/bench.sh gpu [--quick] [--curves] …             on the GPU that there is, beside PyTorch
+#   scripts/bench.sh plan [--rounds 3] …                    only predicted and measured step times
+#   scripts/bench.sh peers [--quick] [--table] …           training of 3 sizes on 1, 2, 4 ranks, all
+#                                                           peers, as one table and a chart
+#   scripts/bench.sh gpu [--quick] [--curves] …             on a GPU, compared with PyTorch
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
@@ -33,13 +33,13 @@ if [ "$what" = all ]; then
   for word in "$@"; do
     case "$previous$word" in
       --rounds | --rounds=* | --quick | --no-docs | "number "*) ;;
-      *) fail "bench.sh: got \"$word\"; wanted --rounds N, --quick or --no-docs, or first one of: ${parts[*]} peers gpu" ;;
+      *) fail "bench.sh: \"$word\" is not an option. Use --rounds N, --quick or --no-docs, or name one part first: ${parts[*]} peers gpu" ;;
     esac
     if [ "$word" = --rounds ]; then previous="number "; else previous=; fi
   done
 fi
 scripts/build.sh release
-# Its peer is the torch with CUDA that a machine with a GPU has anyway.
+# The peer is the CUDA build of torch that is installed on the machine.
 if [ "$what" = gpu ]; then exec python3 benchmarks/compare_gpu.py "$@"; fi
 scripts/peers.sh
 if [ "$what" = peers ]; then exec python3 benchmarks/peers.py "$@"; fi

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# Brings what the test of the page wants: Debian's Chromium, and the packages of tests/web. Quick
-# when there is nothing to do; where it cannot be done it says so, and the test is skipped with
-# that reason.
+# Installs what the page test needs: Debian's Chromium and the npm packages of tests/web. Does nothing
+# if they are installed. On failure prints the reason and succeeds; the test is then skipped.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 log=build/setup.log
 
 skip() {
-  say "$* The test of the page will be skipped."
+  say "$* The page test will be skipped."
   exit 0
 }
 
@@ -18,13 +17,13 @@ if ! command -v chromium >/dev/null && ! command -v google-chrome >/dev/null; th
   line="apt-get install -y --no-install-recommends chromium"
   as_root=()
   if [ "$(id -u)" -ne 0 ]; then as_root=(sudo -n); fi
-  command -v apt-get >/dev/null || skip "There is no Chromium, and no apt-get to install it."
-  say "installing chromium (for the test of the page)"
+  command -v apt-get >/dev/null || skip "Chromium is not installed, and there is no apt-get to install it."
+  say "installing chromium (for the page test)"
   quietly "$log" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get -q -o DPkg::Lock::Timeout=300 update || true
   quietly "$log" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends chromium ||
-    skip "Chromium could not be installed; by hand: sudo $line."
+    skip "Chromium could not be installed. To install it by hand: sudo $line."
 fi
 
 cd tests/web

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Configures a preset if it is not yet, or was with another LibTorch, and builds it.
+# Builds a preset. Configures it first if it is new or was configured with other options.
 #   scripts/build.sh [preset] [target…]      JOBS=… TORCH_DIR=… TESSERA_UNITY=ON|OFF TESSERA_NVCC=OFF
-# TESSERA_UNITY=OFF compiles each source of the torch rooms alone: slower from scratch, quicker after
-# an edit. TESSERA_NVCC=OFF leaves out the CUDA kernels. TESSERA_TORCH=OFF configures release without
+# TESSERA_UNITY=OFF compiles each source separately: slower from scratch, faster after an edit.
+# TESSERA_NVCC=OFF omits the CUDA kernels. TESSERA_TORCH=OFF configures release without
 # LibTorch; objects of torch-free libraries stay valid when the next call configures it with LibTorch.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -13,7 +13,7 @@ shift || true
 case "$preset" in
   release) dir=build ;;
   debug | asan | tsan) dir="build-$preset" ;;
-  *) fail "build.sh: got preset \"$preset\", wanted release, debug, asan or tsan" ;;
+  *) fail "build.sh: preset \"$preset\": must be release, debug, asan or tsan" ;;
 esac
 
 jobs="$(jobs_count)"
@@ -37,7 +37,7 @@ stamp="$dir/.tessera-configured"
 if [ ! -f "$dir/build.ninja" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
   say "configuring $preset in $dir/"
   fresh=()
-  # A build folder that came from elsewhere (a copied tree) is worth nothing here.
+  # A build folder of another source folder (a copied tree) cannot be reused.
   if [ -f "$dir/CMakeCache.txt" ] &&
     ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$dir/CMakeCache.txt"; then
     fresh=(--fresh)
@@ -49,7 +49,7 @@ if [ ! -f "$dir/build.ninja" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; t
     cat "$dir/configure.log" >&2
     exit 1
   fi
-  grep -E '^-- (LibTorch|MPI|hwloc|CUDA kernels):' "$dir/configure.log" | sed 's/^-- /   /' || true
+  grep -E '^-- (LibTorch|hwloc|CUDA kernels):' "$dir/configure.log" | sed 's/^-- /   /' || true
   echo "$key" >"$stamp"
 fi
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up and builds what `make train` runs, and nothing else: the tests and benchmarks take three
-# times as long to compile. In a fresh clone, pip installs torch while apt installs packages and while
+# Sets up and builds only what `make train` runs: tests and benchmarks take three times as long to
+# compile. In a fresh clone, pip installs torch while apt installs packages and while
 # the libraries that do not need torch are compiled.
 #   JOBS=… TORCH_DIR=… PYTHON=… as in scripts/build.sh and scripts/setup.sh
 set -euo pipefail

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks who includes whom between the rooms under tessera/.
+"""Checks the includes between the modules under tessera/.
 
-A room includes only rooms that the table below lets it use, directly or through another; rooms
-and sources that are torch-free never reach a torch header; includes are root-relative. Only
-core/text.cpp includes {fmt}: torch has another version of it among its headers.
+A module includes only modules that the table below allows, directly or transitively. Torch-free
+modules and sources never reach a torch header. Includes are root-relative. Only core/text.cpp
+includes {fmt}, because torch ships another version of it among its headers.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import sys
 
 import source_tree
 
-# What each room may use, besides what these may use in turn.
+# Modules that each module may use, in addition to those that they may use.
 MAY_USE = {
     "core": [],
     "schedule": ["core"],
@@ -35,22 +35,22 @@ MAY_USE = {
     "dashboard": ["simulator", "process"],
     "cli": ["train", "dashboard"],
 }
-TORCH_FREE_ROOMS = {"core", "schedule", "planner", "simulator", "process", "kernels", "checkpoint",
-                    "huggingface", "dashboard"}
-# Headers directly under tessera/ that every room may include.
+TORCH_FREE_MODULES = {"core", "schedule", "planner", "simulator", "process", "kernels", "checkpoint",
+                      "huggingface", "dashboard"}
+# Headers directly under tessera/ that every module may include.
 SHARED_HEADERS = {"tessera/version.h"}
 
 _TORCH_HEADER = re.compile(r"^(torch|ATen|c10|caffe2)/")
 _FMT = re.compile(r"^fmt/")
-_MAY_INCLUDE_FMT = {"tessera/core/text.cpp"}  # as tessera_fmt in its CMakeLists.txt lists them
+_MAY_INCLUDE_FMT = {"tessera/core/text.cpp"}  # the sources of tessera_fmt in its CMakeLists.txt
 _FIRST_PARTY = re.compile(r"^(tessera|tests|benchmarks|examples)/")
 _SOURCE = re.compile(r"\.(h|hpp|cpp|cc|cu|cuh)$")
 _FABRIC = re.compile(r"target_sources\s*\(\s*tessera_fabric\s+([^)]*)\)")
 
 
-def reachable(room):
-    """All rooms that a room may include, itself among them."""
-    seen, stack = set(), [room]
+def reachable(module):
+    """Returns all modules that a module may include, itself among them."""
+    seen, stack = set(), [module]
     while stack:
         current = stack.pop()
         if current not in seen:
@@ -59,13 +59,13 @@ def reachable(room):
     return seen
 
 
-def room_of(name):
+def module_of(name):
     parts = pathlib.PurePosixPath(name).parts
     return parts[1] if len(parts) > 2 and parts[0] == "tessera" else None
 
 
 def fabric_sources(root, names):
-    """The sources of tessera_fabric (the torch-free part of comm/), and what hinders reading them."""
+    """Returns the sources of tessera_fabric (the torch-free part of comm/) and problems found."""
     sources, problems = set(), []
     for name in names:
         if not (name.startswith("tessera/") and name.endswith("CMakeLists.txt")):
@@ -79,40 +79,40 @@ def fabric_sources(root, names):
                 if (root / path).is_file():
                     sources.add(str(path))
                 else:
-                    problems.append(f"{name}: tessera_fabric lists {word}, which is no file of "
-                                    "this folder; write its sources out, one by one")
+                    problems.append(f"{name}: tessera_fabric lists {word}, which is not a file "
+                                    "in this folder; list its sources one by one")
     return sources, problems
 
 
 def check_directions(root, sources):
     problems = []
     for name in sources:
-        room = room_of(name)
-        if room is not None and room not in MAY_USE:
-            problems.append(f"{name}: room {room}/ is not in the table of scripts/check_includes.py")
+        module = module_of(name)
+        if module is not None and module not in MAY_USE:
+            problems.append(f"{name}: module {module}/ is not in the table of scripts/check_includes.py")
             continue
         for number, quoted, path in source_tree.includes(root, name):
             where = f"{name}:{number}"
             if quoted and not _FIRST_PARTY.match(path):
                 problems.append(f'{where}: "{path}" is not root-relative; write "tessera/…" for '
-                                "our headers, <…> for those of others")
+                                "headers of this tree, <…> for all others")
             if _FMT.match(path) and name not in _MAY_INCLUDE_FMT:
-                problems.append(f"{where}: includes <{path}>; write text with str(), fixed() and "
+                problems.append(f"{where}: includes <{path}>; format text with str(), fixed() and "
                                 "hex() of tessera/core/text.h")
-            if room is None or not path.startswith("tessera/"):
+            if module is None or not path.startswith("tessera/"):
                 continue
-            target = room_of(path)
+            target = module_of(path)
             if target is None:
                 if path not in SHARED_HEADERS:
-                    problems.append(f"{where}: a room may not include {path}")
-            elif target not in reachable(room):
-                allowed = ", ".join(sorted(reachable(room) - {room})) or "no other room"
-                problems.append(f"{where}: {room}/ includes {path}, but may use only {allowed}")
+                    problems.append(f"{where}: a module must not include {path}")
+            elif target not in reachable(module):
+                allowed = ", ".join(sorted(reachable(module) - {module})) or "no other module"
+                problems.append(f"{where}: {module}/ includes {path}, but may use only {allowed}")
     return problems
 
 
 def check_torch_free(root, start, included):
-    """The way from each torch-free file to a torch header, if there is one."""
+    """Reports the include chain from each torch-free file to a torch header, if there is one."""
     problems = []
     for name in sorted(start):
         seen, stack = {name}, [[name]]
@@ -133,7 +133,7 @@ def check(root):
     sources = [name for name in names if _SOURCE.search(name) and _FIRST_PARTY.match(name)]
     included = {name: source_tree.includes(root, name) for name in sources}
     fabric, problems = fabric_sources(root, names)
-    torch_free = fabric | {name for name in sources if room_of(name) in TORCH_FREE_ROOMS}
+    torch_free = fabric | {name for name in sources if module_of(name) in TORCH_FREE_MODULES}
     problems += check_directions(root, sources)
     problems += check_torch_free(root, torch_free, included)
     return problems

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks each first-party source: its length, no marks of unfinished work, no stray environment reads."""
+"""Checks each source of the tree: length, markers of unfinished work, reads of the environment."""
 
 import re
 import sys
@@ -9,10 +9,10 @@ import source_tree
 MAX_LINES = 500
 _SOURCE = re.compile(
     r"(\.(h|hpp|cpp|cc|c|cu|cuh|py|sh|ts|tsx|js|css|html|cmake)|(^|/)(CMakeLists\.txt|Makefile|run))$")
-# Written in two parts, or this file would find itself.
+# Written in two parts so that this file does not match itself.
 _UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME)\b")
 _ENVIRONMENT = re.compile(r"\b(getenv|secure_getenv|environ)\b")
-# Where programs and the rendezvous learn of the outside; everything else is told by its caller.
+# Only programs and the rendezvous read the environment. Everything else takes options.
 _MAY_READ_ENVIRONMENT = re.compile(r"^tessera/(cli/|process/|comm/bootstrap|comm/launch\.cpp$)")
 
 
@@ -23,14 +23,14 @@ def check(root):
             continue
         lines = source_tree.lines(root, name)
         if len(lines) > MAX_LINES:
-            problems.append(f"{name}: {len(lines)} lines, at most {MAX_LINES}: split it")
+            problems.append(f"{name}: {len(lines)} lines; the limit is {MAX_LINES}. Split the file")
         for number, line in enumerate(lines, 1):
             if _UNFINISHED.search(line):
-                problems.append(f"{name}:{number}: unfinished: {line.strip()}")
+                problems.append(f"{name}:{number}: marker of unfinished work: {line.strip()}")
             if (name.startswith("tessera/") and not _MAY_READ_ENVIRONMENT.match(name)
                     and _ENVIRONMENT.search(line.split("//")[0])):
                 problems.append(f"{name}:{number}: reads the environment outside cli/, process/ and "
-                                "comm's bootstrap; take an option instead")
+                                "comm's bootstrap; use an option instead")
     return problems
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes manual pages, or one page of Markdown, out of what the program says of itself.
+"""Generates manual pages, or one Markdown page, from the program's --help texts.
 
-  cli_reference.py man TESSERA FOLDER        tessera.1, tessera-plan.1, ... into FOLDER
+  cli_reference.py man TESSERA FOLDER        writes tessera.1, tessera-plan.1, ... to FOLDER
   cli_reference.py markdown TESSERA FILE
 
-Commands whose --help cannot be had (those that need torch, in a build without it) are left out, and
-named on stderr.
+Commands whose --help fails (those that need torch, in a build without it) are omitted and listed on
+stderr.
 """
 
 import pathlib
@@ -14,34 +14,34 @@ import subprocess
 import sys
 
 
-def ask(*command):
+def output_of(*command):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return done.stdout if done.returncode == 0 else None
 
 
 def commands(help_text):
-    """[(name, summary)] of the list of commands"""
+    """Returns [(name, summary)] from the list of commands."""
     part = help_text.split("Commands:\n", 1)[1].split("\n\n", 1)[0]
     return [tuple(line.strip().split(None, 1)) for line in part.splitlines()]
 
 
 def helps(tessera):
-    """[(words, summary, help)], the program itself first"""
-    whole = ask(tessera, "--help")
+    """Returns [(words, summary, help)], the program itself first."""
+    whole = output_of(tessera, "--help")
     if whole is None:
         sys.exit(f"{tessera} --help failed")
     pages = [([], whole.splitlines()[0], whole)]
     for name, summary in commands(whole):
-        text = ask(tessera, name, "--help")
+        text = output_of(tessera, name, "--help")
         if text is None:
-            print(f"left out: {name}, whose help cannot be had here", file=sys.stderr)
+            print(f"omitted: {name}, because its --help failed", file=sys.stderr)
         else:
             pages.append(([name], summary, text))
     return pages
 
 
 def roff(text):
-    """Without meaning for roff."""
+    """Escapes text for roff."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join("\\&" + line if line[:1] in (".", "'") else line for line in text.splitlines())
 
@@ -63,7 +63,7 @@ def main():
     if len(sys.argv) != 4 or sys.argv[1] not in ("man", "markdown"):
         sys.exit(__doc__)
     kind, tessera, out = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
-    version = re.search(r"\d+\.\d+\.\d+", ask(tessera, "--version") or "") or ["?"]
+    version = re.search(r"\d+\.\d+\.\d+", output_of(tessera, "--version") or "") or ["?"]
     pages = helps(tessera)
     if kind == "man":
         out.mkdir(parents=True, exist_ok=True)

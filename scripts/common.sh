@@ -1,4 +1,5 @@
-# Shared by the scripts beside it, which source it. Sets `root`, the top of the repository.
+# Functions for the scripts in this folder, which source this file. Sets `root`, the top of the
+# repository.
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 say() { printf '\033[1m==\033[0m %s\n' "$*"; }
@@ -7,20 +8,19 @@ fail() {
   exit 1
 }
 
-# quietly <log> <command…>: what it prints goes to the log; the end of it is shown if it fails.
+# quietly <log> <command…>: appends the output to the log, and prints its end if the command fails.
 quietly() {
   local log="$1"
   shift
   mkdir -p "$(dirname "$log")"
   if "$@" >>"$log" 2>&1; then return 0; fi
   tail -n 20 "$log" >&2
-  printf 'tessera: the whole log is in %s\n' "$log" >&2
+  printf 'tessera: the full log is %s\n' "$log" >&2
   return 1
 }
 
-# make_tools <venv> <package> <what for>: a virtual environment with one pinned package, made with
-# $PYTHON. Quick when there is nothing to do; without the folder and with the reason said where it
-# cannot be made.
+# make_tools <venv> <package> <purpose>: creates a virtual environment with one pinned package, using
+# $PYTHON. Does nothing if it exists. On failure prints the reason and leaves no folder.
 make_tools() {
   local venv="$1" package="$2" python="${PYTHON:-python3}" log="$root/build/setup.log"
   if [ "$(cat "$venv/.tessera" 2>/dev/null)" = "$python $package" ]; then return 0; fi
@@ -31,12 +31,12 @@ make_tools() {
     echo "$python $package" >"$venv/.tessera"
   else
     rm -rf "$venv"
-    say "no $venv: $python could not make it, or pip not install $package; the test is skipped"
+    say "no $venv: $python could not create it, or pip could not install $package. Its test is skipped."
   fi
 }
 
-# The system's Python, not one that a version manager put in front of it: Debian's python3-venv
-# belongs to the former. PYTHON=… overrides it.
+# Prints the system's Python rather than one of a version manager, because Debian's python3-venv
+# works with the system's only. PYTHON=… overrides it.
 default_python() {
   if [ -n "${PYTHON:-}" ]; then
     echo "$PYTHON"
@@ -49,11 +49,11 @@ default_python() {
 
 has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null; }
 
-# How many compilers to run at once: JOBS if given, else the cores, but at most one per 2 GiB of
-# memory, which is what a source that includes torch can take.
+# Prints the number of parallel compiler processes: JOBS if set, otherwise the number of cores, but at
+# most one per 2 GiB of memory, the peak of a source that includes torch.
 jobs_count() {
   if [ -n "${JOBS:-}" ]; then
-    [[ "$JOBS" =~ ^[1-9][0-9]*$ ]] || fail "JOBS is \"$JOBS\"; wanted a number of 1 or more"
+    [[ "$JOBS" =~ ^[1-9][0-9]*$ ]] || fail "JOBS is \"$JOBS\"; must be a number of at least 1"
     echo "$JOBS"
     return
   fi

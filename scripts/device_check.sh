@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds Tessera on a machine that has a GPU and a torch with CUDA, runs the tests of comm/ and
-# prints how long collectives take there. Installs nothing.
-#   scripts/device_check.sh [folder for the build]
-# TORCH_DIR=…       LibTorch; if not given, the torch of python3
-# JOBS=…            compilers at a time
-# NCCL_LIBRARY=…    another libnccl.so.2 to run the GPU tests with a second time. From 2.30 on two
-#                   ranks may share a GPU, so that one GPU is enough for all tests.
+# Builds Tessera on a machine with a GPU and a CUDA build of torch, runs the tests of comm/ and prints
+# the times of collectives. Installs nothing.
+#   scripts/device_check.sh [build folder]
+# TORCH_DIR=…       LibTorch; default: the torch of python3
+# JOBS=…            number of parallel compiler processes
+# NCCL_LIBRARY=…    libnccl.so.2 for a second run of the GPU tests. From NCCL 2.30 on, two ranks can
+#                   share a GPU, so that one GPU is enough for all tests.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
@@ -37,14 +37,14 @@ machine() {
   c++ --version | head -1
   cmake --version | head -1
   sed -n "s/^__version__ = /torch /p" "$torch/version.py"
-  echo "what libtorch_cpu.so needs:"
+  echo "dependencies of libtorch_cpu.so:"
   readelf -d "$torch/lib/libtorch_cpu.so" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/  \1/p' | tr '\n' ' '
   echo
   echo "NCCL: $(find "$torch/.." / -xdev -name 'libnccl.so*' 2>/dev/null | sort -u | tr '\n' ' ')"
 }
 
-# Torch has a libstdc++ of its own, the shared one. A compiler that links programs with a static
-# one gives them two, and they crash when they end.
+# Torch uses the shared libstdc++. Programs linked with a static one as well have two, and crash at
+# exit.
 shares_libstdcxx() {
   local program
   program="$(mktemp)"
@@ -60,13 +60,13 @@ configure() {
   local generator=() compiler
   for compiler in "${CXX:-c++}" c++ g++ /usr/bin/c++; do
     if shares_libstdcxx "$compiler"; then break; fi
-    echo "not with $(command -v "$compiler"): it links libstdc++ statically"
+    echo "not using $(command -v "$compiler"), which links libstdc++ statically"
   done
   echo "compiler: $(command -v "$compiler"), CXX=${CXX:-} LDFLAGS=${LDFLAGS:-}"
   export CXX="$compiler"
   command -v ninja >/dev/null && generator=(-G Ninja)
   cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DTORCH_DIR="$torch" \
-    -DTESSERA_BENCHMARKS=OFF | grep -E '^-- (LibTorch|MPI|hwloc|Config|Generat|Build files)|rror'
+    -DTESSERA_BENCHMARKS=OFF | grep -E '^-- (LibTorch|hwloc|Config|Generat|Build files)|rror'
 }
 
 build_it() {
@@ -79,7 +79,7 @@ tests='^(reduce_test|shm_test|process_test|group_test)\.'
 step "machine" machine
 step "configure" configure || exit 1
 step "build" build_it || exit 1
-step "tests of comm on the CPU" ctest --test-dir "$build" -R "$tests" -j 4 --output-on-failure
+step "comm tests on the CPU" ctest --test-dir "$build" -R "$tests" -j 4 --output-on-failure
 step "tests on the GPU" timeout 300 "$build/tests/cuda_test" --gtest_color=no
 step "times" timeout 120 "$build/tests/cuda_timing" --gtest_color=no
 if [ -n "${NCCL_LIBRARY:-}" ]; then

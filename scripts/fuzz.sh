@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A million inputs for each parser with libFuzzer, under AddressSanitizer and UBSan; needs clang.
+# Runs libFuzzer on each parser, under AddressSanitizer and UBSan. Needs clang.
 #   scripts/fuzz.sh [--runs N] [--seconds N] [fuzzer…]     defaults: 1000000, 600, all
-# Inputs that it learns stay in build-fuzz/corpus; one that fails, in build-fuzz/found.
+# Stores new inputs in build-fuzz/corpus and failing ones in build-fuzz/found.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
@@ -13,16 +13,16 @@ while [ "$#" -gt 0 ]; do
   case "$1" in
     -h | --help) sed -n '2,4s/^# //p' scripts/fuzz.sh && exit 0 ;;
     --runs | --seconds)
-      [[ "${2:-}" =~ ^[1-9][0-9]*$ ]] || fail "fuzz.sh: $1: got \"${2:-}\", wanted a number"
+      [[ "${2:-}" =~ ^[1-9][0-9]*$ ]] || fail "fuzz.sh: $1 \"${2:-}\": must be a number of at least 1"
       if [ "$1" = --runs ]; then runs="$2"; else seconds="$2"; fi
       shift 2
       ;;
-    -*) fail "fuzz.sh: got $1, wanted --runs N, --seconds N or names of fuzzers" ;;
+    -*) fail "fuzz.sh: $1 is not an option. Use --runs N, --seconds N or names of fuzzers" ;;
     *) only+=("${1%_fuzzer}") && shift ;;
   esac
 done
 
-# Clang alone is not enough: libFuzzer is a package of its own.
+# Clang alone is not enough: libFuzzer is a separate package.
 compiler=
 for candidate in clang++ clang++-{20..14}; do
   if command -v "$candidate" >/dev/null &&
@@ -33,7 +33,7 @@ for candidate in clang++ clang++-{20..14}; do
   fi
 done
 if [ -z "$compiler" ]; then
-  say "libFuzzer is left out: no clang++ that has it (Debian: clang-14 libclang-rt-14-dev)"
+  say "libFuzzer is skipped: no clang++ has it (Debian: clang-14 libclang-rt-14-dev)"
   exit 0
 fi
 

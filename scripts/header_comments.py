@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A header as Doxygen is to read it: comments are written with // here, and Doxygen wants ///.
+"""Converts the // comments of a header to the /// comments that Doxygen reads.
 
-  header_comments.py FILE      prints it (Doxygen's INPUT_FILTER)
+  header_comments.py FILE      prints the converted file (Doxygen's INPUT_FILTER)
 
-- A comment right above a declaration is about it; one that ends its line is about what stands before it.
-- A comment with an empty line below it, such as a [Note: …], is about the file.
-- Lines of a comment that are indented by two or more are code, unless they go on with a list.
+- A comment directly above a declaration, or at the end of its line, documents the declaration.
+- A comment followed by an empty line, such as a [Note: …], documents the file.
+- Comment lines indented by two or more spaces are code, unless they continue a list.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ def escaped(text):
 
 
 def block(lines, indent, of_file):
-    """The lines of one comment as Doxygen's, with code marked as such."""
+    """Returns the lines of one comment in Doxygen's syntax, with code marked."""
     out, code, listed = [], False, False
     if of_file:
         out.append(r"\file")
@@ -40,7 +40,7 @@ def block(lines, indent, of_file):
 
 
 def converted(text):
-    """Its lines, each with the number of the line that it comes from."""
+    """Returns the converted lines, each with its line number in `text`."""
     lines, out, at = text.splitlines(), [], 0
     while at < len(lines):
         line, number = lines[at], at + 1

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""The reference of the library by Doxygen, from the headers that are installed and no others.
+"""Writes the library reference with Doxygen, from the installed headers only.
 
   library_reference.py OUT       writes OUT/index.html; fails if a public type or function has no comment
 
-Values that are members, kept (`int steps`) or computed (`int steps() const`), may go without: their names
-and types are what there is to say.
+Data members (`int steps`) and accessors without parameters (`int steps() const`) need no comment.
 """
 
 import os
@@ -17,24 +16,24 @@ import sys
 import header_comments
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOORS = ("tessera/planning.h", "tessera/tessera.h")
+PUBLIC_HEADERS = ("tessera/planning.h", "tessera/tessera.h")
 INCLUDE = re.compile(r'^#include "(tessera/[^"]+)"', re.MULTILINE)
-# Values by their names, kept or computed.
+# Data members and accessors.
 PLAIN = re.compile(r" \(variable\) |Member \w+\(\) const")
-# What a comment would only repeat: destructors, copies and moves, constructors of nothing, equality.
+# Destructors, copies and moves, default constructors, equality: a comment would only repeat the name.
 SPECIAL = re.compile(r"Member (\w+)\((?:(?:const )?\1 ?&{1,2} ?\w*)?\).* of \w+ (?:.*::)?\1 is not|"
                      r"Member (?:~|operator(?:=|==|!=)\()")
-# Doxygen speaks of the members of a namespace only where the namespace itself has a text.
+# Doxygen lists the members of a namespace only if the namespace has a comment.
 NAMESPACES = {
-    "tessera": "The doors' own names, and the values that all rooms share.",
+    "tessera": "Names of the public headers, and types that all modules share.",
     "tessera::comm": "Groups of ranks, the mesh, and collectives over any backend.",
-    "tessera::memory": "What a rank holds, by category, and its limit.",
+    "tessera::memory": "Memory use of a rank by category, and its limit.",
     "tessera::nn": "Units of a model, and recomputation of activations.",
     "tessera::planner": "Memory, traffic and time of a run before it is started. No torch.",
     "tessera::rules": "Optimizers as plain rules for one element or one matrix. No torch.",
     "tessera::schedule": "Pipeline schedules as values. No torch.",
-    "tessera::simulator": "A step played event by event. No torch.",
-    "tessera::tensor_parallel": "Layers whose matrices several ranks share.",
+    "tessera::simulator": "Discrete-event simulation of a step. No torch.",
+    "tessera::tensor_parallel": "Layers whose matrices are sharded over ranks.",
     "tessera::zero": "The engine: data parallelism and ZeRO for any module.",
 }
 SETTINGS = """
@@ -82,8 +81,8 @@ HAVE_DOT = NO
 
 
 def public_headers(root):
-    """As cmake/InstallHeaders.cmake finds them."""
-    found, left = [], list(DOORS)
+    """Returns the installed headers, found as in cmake/InstallHeaders.cmake."""
+    found, left = [], list(PUBLIC_HEADERS)
     while left:
         name = left.pop()
         if name not in found and (root / name).exists():
@@ -109,7 +108,7 @@ def doxygen_warnings(root, headers, out):
 
 
 def without_comment(root, headers, out):
-    """Writes the reference; the names of the headers that want a comment, with their lines."""
+    """Writes the reference. Returns the names without a comment, with file and line."""
     origins = {name: header_comments.converted((root / name).read_text()) for name in headers}
     problems = set()
     for line in doxygen_warnings(root, headers, out):
@@ -131,8 +130,8 @@ def main():
     headers = public_headers(ROOT)
     problems = without_comment(ROOT, headers, pathlib.Path(sys.argv[1]).resolve())
     if problems:
-        sys.exit("\n".join(problems) + f"\n{len(problems)} problems: a comment above each, in one line if "
-                 "that says it: why it is there, or what its name does not say")
+        sys.exit("\n".join(problems) + f"\n{len(problems)} problems: add a comment above each, one line if "
+                 "possible: its purpose, or anything that its name does not say")
     print(f"{len(headers)} headers")
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# All checks that need no build. --fix formats in place instead of complaining.
+# Runs all checks that need no build. --fix formats the sources in place instead.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
-# Versions of clang-format disagree in places, so one of them judges.
-judge=14
-formatter="$(command -v clang-format-$judge || command -v clang-format || true)"
+# Versions of clang-format differ in places, so one is authoritative.
+required=14
+formatter="$(command -v clang-format-$required || command -v clang-format || true)"
 [ -n "$formatter" ] || fail "clang-format is missing (Debian: clang-format)"
 version="$("$formatter" --version | sed -n 's/.*version \([0-9]*\).*/\1/p')"
 
@@ -22,11 +22,11 @@ fi
 
 status=0
 if ! sources | xargs -0 -r "$formatter" --style=file --dry-run -Werror --ferror-limit=3; then
-  if [ "$version" = "$judge" ]; then
+  if [ "$version" = "$required" ]; then
     echo "lint: not formatted; run: make format" >&2
     status=1
   else
-    say "lint: clang-format $version differs from the tree, which follows $judge: a note, not an error"
+    say "lint: clang-format $version differs from the tree, which follows version $required (not an error)"
   fi
 fi
 python3 scripts/check_includes.py || status=1

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tessera/data/unicode_tables.h: the classes and decompositions of all characters, read from
-the Python package `tokenizers` character by character. [Note: Unicode tables] in
-tessera/data/unicode.h says why. The test unicode_peer_test compares the result with the package.
+"""Writes tessera/data/unicode_tables.h with the classes and decompositions of all characters, obtained
+from the Python package `tokenizers`; [Note: Unicode tables] in tessera/data/unicode.h explains why. The
+test unicode_peer_test compares the result with the package.
 
     .interop-venv/bin/python scripts/make_unicode_tables.py [output]
 """
@@ -16,7 +16,7 @@ BLOCKS = [[chr(c) for c in ALL[i : i + 256]] for i in range(0, len(ALL), 256)]
 
 
 def removed_by(splitter):
-    """The characters that a splitter with `removed` takes away."""
+    """Returns the characters that a splitter with `removed` removes."""
     gone = set()
     for block in BLOCKS:
         left = set("".join(piece for piece, _ in splitter.pre_tokenize_str("".join(block))))
@@ -29,7 +29,7 @@ def matched(pattern):
 
 
 def digits():
-    """What Digits cuts off: each in a piece of its own."""
+    """Returns the characters that Digits puts in separate pieces."""
     found = set()
     splitter = pre_tokenizers.Digits(individual_digits=True)
     for block in BLOCKS:
@@ -39,7 +39,7 @@ def digits():
 
 
 def word_characters():
-    """What may not stand beside a token that is a single word."""
+    """Returns the characters that must not be adjacent to a single-word token."""
     mark = "\u2603"
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
     tokenizer.add_tokens([AddedToken(mark, single_word=True, normalized=False)])
@@ -51,7 +51,7 @@ def word_characters():
 
 
 def runs(members):
-    """Gaps and lengths in turn."""
+    """Returns alternating lengths of gaps and of runs of members."""
     out, at, members = [], 0, sorted(members)
     i = 0
     while i < len(members):
@@ -82,7 +82,7 @@ def normalization():
                 pairs += [c - last_pair, parts[0], parts[1] if composes else -parts[1]]
                 last_pair = c
         rank = unicodedata.combining(chr(c))
-        # Two marks that the package does not put in order are none to it.
+        # If the package does not reorder two marks, it does not treat them as combining.
         low, high = chr(0x334), chr(0x345)  # 1 and 240, the least and the greatest class
         if rank and (nfd("q" + high + chr(c)) != "q" + high + chr(c) if rank < 240 else True):
             classes.setdefault(rank, []).append(c)

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Makes .peers-venv, where the libraries live that Tessera is compared with: torch with its Gloo and
-# its engines, and DeepSpeed, which may be missing. (Open MPI is Debian's.) Quick when there is
-# nothing to do. PYTHON=… chooses the Python; pip's own variables apply, such as PIP_INDEX_URL for an
-# index with smaller builds of torch.
+# Creates .peers-venv with the libraries that Tessera is compared with: torch (Gloo, DDP, FSDP) and
+# DeepSpeed, which is optional. (Open MPI is Debian's.) Does nothing if it is up to date. PYTHON=…
+# selects the Python; pip's variables apply, such as PIP_INDEX_URL for an index with smaller builds of
+# torch.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
 torch=(torch==2.13.0 numpy)
 deepspeed=deepspeed==0.19.8
-# What DeepSpeed's setup imports but does not ask for.
+# Packages that DeepSpeed's setup imports without declaring them.
 deepspeed_setup=(setuptools wheel ninja psutil py-cpuinfo)
 venv=.peers-venv
 stamp="$venv/.tessera-peers"
@@ -25,19 +25,19 @@ install_torch() {
   fi
   say "installing ${torch[*]} into $venv (the peers to compare with)"
   if ! "$venv/bin/python" -c pass 2>/dev/null; then
-    "$python" -m venv --clear "$venv" || fail "$python cannot make a virtual environment"
+    "$python" -m venv --clear "$venv" || fail "$python cannot create a virtual environment"
   fi
   rm -f "$stamp" "$deepspeed_stamp"
   echo '*' >"$venv/.gitignore"
   install "${torch[@]}" ||
-    fail "pip could not install ${torch[*]}; mend the connection and run make bench again"
+    fail "pip could not install ${torch[*]}; check the connection and run make bench again"
   "$venv/bin/python" -c 'import torch.distributed as d; assert d.is_gloo_available()' ||
     fail "the torch in $venv cannot be imported, or has no Gloo; remove $venv and try again"
   echo "${torch[*]}" >"$stamp"
 }
 
-# Its setup imports torch, so it cannot be built in isolation. Its kernels are for GPUs and for
-# offloading: none is compiled.
+# DeepSpeed's setup imports torch, so it cannot be built in isolation. Its kernels are for GPUs and
+# offloading; none is compiled.
 install_deepspeed() {
   say "installing $deepspeed into $venv"
   install "${deepspeed_setup[@]}" &&
@@ -48,4 +48,4 @@ install_deepspeed() {
 
 stamped "$stamp" "${torch[*]}" || install_torch
 stamped "$deepspeed_stamp" "$deepspeed" || install_deepspeed ||
-  say "$deepspeed could not be installed: the benchmarks go on without it"
+  say "$deepspeed could not be installed: the benchmarks run without it"

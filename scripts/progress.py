@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Runs a build, keeps all it prints in a log, and shows one line of progress.
+"""Runs a build, writes its output to a log, and shows one line of progress.
 
     progress.py NAME LOG COMMAND…
 
-On a terminal the line is redrawn; elsewhere a line comes every half minute. If the command fails,
-what the compiler said is printed. Warnings are counted and the first of them shown: there should be
-none.
+On a terminal the line is redrawn; otherwise a line is printed every 30 seconds. If the command fails,
+the compiler's output is printed. Warnings are counted and the first ones printed.
 """
 import re
 import subprocess
@@ -22,21 +21,21 @@ def clock(seconds):
 
 
 class Line:
-    """One line of progress: redrawn on a terminal, now and then repeated elsewhere."""
+    """Progress line: redrawn on a terminal, otherwise printed every 30 seconds."""
 
     def __init__(self, name):
         self.name = name
         self.terminal = sys.stdout.isatty()
-        self.began = self.said = time.monotonic()
+        self.began = self.printed = time.monotonic()
 
     def show(self, done, total):
         now = time.monotonic()
         text = f"   {self.name}: {done} of {total} steps, {clock(now - self.began)}"
         if self.terminal:
             print(f"\r{text}\x1b[K", end="", flush=True)
-        elif now - self.said >= BETWEEN_LINES_S:
+        elif now - self.printed >= BETWEEN_LINES_S:
             print(text, flush=True)
-            self.said = now
+            self.printed = now
 
     def end(self, text):
         took = clock(time.monotonic() - self.began)
@@ -66,7 +65,7 @@ def main():
         line.end(f"{len(warnings)} compiler warnings, all in {log_path}")
         print("\n".join(warnings[:5]))
     if status != 0:
-        line.end(f"FAILED; the whole log is in {log_path}")
+        line.end(f"FAILED; the full log is {log_path}")
         with open(log_path, encoding="utf-8", errors="replace") as log:
             lines = log.read().splitlines()
         first = next((i for i, text in enumerate(lines) if text.startswith("FAILED:")),

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes .schemathesis-venv, with schemathesis, which asks the dashboard all that its OpenAPI
-# description allows and much that it does not (test dashboard.openapi). Quick when there is nothing
-# to do; where it cannot be made, it says so, and the test is skipped with that reason.
-# PYTHON=… chooses the Python; pip's own variables apply.
+# Creates .schemathesis-venv with schemathesis, which sends the dashboard valid and invalid requests
+# derived from its OpenAPI description (test dashboard.openapi). Does nothing if it is up to date. On
+# failure prints the reason and succeeds; the test is then skipped.
+# PYTHON=… selects the Python; pip's variables apply.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"

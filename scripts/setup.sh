@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Brings a Debian or Ubuntu machine to the point where Tessera can be configured: packages, a
-# LibTorch in .venv unless TORCH_DIR names one, and an nvcc there where the machine has none. Quick
-# when there is nothing to do.
+# Prepares a Debian or Ubuntu machine for building Tessera: packages, LibTorch in .venv unless
+# TORCH_DIR is set, and nvcc in .venv if the machine has none. Does nothing if all are installed.
 #   scripts/setup.sh [packages|torch|nvcc|train]     default: the first three
-# train: what `make train` needs, which is nvcc only where there is a GPU.
-# PYTHON=… chooses the Python that makes .venv.
+# train: what `make train` needs, which includes nvcc only on a machine with a GPU.
+# PYTHON=… selects the Python that creates .venv.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
@@ -12,11 +11,11 @@ cd "$root"
 log=build/setup.log
 torch_version=2.13.0
 safetensors_version=0.8.0
-# What compiles CUDA kernels (90 MB), without the libraries of a CUDA toolkit.
+# The CUDA compiler (90 MB), without the libraries of a CUDA toolkit.
 nvcc_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
   nvidia-cuda-cccl==13.0.85 nvidia-nvvm==13.0.88)
 
-# Package, and a command or header that shows it to be there when it was not installed by dpkg.
+# Each package, and a command or header that shows that it is installed, perhaps without dpkg.
 packages=(
   "g++ g++"
   "cmake cmake"
@@ -35,8 +34,6 @@ packages=(
   "libgtest-dev gtest/gtest.h"
   "libbenchmark-dev benchmark/benchmark.h"
   "libssl-dev openssl/evp.h"
-  "libopenmpi-dev mpi.h"
-  "openmpi-bin mpirun"
   "libhwloc-dev hwloc.h"
   "libpcre2-dev pcre2.h"
   "zlib1g-dev zlib.h"
@@ -45,6 +42,11 @@ packages=(
   "dpkg-dev dpkg-shlibdeps"
   "file file"
 )
+
+# Open MPI, which Tessera does not use: tests start ranks with mpirun, and `make bench` compares with its
+# collectives.
+openmpi=("libopenmpi-dev mpi.h" "openmpi-bin mpirun")
+[ "${1:-}" = train ] || packages+=("${openmpi[@]}")
 
 python="$(default_python)"
 
@@ -86,14 +88,14 @@ install_packages() {
   fi
   say "installing ${missing[*]}"
   local apt=(quietly "$log" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300)
-  "${apt[@]}" update || say "apt-get update failed; trying with the lists that are here"
+  "${apt[@]}" update || say "apt-get update failed; using the existing package lists"
   "${apt[@]}" install -y --no-install-recommends "${missing[@]}" ||
-    fail "could not install packages. Try it by hand: $line"
+    fail "could not install packages. Try to install them by hand: $line"
 }
 
 not_found() { ldd "$1" 2>/dev/null | awk '/=> not found/ {print $1}' | sort -u | tr '\n' ' '; }
 
-# The requirements of the installed torch that bring CUDA libraries, one per line.
+# Prints the requirements of the installed torch that contain CUDA libraries, one per line.
 cuda_requirements() {
   sed -n 's/^Requires-Dist: \(\(cuda-toolkit\|nvidia-\)[^;]*\).*/\1/p' \
     "$1"/torch-*.dist-info/METADATA | tr -d ' '
@@ -109,7 +111,7 @@ install_torch() {
   say "installing torch $torch_version into .venv (as the source of LibTorch)"
   make_venv || fail "$python cannot make a virtual environment"
   rm -f "$stamp"
-  # Without its Python dependencies: nothing here runs Python code of torch.
+  # Without its Python dependencies, because no Python code of torch is run.
   local pip=(quietly "$log" .venv/bin/python -m pip --disable-pip-version-check install --no-compile
     --no-warn-conflicts)
   local reinstall=()
@@ -117,8 +119,8 @@ install_torch() {
   "${pip[@]}" --no-deps "${reinstall[@]}" "torch==$torch_version" ||
     fail "pip could not install torch $torch_version. Mend the connection, or set TORCH_DIR to a LibTorch of 2.11 to 2.13."
 
-  # A CUDA build of torch wants a few CUDA libraries even on a machine with no GPU: the runtime and
-  # the profiler, some megabytes. All of them, gigabytes, only where there is a GPU to use.
+  # A CUDA build of torch needs the CUDA runtime and profiler (some megabytes) even without a GPU. All
+  # CUDA libraries (gigabytes) are installed only if there is a GPU.
   packages_dir="$(echo .venv/lib/python3*/site-packages)"
   cpu="$packages_dir/torch/lib/libtorch_cpu.so"
   cuda="$packages_dir/torch/lib/libtorch_cuda.so"
@@ -139,10 +141,10 @@ install_torch() {
   echo "$want" >"$stamp"
 }
 
-# Programs of torch that import it in Python, whose dependencies are not installed: they cannot start.
+# These programs import torch in Python, which fails without its dependencies.
 remove_torch_programs() { rm -f .venv/bin/torchrun .venv/bin/torchfrtrace; }
 
-# Half a megabyte, for tests only: without it they are skipped and say so.
+# Half a megabyte, for tests only. Without it they are skipped.
 install_safetensors() {
   if compgen -G ".venv/lib/python3*/site-packages/safetensors-$safetensors_version.dist-info" \
     >/dev/null; then return 0; fi
@@ -151,21 +153,21 @@ install_safetensors() {
     say "pip could not install safetensors $safetensors_version: the tests against it will be skipped"
 }
 
-# An nvcc of any kind on the machine is left to CMake, which says whether it is new enough.
+# If the machine has an nvcc, CMake checks whether it is new enough.
 install_nvcc() {
   local stamp=.venv/.tessera-nvcc bin
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then return 0; fi
   if [ "$(cat "$stamp" 2>/dev/null)" = "${nvcc_packages[*]}" ]; then return 0; fi
-  say "installing nvcc into .venv (to compile the kernels for GPUs)"
+  say "installing nvcc into .venv (to compile the CUDA kernels)"
   if make_venv && quietly "$log" .venv/bin/python -m pip --disable-pip-version-check install \
     --no-deps --no-compile "${nvcc_packages[@]}"; then
-    # The packages let nobody but their owner run these.
+    # The packages make these executable for the owner only.
     for bin in .venv/lib/python3*/site-packages/nvidia/cu13/{bin,nvvm/bin}/*; do
       if [ -f "$bin" ]; then chmod a+rx "$bin"; fi
     done
     echo "${nvcc_packages[*]}" >"$stamp"
   else
-    say "pip could not install nvcc: the kernels for GPUs are left out of the build"
+    say "pip could not install nvcc: the build omits the CUDA kernels"
   fi
 }
 
@@ -193,5 +195,5 @@ case "${1:-all}" in
     fi
     install_nvcc
     ;;
-  *) fail "setup.sh: got \"$1\"; must be packages, torch, nvcc, train or nothing" ;;
+  *) fail "setup.sh: \"$1\": must be packages, torch, nvcc, train or nothing" ;;
 esac

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints each test that skipped itself, with its reason, from the file of ctest --output-junit.
+"""Prints each skipped test with its reason, from a file written by ctest --output-junit.
 
 usage: skipped_tests.py LABEL FILE
 """
@@ -13,7 +13,7 @@ _VERDICT = re.compile(r"^\[  SKIPPED \] (\S+) \(\d+ ms\)")
 
 
 def gtest_skips(lines):
-    """(case, reason) pairs. GoogleTest prints "file:line: Skipped", the reason, then the verdict."""
+    """Yields (case, reason). GoogleTest prints "file:line: Skipped", the reason, then the verdict."""
     reason, reading = [], False
     for line in lines:
         verdict = _VERDICT.match(line)
@@ -27,7 +27,7 @@ def gtest_skips(lines):
 
 
 def skips(path):
-    """(test, reason) pairs of a run."""
+    """Yields (test, reason) of a run."""
     for test in xml.etree.ElementTree.parse(path).iter("testcase"):
         name = test.get("name")
         lines = (test.findtext("system-out") or "").splitlines()
@@ -35,8 +35,8 @@ def skips(path):
         for case, reason in cases:
             yield (name if name.endswith(case) else f"{name}: {case}"), reason
         if not cases and test.find("skipped") is not None:
-            said = [line.strip() for line in lines if line.strip()]
-            yield name, said[-1] if said else test.find("skipped").get("message", "no reason given")
+            printed = [line.strip() for line in lines if line.strip()]
+            yield name, printed[-1] if printed else test.find("skipped").get("message", "no reason given")
 
 
 def main():

@@ -1,4 +1,4 @@
-"""The first-party files of a tree, and how the lint scripts report what they find in them."""
+"""Lists the files of a tree and reports problems, for the lint scripts."""
 
 import argparse
 import pathlib
@@ -10,7 +10,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
 def files(root):
-    """Paths relative to root of all files that git knows or would add; without git, all files."""
+    """Returns paths relative to root of all files that git tracks or would add; without git, all files."""
     try:
         listed = subprocess.run(
             ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -26,7 +26,7 @@ def lines(root, name):
 
 
 def includes(root, name):
-    """(line number, quoted?, path) of each #include in a file."""
+    """Returns (line number, is_quoted, path) of each #include in a file."""
     found = []
     for number, line in enumerate(lines(root, name), 1):
         match = _INCLUDE.match(line)
@@ -36,7 +36,7 @@ def includes(root, name):
 
 
 def main(description, check):
-    """Runs check(root) -> list of problems; prints them; status 1 if there are any."""
+    """Runs check(root) -> list of problems and prints them. Returns 1 if there are any, otherwise 0."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("root", nargs="?", default=pathlib.Path(__file__).parent.parent,
                         type=pathlib.Path, help="top of the tree (default: this repository)")

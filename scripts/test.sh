@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Test runs. Each builds what it needs.
+# Runs tests, and builds what they need.
 #   scripts/test.sh            lint, release build and tests: `make test`
 #   scripts/test.sh sanitize   the torch-free tests under AddressSanitizer and UBSan, and under
 #                              ThreadSanitizer: `make sanitize`
-#   scripts/test.sh soak       every test of the release build, the long matrices among them, the
+#   scripts/test.sh soak       every test of the release build including the long matrices, the
 #                              sanitizers and libFuzzer: `make soak`
 # CI runs the first two (.ci/run).
 # Expects scripts/setup.sh to have run.
@@ -15,7 +15,7 @@ summary=()
 skipped=()
 status=0
 
-# step <name> <command…>: runs it, times it, keeps going when it fails.
+# step <name> <command…>: runs and times a command. A failure sets the final status.
 step() {
   local name="$1" began=$SECONDS result=ok
   shift
@@ -84,7 +84,7 @@ sanitizers() {
   done
 }
 
-# Labels: "soak" marks the long matrices, left out of the ordinary run.
+# The label "soak" marks the long matrices, which ordinary runs exclude.
 case "${1:-all}" in
   all)
     start_tools
@@ -97,13 +97,13 @@ case "${1:-all}" in
   sanitize) sanitizers ;;
   soak)
     start_tools
-    if step "build, release" scripts/build.sh release; then
+    if step "build, release" scripts/build.sh release all soak_programs; then
       step "tools of the tests" wait_for_tools
       step "tests, release and soak" tests release build
     fi
     sanitizers
     step "libFuzzer" scripts/fuzz.sh
     ;;
-  *) fail "test.sh: got \"$1\", must be sanitize, soak or nothing" ;;
+  *) fail "test.sh: \"$1\": must be sanitize, soak or nothing" ;;
 esac
 finish

@@ -16,7 +16,7 @@
 #include "tessera/nn/unit.h"
 #include "tessera/parallel/parallelize.h"
 #include "tessera/parallel/save.h"
-#include "tessera/tensor_parallel/tensor_parallel.h"
+#include "tessera/tensor_parallel/layers.h"
 #include "tessera/zero/engine.h"
 #include "tessera/zero/initial_shards.h"
 #include "tessera/zero/sync_batch_norm.h"
@@ -37,6 +37,7 @@ using tensor_parallel::VocabParallelEmbedding;
 using zero::AdamW;
 using zero::default_policy;
 using zero::Engine;
+using zero::GradBucket;
 using zero::InitialShards;
 using zero::Lion;
 using zero::Muon;
@@ -44,6 +45,8 @@ using zero::OnNonFinite;
 using zero::Options;
 using zero::ParamPolicy;
 using zero::PendingStep;
+using zero::PendingSums;
+using zero::ReduceHook;
 using zero::SGD;
 using zero::StateScope;
 using zero::StateShard;

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// For fuzz targets: ends the program, as every fuzzer notices, with the input that was wrong.
+// For fuzz targets: aborts with the input if a condition does not hold.
 inline void must(bool holds, const char* what, std::string_view input) {
   if (holds) return;
   std::cerr << "fuzz: " << what << " for " << input << std::endl;

@@ -1,4 +1,4 @@
-// The way in for libFuzzer: one program for each TESSERA_FUZZ_TARGET, see tessera_fuzzer.
+// Entry point for libFuzzer: one program per TESSERA_FUZZ_TARGET, see tessera_fuzzer.
 
 #include <cstddef>
 #include <cstdint>

@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-// Inputs made from the files of a folder by cutting, copying, flipping and putting in words that
-// tend to break parsers. The same every time.
+// Generator of inputs: mutates the files of a folder by cutting, copying, flipping bits and
+// inserting words that tend to break parsers. Deterministic.
 class Mutator {
  public:
   Mutator(const std::string& folder, std::vector<std::string> words) : words_(std::move(words)) {
@@ -51,19 +51,19 @@ class Mutator {
       case 6:
         if (at < input.size()) input[at] = static_cast<char>(input[at] ^ (1U << below(8)));
         break;
-      case 7: {  // goes on as another file does
+      case 7: {  // continues with the rest of another file
         const std::string& other = seeds_[below(seeds_.size())];
         input = input.substr(0, at) + other.substr(below(other.size() + 1));
         break;
       }
-      case 8: {  // something in the place of a number
+      case 8: {  // replaces a number
         const std::size_t digit = input.find_first_of("0123456789", at);
         if (digit == std::string::npos) break;
         const std::size_t end = input.find_first_not_of("0123456789", digit);
         input.replace(digit, end == std::string::npos ? end : end - digit, word);
         break;
       }
-      default: {  // and of a string
+      default: {  // replaces a string
         const std::size_t begin = input.find('"', at);
         const std::size_t end = begin == std::string::npos ? begin : input.find('"', begin + 1);
         if (end != std::string::npos) input.replace(begin, end + 1 - begin, word);

@@ -3,7 +3,8 @@
 #include <unistd.h>
 
 // For tests that compare with Python packages. A program that includes this links tessera_interop.
-// Importing transformers takes ten seconds: one process for all that a test program asks of it.
+// Importing transformers takes ten seconds, so a test program does all its Python work in one
+// process.
 
 namespace tessera {
 
@@ -12,8 +13,8 @@ inline bool has_interop() { return ::access(kInteropPython, X_OK) == 0; }
 
 }  // namespace tessera
 
-// At the beginning of a test.
+// Skips the test if the Python is missing.
 #define TESSERA_NEEDS_INTEROP()                                                           \
   if (!tessera::has_interop())                                                            \
   GTEST_SKIP() << "no Python with transformers and others at " << tessera::kInteropPython \
-               << "; scripts/interop.sh makes it, or says why not"
+               << "; scripts/interop.sh creates it or prints why it cannot"

@@ -11,21 +11,21 @@
 
 namespace tessera {
 
-// The bound of every wait in these tests: it only tells a hang from slowness.
+// Deadline in seconds of every wait in these tests, long enough for a slow machine.
 constexpr double kHang = 60;
 
 bool wait_until(const std::function<bool()>& condition, double seconds = kHang);
 
-// Runs no more: gone, or a zombie that its parent has yet to collect.
+// Returns true if the process has ended, even if its parent has not waited for it yet.
 bool is_gone(pid_t pid);
 
-// How a command ended.
+// Exit status and output of a command.
 struct Outcome {
   int status = -1;
   std::string out, err;
 };
 
-// A file in memory that collects output.
+// File in memory that collects output.
 class Capture {
  public:
   Capture();
@@ -37,17 +37,17 @@ class Capture {
   Fd fd_;
 };
 
-// A process that runs `body` and exits with what it returns.
+// Process that runs `body` and exits with its return value.
 class Child {
  public:
   explicit Child(const std::function<int()>& body);
-  ~Child();  // kills what is still there
+  ~Child();  // kills the process if it still runs
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
   pid_t pid() const { return pid_; }
   void signal(int number) const;
-  // The exit status as a shell shows it (128 + signal), or -1 when it hangs.
+  // Returns the exit status as a shell shows it (128 + signal), or -1 after the deadline.
   int wait();
 
  private:
@@ -55,11 +55,11 @@ class Child {
   bool waited_ = false;
 };
 
-// Runs a program with our environment, and returns its status; output goes to the captures.
-// `prepare` runs in its process before it: for limits and such.
+// Runs a program with this process's environment and returns its status. Output goes to the
+// captures. `prepare` runs in the new process before the program, for example to set limits.
 int execute(const std::vector<std::string>& command, Capture& out, Capture& err,
             const std::function<void()>& prepare = {});
-// The same, with what it wrote.
+// The same, but returns the output too.
 Outcome outcome_of(const std::vector<std::string>& command,
                    const std::function<void()>& prepare = {});
 

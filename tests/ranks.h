@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Runs `body` on so many ranks, threads of this process. The timeout only tells a hang from
-// slowness.
+// Runs `body` on `ranks` ranks, which are threads of this process. The timeout is long enough for
+// slow machines.
 inline void over(int ranks, const std::function<void(const comm::Group&)>& body) {
   comm::GroupOptions options;
   options.timeout = std::chrono::seconds(120);

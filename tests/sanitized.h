@@ -2,7 +2,7 @@
 
 namespace tessera::testing {
 
-// A sanitizer makes everything many times as dear: tests that go over a range then take less of it.
+// True under a sanitizer, where tests over a range cover less of it because they run much slower.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
 #else

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// A folder that goes with the test.
+// Folder that is removed with the object.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(
@@ -28,12 +28,12 @@ class TemporaryFolder {
  private:
   static std::string make(const std::filesystem::path& parent) {
     std::string name = (parent / "tessera-test-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot create " + name);
     return name;
   }
 };
 
-// In memory where that is a place, for tests that sync thousands of small files.
+// TemporaryFolder in memory if /dev/shm has space, for tests that sync thousands of small files.
 class QuickFolder : public TemporaryFolder {
  public:
   QuickFolder() : TemporaryFolder(place()) {}

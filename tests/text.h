@@ -12,7 +12,7 @@ inline bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// What `body` throws, in words; empty if nothing.
+// Returns the message of the exception that `body` throws, or "" if it throws none.
 template <typename Body>
 std::string error_of(const Body& body) {
   try {

@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-// Whether toml++ was there when this was built. The catalogue of hardware is such a file itself.
+// Returns true if the build has toml++. The hardware catalog is itself a TOML file.
 inline bool reads_toml() {
   try {
-    const planner::Catalogue catalogue;
+    const planner::Catalog catalog;
     return true;
   } catch (const UsageError& error) {
     if (std::string_view(error.what()).find("cannot read TOML") == std::string_view::npos) throw;
@@ -20,6 +20,6 @@ inline bool reads_toml() {
 
 }  // namespace tessera
 
-// At the beginning of a test. Where a whole source needs it, see TOML of tessera_test.
+// Skips the test if the build has no toml++. For whole sources use TOML of tessera_test.
 #define TESSERA_NEEDS_TOML() \
   if (!tessera::reads_toml()) GTEST_SKIP() << "built without toml++"

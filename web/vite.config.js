@@ -1,6 +1,7 @@
 import { defineConfig } from "vite";
 
-// Six files of fixed names, which the program carries inside: see scripts/web.sh.
+// The build writes files with fixed names (scripts/web.sh). `--mode site` builds the page for the
+// static site: a worker computes the answers, and no server is asked.
 const named = (asset) => {
   const name = asset.names?.[0] ?? "";
   if (name.endsWith(".css")) return "page.css";
@@ -8,14 +9,25 @@ const named = (asset) => {
   return "[name][extname]";
 };
 
-export default defineConfig({
+const source = (name) => new URL(`./src/${name}`, import.meta.url).pathname;
+const withoutServer = {
+  name: "without-server",
+  transformIndexHtml: (html) => html.replace(/^.*\.\/api\/about.*\n/m, ""),
+};
+
+export default defineConfig(({ mode }) => ({
   base: "./",
-  // `npm run dev` beside a `tessera dashboard --port 8123` that answers.
+  resolve: {
+    alias: { "#answers": source(mode === "site" ? "answers_wasm.ts" : "answers_http.ts") },
+  },
+  plugins: mode === "site" ? [withoutServer] : [],
+  worker: { format: "es", rollupOptions: { output: { entryFileNames: "worker.js" } } },
+  // `npm run dev` forwards API requests to `tessera dashboard --port 8123`.
   server: { proxy: { "/api": "http://127.0.0.1:8123" } },
   build: {
     target: "es2022",
     outDir: "dist",
-    assetsInlineLimit: 0, // the content-security policy has no place for data: addresses
+    assetsInlineLimit: 0, // the content-security policy forbids data: URLs
     modulePreload: false,
     reportCompressedSize: false,
     cssCodeSplit: false,
@@ -27,4 +39,4 @@ export default defineConfig({
       },
     },
   },
-});
+}));

@@ -5,7 +5,7 @@
 #include <memory>
 #include <new>
 
-#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/file_system.h"
 #include "tessera/checkpoint/shard.h"
 
 namespace tessera::checkpoint {

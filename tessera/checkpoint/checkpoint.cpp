@@ -5,7 +5,7 @@
 
 #include "tessera/checkpoint/buffer.h"
 #include "tessera/checkpoint/checksum.h"
-#include "tessera/checkpoint/manifest_json.h"
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 

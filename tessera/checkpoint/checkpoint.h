@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/checkpoint/files.h"
-#include "tessera/checkpoint/folder.h"
+#include "tessera/checkpoint/file_system.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/shard.h"
+#include "tessera/checkpoint/step_folder.h"
 
 namespace tessera::checkpoint {
 

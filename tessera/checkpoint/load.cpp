@@ -26,10 +26,10 @@ const std::vector<Checkpoint::StoredRun>& Checkpoint::stored_runs(const Key& key
       const StoredFile& file = manifest_.files[static_cast<std::size_t>(f)];
       check_size(f);  // before memory is allocated for its runs
       run_total += run_count(file.tensors[static_cast<std::size_t>(t)]);
-      if (run_total > kMostRuns) {
+      if (run_total > kMaxRuns) {
         throw DataError(str(folder_, ": parameter ", quote(key.first), ", state ",
                             quote(key.second), " is cut into ", run_total,
-                            " runs or more; must be at most ", kMostRuns));
+                            " runs or more; must be at most ", kMaxRuns));
       }
       for (const Run& run : to_runs(file.tensors[static_cast<std::size_t>(t)].strided_runs)) {
         all.push_back({run, f, t});

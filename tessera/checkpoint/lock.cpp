@@ -10,7 +10,7 @@
 #include <cstring>
 #include <thread>
 
-#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/file_system.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/publish.h"

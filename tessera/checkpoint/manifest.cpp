@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/checkpoint/checksum.h"
-#include "tessera/checkpoint/manifest_json.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -101,8 +100,8 @@ std::string to_text(const ShardFileTable& table) {
 void check_counts(const Description& about) {
   for (const auto& [name, count] :
        {std::pair{"step", about.step}, std::pair{"samples", about.samples}}) {
-    if (count < 0 || count > kMostCount) {
-      throw UsageError(str(name, ": got ", count, "; must be 0 to ", kMostCount));
+    if (count < 0 || count > kMaxCount) {
+      throw UsageError(str(name, ": got ", count, "; must be 0 to ", kMaxCount));
     }
   }
 }
@@ -170,9 +169,9 @@ void check_complete(const Manifest& manifest, const std::string& where) {
     for (const auto& [state, tensors] : found->second) {
       std::int64_t run_total = 0;
       for (const StoredTensor* tensor : tensors) run_total += run_count(*tensor);
-      if (run_total > kMostRuns) {
+      if (run_total > kMaxRuns) {
         throw DataError(str(where, ": parameter ", quote(spec.name), ", state ", quote(state),
-                            " is cut into ", run_total, " runs; must be at most ", kMostRuns));
+                            " is cut into ", run_total, " runs; must be at most ", kMaxRuns));
       }
       std::vector<Run> runs;
       for (const StoredTensor* tensor : tensors) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -12,12 +13,20 @@
 
 namespace tessera::checkpoint {
 
+// Constants of the format, for its writer and its reader.
+inline constexpr std::string_view kFormat = "tessera-checkpoint";
+// Version that is written. Version 1, with only tensor-parallel cuts, can still be read.
+inline constexpr int kVersion = 2;
+inline constexpr std::string_view kChecksumBefore = "{\"crc32c\": \"";
+inline constexpr std::string_view kChecksumAfter = "\",\n";
+inline constexpr std::size_t kChecksumDigits = 8;
+
 // Maximum of steps, samples, elements and bytes, here and in files. Sums and small multiples of
 // them do not overflow, and every JSON reader represents them exactly.
-inline constexpr std::int64_t kMostCount = std::int64_t{1} << 53;
-inline constexpr std::int64_t kMostRanks = 1 << 24;
+inline constexpr std::int64_t kMaxCount = std::int64_t{1} << 53;
+inline constexpr std::int64_t kMaxRanks = 1 << 24;
 // Maximum number of runs of one state over all files. It bounds the memory for looking them up.
-inline constexpr std::int64_t kMostRuns = 1 << 24;
+inline constexpr std::int64_t kMaxRuns = 1 << 24;
 
 // Information that a run needs, besides its tensors, to resume. The same on every rank except
 // `params` and `extra`. The parameters of all ranks together are the model. If several ranks have

@@ -5,10 +5,9 @@
 #include <set>
 
 #include "tessera/checkpoint/checksum.h"
-#include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/manifest.h"
-#include "tessera/checkpoint/manifest_json.h"
 #include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/step_folder.h"
 #include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -66,7 +65,7 @@ class Node {
   std::string path_;
 };
 
-constexpr std::int64_t kMost = kMostCount;
+constexpr std::int64_t kMost = kMaxCount;
 // Printing a value in a message uses stack for every level.
 constexpr int kMaxDepth = 100;
 
@@ -188,7 +187,7 @@ StoredTensor read_tensor(const Node& node, const std::map<std::string, std::int6
       item.refuse(str("elements of a parameter that has ", param->second));
     }
     runs += run.times;  // no overflow: `runs` and `times` are at most 2^53
-    if (runs > kMostRuns) item.refuse(str("at most ", kMostRuns, " runs of a tensor"));
+    if (runs > kMaxRuns) item.refuse(str("at most ", kMaxRuns, " runs of a tensor"));
     // No overflow: the runs do not overlap, so they have at most `end` elements.
     if (run.count * run.times > most - total) {
       item.refuse(str("at most the ", data_bytes, " bytes of data of the file"));
@@ -291,12 +290,12 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
   }
   for (const auto& item : mesh.json().items()) {  // a missing axis has one rank
     const Axis axis = read_axis(item.key(), mesh);
-    about.mesh.set_given(axis, static_cast<int>(mesh.at(item.key()).number(1, kMostRanks)));
+    about.mesh.set_given(axis, static_cast<int>(mesh.at(item.key()).number(1, kMaxRanks)));
   }
   if (about.mesh.dp() % about.mesh.given(Axis::dp_replicate) != 0) {
     mesh.refuse("a mesh whose dp_replicate divides dp");
   }
-  if (about.mesh.world() > kMostRanks) mesh.refuse(str("a mesh of at most ", kMostRanks, " ranks"));
+  if (about.mesh.world() > kMaxRanks) mesh.refuse(str("a mesh of at most ", kMaxRanks, " ranks"));
   about.stage = static_cast<int>(root.at("stage").number(0, 3));
   about.layout = root.at("layout").text();
   if (!root.at("model").json().is_object()) root.at("model").refuse("an object");

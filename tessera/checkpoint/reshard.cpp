@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tessera/checkpoint/shard_file.h"
+#include "tessera/checkpoint/save.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/shard.h"
@@ -68,9 +68,9 @@ void check_reshard(const Checkpoint& from, const std::string& dir, const Axes& m
   if (mesh.world() < 1) {
     throw UsageError(got + "; must have at least 1 rank along each axis");
   }
-  constexpr std::int64_t kMostFiles = 1 << 20;
-  if (mesh.world() > kMostFiles) {
-    throw UsageError(str(got, "; must have at most ", kMostFiles, " ranks: each has a file"));
+  constexpr std::int64_t kMaxFiles = 1 << 20;
+  if (mesh.world() > kMaxFiles) {
+    throw UsageError(str(got, "; must have at most ", kMaxFiles, " ranks: each has a file"));
   }
   const std::string final_path = str(dir, "/", folder_name(from.about().step));
   if (files.exists(final_path)) {

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/checkpoint/dtype.h"
-#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/convert_dtype.h"
+#include "tessera/checkpoint/file_system.h"
 
 namespace tessera::checkpoint {
 
@@ -37,7 +37,7 @@ struct Header {
 
 inline constexpr std::int64_t kLengthBytes = 8;
 // Limit of the reference implementation.
-inline constexpr std::int64_t kMostHeaderBytes = 100'000'000;
+inline constexpr std::int64_t kMaxHeaderBytes = 100'000'000;
 // The data starts at a multiple of this, so that large writes are aligned.
 inline constexpr std::int64_t kDataAlign = 4096;
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/file_system.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/shard.h"
 

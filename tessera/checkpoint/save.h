@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/files.h"
-#include "tessera/checkpoint/folder.h"
+#include "tessera/checkpoint/file_system.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/safetensors_writer.h"
 #include "tessera/checkpoint/shard.h"
+#include "tessera/checkpoint/step_folder.h"
 
 namespace tessera::checkpoint {
 
@@ -52,5 +53,19 @@ struct Saved {
 // [Note: memory]; rank 0 also holds the manifest.
 Saved save(const std::string& dir, const Description& about, const std::vector<Shard>& shards,
            const Team& team = {}, const SaveOptions& options = {});
+
+// A tensor to write to a shard file.
+struct ShardFileTensor {
+  std::string param;
+  std::string state;
+  DType dtype = DType::f32;
+  std::vector<StridedRun> strided_runs;  // not empty
+  Source source;
+};
+
+// Writes the shard file of a rank to the folder of a checkpoint.
+ShardFileTable write_shard_file(FileSystem& files, const std::string& folder, int rank,
+                                const Description& about, std::vector<ShardFileTensor> tensors,
+                                const Charge& charge = {});
 
 }  // namespace tessera::checkpoint

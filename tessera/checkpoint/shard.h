@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/dtype.h"
+#include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/core/param_spec.h"
 
 namespace tessera::checkpoint {

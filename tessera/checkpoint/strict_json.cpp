@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
-#include "tessera/core/json_error.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 
 namespace tessera::checkpoint {

@@ -26,8 +26,7 @@ constexpr const char* kBenchExamples =
     "  tessera bench comm --ranks 2\n"
     "  tessera bench comm --ranks 4 --sizes 25MiB --ops all_reduce --memory symmetric\n"
     "  tessera bench comm --ranks 2 --ops all --sizes 4KiB,1MiB --dtype bf16 --json\n"
-    "  tessera bench comm --ranks 2 --backend mpi          (starts mpirun)\n"
-    "  mpirun -n 2 tessera bench comm --backend mpi        (joins the ranks of a launcher)\n"
+    "  mpirun -n 2 tessera bench comm                      (joins the ranks of a launcher)\n"
     "\n"
     "JSON is an array of {op, backend, memory, dtype, ranks, bytes, ms, min_ms, gb_per_s}. bytes "
     "is\n"
@@ -113,8 +112,8 @@ std::vector<std::string> memories(const std::string& asked, const comm::Group& w
                      : std::vector<std::string>{"ordinary"};
   }
   if (asked != "ordinary" && !symmetric) {
-    throw UsageError(str("--memory: got ", asked, ", but the backend ", world.backend(),
-                         " has no symmetric memory; must be ordinary"));
+    throw UsageError(Flag("memory"), str("got ", asked, ", but the backend ", world.backend(),
+                                         " has no symmetric memory; must be ordinary"));
   }
   if (asked == "both") return {"symmetric", "ordinary"};
   return {asked};
@@ -158,9 +157,6 @@ int bench_on_ranks(BenchArguments& arguments, int argc, char** argv) {
       process::check_given_ranks(arguments.ranks, launch.launcher, launch.size);
     }
     return report_to_launcher([&] { return measure(arguments); });
-  }
-  if (comm::backend_kind(arguments.backend).needs_mpi) {
-    return process::become_mpirun(arguments.ranks, process::own_command(argc, argv));
   }
   return process::start_ranks({.ranks = arguments.ranks, .name = "bench"},
                               process::own_command(argc, argv));

@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kRepetition = 200e-6;  // target minimum duration of a repetition, seconds
-constexpr int kMostRepetitions = 1000;
+constexpr int kMaxRepetitions = 1000;
 constexpr int kFewestRepetitions = 5;
 
 // Test values: element i of rank r is (i + r) % kPeriod. The results repeat after kPeriod elements
@@ -189,7 +189,7 @@ std::vector<double> measure(const comm::Group& group, const Case& what,
   const double once = slowest(group, {time(3)}).front();
   const int calls = static_cast<int>(std::clamp(std::ceil(kRepetition / once), 1.0, 1000.0));
   const int fitting = static_cast<int>(
-      std::clamp<double>(options.seconds / (once * calls), kFewestRepetitions, kMostRepetitions));
+      std::clamp<double>(options.seconds / (once * calls), kFewestRepetitions, kMaxRepetitions));
   const int repetitions = options.repeat > 0 ? options.repeat : fitting;
   std::vector<double> mine;
   for (int i = 0; i < repetitions; ++i) mine.push_back(time(calls));
@@ -209,8 +209,8 @@ void check_sizes(const BenchOptions& options) {
   const auto element = static_cast<std::int64_t>(comm::size_of(options.dtype));
   for (const std::int64_t size : options.sizes) {
     if (size >= element && size % element == 0) continue;
-    throw UsageError(str("--sizes: got ", size, " bytes; must be a multiple of the ", element,
-                         " bytes of a ", comm::name(options.dtype), " element"));
+    throw UsageError(Flag("sizes"), str("got ", size, " bytes; must be a multiple of the ", element,
+                                        " bytes of a ", comm::name(options.dtype), " element"));
   }
 }
 

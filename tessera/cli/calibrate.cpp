@@ -20,9 +20,9 @@
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/planner/kernel_time.h"
+#include "tessera/planner/program_cost.h"
+#include "tessera/process/cpu_topology.h"
 #include "tessera/process/own_ranks.h"
-#include "tessera/process/topology.h"
 
 namespace tessera::cli {
 namespace {
@@ -54,7 +54,7 @@ struct Measured {
 
 Measured measure_cpu(const Bench& bench) {
   constexpr std::int64_t kSize = 1024;  // larger than the caches
-  Measured result{planner::Catalogue().find("cpu"), ""};
+  Measured result{planner::Catalog().find("cpu"), ""};
   planner::Hardware& machine = result.machine;
   machine.memory = static_cast<double>(memory_info().total) / bench.world.size();
   machine.units = at::get_num_threads();
@@ -65,7 +65,7 @@ Measured measure_cpu(const Bench& bench) {
   return result;
 }
 
-// Returns the catalogue entry for a card by its driver name ("NVIDIA H200"), or null. For an
+// Returns the catalog entry for a card by its driver name ("NVIDIA H200"), or null. For an
 // unknown card the peaks are the measured ones, and what is not measured (links, watts) is that of
 // h200.
 const char* known_card(const std::string& name) {
@@ -88,13 +88,13 @@ Measured measure_gpu(const Bench& bench) {
   constexpr Product kProducts[] = {{8192, 8192, 8192}, {15360, 6400, 1600}, {15360, 1600, 6400},
                                    {16384, 3072, 768}, {8192, 8192, 2048},  {1024, 4800, 1600},
                                    {2560, 50304, 1600}};
-  const planner::Catalogue catalogue;
-  const planner::Hardware ours = catalogue.find("h200");
+  const planner::Catalog catalog;
+  const planner::Hardware ours = catalog.find("h200");
   const std::vector<Gpu> cards = driver_gpus().value_or(std::vector<Gpu>());
   const auto index = static_cast<std::size_t>(bench.device.index());
   const Gpu card = index < cards.size() ? cards[index] : Gpu{"an unknown GPU", 0, 0};
   const char* const known = known_card(card.name);
-  Measured result{catalogue.find(known != nullptr ? known : "h200"), ""};
+  Measured result{catalog.find(known != nullptr ? known : "h200"), ""};
   planner::Hardware& machine = result.machine;
   machine.figures.clear();
   machine.software = "tessera";
@@ -181,7 +181,7 @@ int measure(const CalibrateArguments& arguments, const comm::Launch& launch) {
     if (arguments.gpu()) {
       text += "; predicted/measured:";
       for (const planner::PassSample& sample : samples) {
-        planner::Question q = sample.question;
+        planner::RunConfig q = sample.question;
         q.hardware = machine;
         text += str(" ", std::lround(1e6 * planner::pass_seconds(q)), "/",
                     std::lround(1e6 * sample.seconds));
@@ -210,12 +210,12 @@ void resolve_arguments(CalibrateArguments& arguments) {
   if (!arguments.gpu()) return;
   const int gpus = comm::gpu_count();
   if (gpus == 0) {
-    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; must be cpu");
+    throw UsageError(Flag("device"), "got cuda, but LibTorch finds no CUDA device; must be cpu");
   }
   if (arguments.ranks > gpus) {
-    throw UsageError(str("--ranks: got ", arguments.ranks, ", but there ",
-                         gpus == 1 ? "is one GPU" : str("are ", gpus, " GPUs"),
-                         "; must be at most that many"));
+    throw UsageError(Flag("ranks"), str("got ", arguments.ranks, ", but there ",
+                                        gpus == 1 ? "is one GPU" : str("are ", gpus, " GPUs"),
+                                        "; must be at most that many"));
   }
 }
 
@@ -243,8 +243,8 @@ int calibrate_command(int argc, char** argv) {
   if (!line.parse(argc, argv)) return 0;
   constexpr double kShortest = 1e-3, kLongest = 3600;
   if (!(arguments.seconds >= kShortest && arguments.seconds <= kLongest)) {
-    throw UsageError(str("--time: got ", format_time(arguments.seconds),
-                         "; must be 1ms to 1h. The default is 1s."));
+    throw UsageError(Flag("time"), str("got ", format_time(arguments.seconds),
+                                       "; must be 1ms to 1h. The default is 1s."));
   }
   resolve_arguments(arguments);
   // Checked before half a minute of measurements.

@@ -12,7 +12,7 @@
 #include <span>
 
 #include "tessera/cli/bench_comm.h"
-#include "tessera/models/gpt.h"
+#include "tessera/models/language_model.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/planner/formulas.h"
@@ -61,7 +61,7 @@ at::Tensor numbers(const Bench& bench, at::IntArrayRef sizes, at::ScalarType dty
 constexpr std::int64_t kValues = 16 << 20, kGpuValues = 256 << 20;
 // A GPU is timed over calls that take this many seconds together: events cost some microseconds.
 constexpr double kTogether = 5e-3;
-constexpr int kMostTogether = 200;
+constexpr int kMaxTogether = 200;
 
 struct Shape {
   std::int64_t layers, hidden, heads, vocab, seq, batch;
@@ -82,7 +82,7 @@ CallTime time_of(const Bench& bench, const std::function<void()>& call) {
   if (!bench.device.is_cpu()) {
     call();  // libraries choose their algorithms in the first call
     const double once = run_timed(bench.device, 1, call).seconds;
-    calls = std::clamp(static_cast<int>(kTogether / std::max(once, 1e-7)), 1, kMostTogether);
+    calls = std::clamp(static_cast<int>(kTogether / std::max(once, 1e-7)), 1, kMaxTogether);
   }
   bench.world.barrier();
   std::vector<double> seconds, host;
@@ -160,15 +160,16 @@ std::vector<planner::PassSample> measure_passes(const Bench& bench, const std::s
   const bool gpu = !bench.device.is_cpu();
   std::vector<planner::PassSample> samples;
   for (const Shape& shape : gpu ? std::span<const Shape>(kGpuShapes) : std::span(kShapes)) {
-    planner::Question q;
+    planner::RunConfig q = planner::RunConfig::for_plan();
     q.model = gpt_shape(shape.layers, shape.hidden, shape.heads, shape.vocab, shape.seq);
     q.layout = parse_state_layout(layout);
     q.micro_batch = shape.batch;
     q.software = planner::Software::tessera;
     q.gpu = gpu;
-    q = planner::settle(q);
+    q = planner::resolve(q);
     const auto dtype = q.layout.param == 4 ? at::kFloat : at::kBFloat16;
-    models::Gpt model(q.model, 1, at::TensorOptions().dtype(dtype).device(bench.device));
+    const auto model =
+        models::make_model(q.model, {}, 1, at::TensorOptions().dtype(dtype).device(bench.device));
     const at::Tensor ids = at::randint(shape.vocab, {shape.batch, shape.seq},
                                        at::device(bench.device).dtype(at::kLong));
     const CallTime time = time_of(bench, [&] {

@@ -1,25 +1,32 @@
 // tessera checkpoint: inspects, compares and rewrites checkpoints. Does not need torch.
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/lock.h"
 #include "tessera/checkpoint/reshard.h"
-#include "tessera/cli/checkpoint_export.h"
+#include "tessera/checkpoint/safetensors.h"
 #include "tessera/cli/checkpoint_verify.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/json_text.h"
+#include "tessera/cli/json_output.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/data/token_data.h"
+#include "tessera/data/tokenizer.h"
+#include "tessera/huggingface/export.h"
+#include "tessera/huggingface/peft.h"
 
 namespace tessera::cli {
 namespace {
@@ -207,6 +214,181 @@ int reshard(const std::string& path, const std::string& to, const Axes& mesh) {
                        format_bytes(saved.bytes), "\n"));
 }
 
+// Arguments of `tessera checkpoint export`.
+struct ExportArguments {
+  std::string from;  // a checkpoint, or the folder of a run
+  std::string to;
+  std::string format = "safetensors";  // or huggingface, peft
+  std::string state, dtype;
+  std::string shard_size = "5GB", tokenizer;  // huggingface
+  std::string base;                           // base model of a checkpoint with adapters
+};
+
+constexpr std::array kExportDTypes = {DType::f32, DType::bf16, DType::f16};
+
+std::optional<DType> export_dtype(const std::string& text) {
+  if (text.empty() || text == "auto") return std::nullopt;
+  try {
+    return parse_dtype(text, kExportDTypes);
+  } catch (const UsageError& error) {
+    throw UsageError(Flag("dtype"), error.what());
+  }
+}
+
+// Returns true if the model was trained on bytes, so that there is no tokenizer.json.
+bool read_as_bytes(const checkpoint::Checkpoint& from) {
+  const auto& extra = from.about().extra;
+  const auto tokenizer = extra.find("tokenizer"), data = extra.find("data");
+  if (tokenizer != extra.end() && !tokenizer->second.empty()) {
+    return tokenizer->second == data::byte_tokenizer()->fingerprint();
+  }
+  return data != extra.end() && kind_of_file(data->second) == "a regular file" &&
+         !data::is_token_data(data->second);
+}
+
+// Sets the begin and end tokens from the tokenizer that is exported with the model.
+void name_end_tokens(const checkpoint::Checkpoint& from, huggingface::FolderOptions& options) {
+  const std::string folder =
+      options.tokenizer.empty() ? huggingface::companions_of(from.folder()) : options.tokenizer;
+  if (folder.empty() || kind_of_file(folder + "/tokenizer.json") != "a regular file") return;
+  try {
+    const auto tokenizer = data::load_tokenizer(folder);
+    options.end_token = tokenizer->end_of_text();
+    options.begin_token = tokenizer->begin_of_text();
+    const std::vector<data::TokenId> before = tokenizer->before_text();
+    if (!options.begin_token && before.size() == 1) options.begin_token = before.front();
+  } catch (const Error&) {
+    // The tokenizer files are copied even if they cannot be parsed here.
+  }
+}
+
+// Throws UsageError if `path` is a file other than safetensors. An earlier export may be replaced;
+// another kind of file suggests a mistyped name.
+void refuse_other_file(const std::string& path) {
+  if (kind_of_file(path) != "a regular file") return;
+  const auto file = checkpoint::local_files()->open(path);
+  if (file->size() == 0) return;
+  try {
+    checkpoint::read_header(*file, path);
+  } catch (const DataError&) {
+    throw UsageError(str(quote(path),
+                         " exists and is not a safetensors file. Use another name, or remove "
+                         "it first."));
+  }
+}
+
+int export_file(const ExportArguments& arguments) {
+  refuse_other_file(arguments.to);
+  checkpoint::Checkpoint from = open_checkpoint(arguments.from);
+  checkpoint::ExportOptions options;
+  options.state = arguments.state;
+  options.dtype = export_dtype(arguments.dtype);
+  std::int64_t written = 0;
+  {
+    MegabyteBar bar("exporting", from.bytes());
+    options.told = bar.function();
+    written = checkpoint::export_model(from, arguments.to, options);
+  }
+  return print_out(str(arguments.to, ": ", from.about().params.size(), " tensors of step ",
+                       from.about().step, ", ", format_bytes(written), "\n"));
+}
+
+int export_huggingface(const ExportArguments& arguments) {
+  if (!arguments.state.empty()) {
+    throw UsageError(Flag("state"),
+                     "a Hugging Face folder holds only parameters; use --format safetensors");
+  }
+  huggingface::FolderOptions options;
+  options.dtype = export_dtype(arguments.dtype);
+  options.tokenizer = arguments.tokenizer;
+  options.base = arguments.base;
+  try {
+    options.shard_bytes = parse_bytes(arguments.shard_size);
+  } catch (const UsageError& error) {
+    throw UsageError(Flag("shard-size"), error.what());
+  }
+  checkpoint::Checkpoint from = open_checkpoint(arguments.from);
+  name_end_tokens(from, options);
+  huggingface::WrittenFolder written;
+  {
+    MegabyteBar bar("exporting", from.bytes());
+    options.told = bar.function();
+    written = huggingface::export_folder(from, arguments.to, options);
+  }
+  const std::string beside = !written.companions.empty() ? join(written.companions, ", ")
+                             : read_as_bytes(from)
+                                 ? "trained on bytes: tessera generate needs --tokenizer bytes"
+                                 : "no tokenizer files (--tokenizer DIR adds them)";
+  return print_out(str(arguments.to, ": step ", from.about().step, ", ",
+                       format_bytes(written.bytes), " in ", plural(written.files, "file"), "; ",
+                       beside, "\n"));
+}
+
+int export_peft(const ExportArguments& arguments) {
+  if (!arguments.state.empty() || !arguments.tokenizer.empty()) {
+    throw UsageError("--format peft: exports only adapters; omit --state and --tokenizer",
+                     "format");
+  }
+  huggingface::AdapterOptions options;
+  options.dtype = export_dtype(arguments.dtype).value_or(DType::f32);
+  checkpoint::Checkpoint from = open_checkpoint(arguments.from);
+  options.base = arguments.base;
+  if (const auto start = from.about().extra.find("init_from");
+      options.base.empty() && start != from.about().extra.end()) {
+    options.base = start->second;
+  }
+  const huggingface::WrittenAdapter written =
+      huggingface::export_adapter(from, arguments.to, options);
+  return print_out(str(arguments.to, ": step ", from.about().step, ", ",
+                       plural(written.tensors, "tensor"), " of adapters, ",
+                       format_bytes(written.bytes), "\n"));
+}
+
+int export_checkpoint(const ExportArguments& arguments) {
+  if (arguments.format == "peft") return export_peft(arguments);
+  return arguments.format == "huggingface" ? export_huggingface(arguments) : export_file(arguments);
+}
+
+// Arguments of all subcommands.
+struct CheckpointArguments {
+  std::string path, other;  // checkpoints, or folders of runs
+  bool json = false, params = false;
+  VerifyOptions checks;
+  PerAxis<int> sizes{1};
+  ExportArguments exported;
+};
+
+void add_verify_flags(CLI::App& app, VerifyOptions& checks) {
+  app.add_flag("--sha256", checks.sha256,
+               "print the SHA-256 hash of every file like sha256sum, if all are valid");
+  app.add_option("--out", checks.out, "write these hashes to a file instead; keep it elsewhere")
+      ->type_name("FILE");
+  app.add_option("--against", checks.against,
+                 "compare with such a list; the exit status is 1 if a file was changed")
+      ->type_name("FILE");
+}
+
+void add_export_flags(CommandLine& line, CLI::App& app, ExportArguments& exported) {
+  app.add_option("TO", exported.to, "file or folder to write")->required()->type_name("");
+  line.choice(app, "--format", exported.format, {"safetensors", "huggingface", "peft"},
+              "safetensors: a file with Tessera's names; huggingface: a folder; peft: a "
+              "folder with the run's adapters (--lora-rank) that peft reads");
+  app.add_option("--state", exported.state, "state to export; by default param and buffers");
+  app.add_option("--dtype", exported.dtype,
+                 "f32, bf16 or f16, rounded to nearest; by default (or auto) as stored");
+  app.add_option("--base", exported.base,
+                 "for a run with adapters: the model it was tuned from. huggingface: required, "
+                 "the adapters are merged into it; peft: its name in adapter_config.json")
+      ->type_name("DIR");
+  app.add_option("--shard-size", exported.shard_size,
+                 "huggingface: largest file; a larger model is split into several, with an index")
+      ->type_name("SIZE");
+  app.add_option("--tokenizer", exported.tokenizer,
+                 "huggingface: folder whose tokenizer files and generation_config.json to copy; "
+                 "by default those that the run started from")
+      ->type_name("DIR");
+}
+
 }  // namespace
 
 int checkpoint_command(int argc, char** argv) {
@@ -214,90 +396,61 @@ int checkpoint_command(int argc, char** argv) {
                    "Inspects, verifies, compares, reshards and exports checkpoints. DIR is a "
                    "checkpoint, or the folder of a run: then its newest valid checkpoint is used.",
                    kCheckpointExamples);
-  std::string path, other;
-  VerifyOptions checks;
-  ExportArguments exported;
-  bool json = false, params = false;
-  PerAxis<int> sizes(1);
+  CheckpointArguments given;
   const auto command = [&](const char* name, const char* help, const char* examples) -> CLI::App& {
     CLI::App& app = *line.app().add_subcommand(name, help);
     app.footer(str("Examples:\n", examples));
-    app.add_option("DIR", path, "folder of a checkpoint or of a run")->required()->type_name("");
+    app.add_option("DIR", given.path, "folder of a checkpoint or of a run")
+        ->required()
+        ->type_name("");
     return app;
   };
-  const auto add_json = [&](CLI::App& app) { app.add_flag("--json", json, "print JSON"); };
-
   CLI::App& inspects = command("inspect", "Shows the contents of a checkpoint.", kInspectExamples);
-  inspects.add_flag("--params", params, "list the parameters too");
-  add_json(inspects);
+  inspects.add_flag("--params", given.params, "list the parameters too");
   CLI::App& verifies =
       command("verify", "Reads every byte; the exit status is 1 if anything is damaged or missing.",
               kVerifyExamples);
-  verifies.add_flag("--sha256", checks.sha256,
-                    "print the SHA-256 hash of every file like sha256sum, if all are valid");
-  verifies
-      .add_option("--out", checks.out, "write these hashes to a file instead; keep it elsewhere")
-      ->type_name("FILE");
-  verifies
-      .add_option("--against", checks.against,
-                  "compare with such a list; the exit status is 1 if a file was changed")
-      ->type_name("FILE");
-  add_json(verifies);
+  add_verify_flags(verifies, given.checks);
   CLI::App& diffs =
       command("diff", "Compares the tensors bit by bit; the exit status is 1 if any differs.",
               kDiffExamples);
-  diffs.add_option("OTHER", other, "folder of the checkpoint to compare with")
+  diffs.add_option("OTHER", given.other, "folder of the checkpoint to compare with")
       ->required()
       ->type_name("");
-  add_json(diffs);
+  for (CLI::App* app : {&inspects, &verifies, &diffs}) {
+    app->add_flag("--json", given.json, "print JSON");
+  }
   CLI::App& reshards =
       command("reshard",
               "Rewrites a checkpoint as another mesh would have saved it. Loading never needs "
               "this: it accepts checkpoints of any mesh.",
               kReshardExamples);
-  reshards.add_option("TO", other, "folder in which to create step-…")->required()->type_name("");
+  reshards.add_option("TO", given.other, "folder in which to create step-…")
+      ->required()
+      ->type_name("");
   for (const Axis axis : kPrintedAxes) {
-    line.integer(reshards, axis_flag(axis), sizes[axis], 1, 1 << 20, std::string(axis_help(axis)));
+    line.integer(reshards, axis_flag(axis), given.sizes[axis], 1, 1 << 20,
+                 std::string(axis_help(axis)));
   }
   CLI::App& exports =
       command("export",
               "Writes the parameters as one plain safetensors file, or as a folder that Hugging "
               "Face's from_pretrained() reads.",
               kExportExamples);
-  exports.add_option("TO", exported.to, "file or folder to write")->required()->type_name("");
-  line.choice(exports, "--format", exported.format, {"safetensors", "huggingface", "peft"},
-              "safetensors: a file with Tessera's names; huggingface: a folder; peft: a "
-              "folder with the run's adapters (--lora-rank) that peft reads");
-  exports.add_option("--state", exported.state, "state to export; by default param and buffers");
-  exports.add_option("--dtype", exported.dtype,
-                     "f32, bf16 or f16, rounded to nearest; by default (or auto) as stored");
-  exports
-      .add_option("--base", exported.base,
-                  "for a run with adapters: the model it was tuned from. huggingface: required, "
-                  "the adapters are merged into it; peft: its name in adapter_config.json")
-      ->type_name("DIR");
-  exports
-      .add_option("--shard-size", exported.shard_size,
-                  "huggingface: largest file; a larger model is split into several, with an index")
-      ->type_name("SIZE");
-  exports
-      .add_option("--tokenizer", exported.tokenizer,
-                  "huggingface: folder whose tokenizer files and generation_config.json to copy; "
-                  "by default those that the run started from")
-      ->type_name("DIR");
+  add_export_flags(line, exports, given.exported);
   line.app().require_subcommand(1);
   return line.run(argc, argv, [&] {
-    if (inspects.parsed()) return inspect(path, params, json);
-    if (verifies.parsed()) return verify_checkpoint(path, json, checks);
-    if (diffs.parsed()) return diff(path, other, json);
+    if (inspects.parsed()) return inspect(given.path, given.params, given.json);
+    if (verifies.parsed()) return verify_checkpoint(given.path, given.json, given.checks);
+    if (diffs.parsed()) return diff(given.path, given.other, given.json);
     if (reshards.parsed()) {
       Axes mesh;
-      for (const Axis axis : kAllAxes) mesh.set_given(axis, sizes[axis]);
+      for (const Axis axis : kAllAxes) mesh.set_given(axis, given.sizes[axis]);
       mesh.check_replicas();
-      return reshard(path, other, mesh);
+      return reshard(given.path, given.other, mesh);
     }
-    exported.from = path;
-    return export_checkpoint(exported);
+    given.exported.from = given.path;
+    return export_checkpoint(given.exported);
   });
 }
 

@@ -6,7 +6,7 @@
 
 #include "tessera/checkpoint/hashes.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/json_text.h"
+#include "tessera/cli/json_output.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
@@ -60,12 +60,12 @@ std::vector<std::string> runs_in(const std::string& path) {
 }
 
 std::vector<checkpoint::ListedHash> read_list(const std::string& path) {
-  constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
+  constexpr std::int64_t kMaxBytes = std::int64_t{256} << 20;
   try {
-    return checkpoint::parse_hashes(read_small_file(path, kMostBytes, "a list of SHA-256 hashes"),
+    return checkpoint::parse_hashes(read_small_file(path, kMaxBytes, "a list of SHA-256 hashes"),
                                     path);
   } catch (const UsageError& error) {
-    throw UsageError(str("--against: ", error.what()));
+    throw UsageError(Flag("against"), error.what());
   }
 }
 
@@ -101,7 +101,7 @@ MegabyteBar::MegabyteBar(const std::string& label, std::int64_t total) {
 
 int verify_checkpoint(const std::string& path, bool json, const VerifyOptions& options) {
   if (!options.out.empty() && !options.sha256) {
-    throw UsageError("--out: needs --sha256, whose hashes it writes");
+    throw UsageError(Flag("out"), "needs --sha256, whose hashes it writes");
   }
   std::vector<checkpoint::ListedHash> listed;
   if (!options.against.empty()) listed = read_list(options.against);

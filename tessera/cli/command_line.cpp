@@ -9,6 +9,7 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/grad_compression.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
@@ -284,7 +285,8 @@ void CommandLine::refuse_unknown(const std::vector<std::string>& unknown) const 
   word = word.substr(0, word.find('='));
   std::vector<std::string> names;
   collect_names(app_, is_option(word), names);
-  const std::string suggestion = did_you_mean(word, names);
+  const std::string_view moved = why_removed(word);
+  const std::string suggestion = moved.empty() ? did_you_mean(word, names) : str(". ", moved);
   if (is_option(word) || !suggestion.empty()) throw UsageError(word + ": unknown" + suggestion);
   const bool chosen = !app_.get_subcommands().empty();
   const std::vector<std::string> commands = subcommands_of(app_);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "tessera/dashboard/guard.h"
 #include "tessera/dashboard/server.h"
 #include "tessera/dashboard/site.h"
+#include "tessera/huggingface/model_config.h"
 
 namespace tessera::cli {
 namespace {
@@ -64,8 +66,8 @@ void check_token(const std::string& token) {
     return std::isalnum(c) != 0 || c == '-' || c == '_';
   });
   if (token.empty() || (plain && token.size() >= 16 && token.size() <= 256)) return;
-  throw UsageError(
-      "--token: must be 16 to 256 letters, digits, - and _, or \"new\" to generate one");
+  throw UsageError(Flag("token"),
+                   "must be 16 to 256 letters, digits, - and _, or \"new\" to generate one");
 }
 
 // Starts the browser without waiting for it.
@@ -77,6 +79,13 @@ void open_browser(const std::string& url) {
   if (::posix_spawnp(&pid, program, nullptr, nullptr, arguments, environ) != 0) {
     write_all(2, "tessera dashboard: --open: xdg-open was not found; open the address yourself\n");
   }
+}
+
+// Returns the part of the address that opens the run of a single metrics file.
+std::string view_of(const std::vector<std::string>& runs) {
+  std::error_code problem;
+  if (runs.size() != 1 || std::filesystem::is_directory(runs[0], problem)) return "";
+  return "#/live?runs=" + dashboard::RunStore::id_of(runs[0]);
 }
 
 int serve(int argc, char** argv) {
@@ -99,8 +108,9 @@ int serve(int argc, char** argv) {
       ->type_name("DIR");
   if (!line.parse(argc, argv)) return 0;
   if (!dashboard::is_loopback(a.address) && a.token.empty()) {
-    throw UsageError(str("--address: ", a.address,
-                         " is reachable from other machines; add --token, or use 127.0.0.1"));
+    throw UsageError(
+        Flag("address"),
+        str(a.address, " is reachable from other machines; add --token, or use 127.0.0.1"));
   }
   if (a.token == "new") a.token = new_token();
   check_token(a.token);
@@ -110,6 +120,10 @@ int serve(int argc, char** argv) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     site.known.environment.emplace_back(*entry);
   }
+  site.known.parse_config = [](std::string_view config) {
+    huggingface::Config parsed = huggingface::parse_config(config, "config.json");
+    return dashboard::PastedModel{std::move(parsed.shape), std::move(parsed.notes)};
+  };
   site.pages = a.pages;
   site.guard.token = a.token;
   site.guard.hosts = {a.address};
@@ -124,8 +138,8 @@ int serve(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
   const std::string host =
       a.address.find(':') == std::string::npos ? a.address : "[" + a.address + "]";
-  const std::string url =
-      str("http://", host, ":", server.port(), "/", a.token.empty() ? "" : "?token=" + a.token);
+  const std::string url = str("http://", host, ":", server.port(), "/",
+                              a.token.empty() ? "" : "?token=" + a.token, view_of(a.runs));
   print_out(str("Tessera's dashboard: ", url, "\n"));
   for (const std::string& path : a.runs) {
     if (::access(path.c_str(), F_OK) == 0) continue;

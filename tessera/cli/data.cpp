@@ -1,21 +1,20 @@
 // tessera data: tokenizes text, and inspects and verifies tokens. Does not need torch.
 
-#include "tessera/cli/data.h"
-
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/cli/checkpoint_verify.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/json_text.h"
+#include "tessera/cli/data_inspect.h"
+#include "tessera/cli/json_output.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/data/chat_template.h"
-#include "tessera/data/token_data.h"
+#include "tessera/data/prepare.h"
 
 namespace tessera::cli {
 namespace {
@@ -105,8 +104,6 @@ std::string summary_text(const data::PrepareOptions& options, const data::Prepar
   return text;
 }
 
-}  // namespace
-
 int prepare_data(const data::PrepareOptions& options, bool json) {
   data::PrepareSummary summary;
   {
@@ -125,76 +122,106 @@ int prepare_data(const data::PrepareOptions& options, bool json) {
                         : summary_text(options, summary));
 }
 
+// Arguments of `tessera data prepare` as given, for the options that are not text or numbers.
+struct PrepareArguments {
+  data::PrepareOptions options;
+  std::string format = "text", split = "file", invalid = "replace", begin = "auto";
+  std::int64_t longest_line = static_cast<std::int64_t>(options.longest_line);
+};
+
+void add_prepare_flags(CommandLine& line, CLI::App& app, PrepareArguments& given) {
+  data::PrepareOptions& options = given.options;
+  app.add_option("INPUT", options.inputs,
+                 "files of text or JSON lines, also as .gz or .zst, and folders of them")
+      ->required()
+      ->type_name("");
+  app.add_option("--out", options.out, "folder to write")->required()->type_name("DIR");
+  app.add_option("--tokenizer", options.tokenizer, "bytes, a tokenizer.json, or a folder with one")
+      ->type_name("bytes|FILE|DIR")
+      ->default_str(options.tokenizer);
+  line.choice(app, "--format", given.format, {"text", "prompt", "chat"},
+              "content of a JSON line: a text; \"prompt\" and \"response\" (or \"completion\"); "
+              "\"messages\" with \"role\" and \"content\". For the last two the loss covers only "
+              "the response or the assistant's messages");
+  app.add_option("--text-field", options.text_field, "field of a JSON line with the text")
+      ->default_str(options.text_field);
+  app.add_option("--template", options.chat_template,
+                 "format of a conversation: chatml, llama3, mistral or plain (no Jinja)")
+      ->default_str(options.chat_template);
+  line.choice(app, "--split-documents", given.split, {"file", "blank-line", "line"},
+              "document boundaries in a text file: one per file, at blank lines, or one per line");
+  line.choice(app, "--invalid-utf8", given.invalid, {"replace", "refuse"},
+              "for invalid UTF-8: replace it by U+FFFD and count it, or fail");
+  app.add_flag("--allow-special", options.special_text,
+               "encode text such as <|endoftext|> in a document as that token instead of as "
+               "text");
+  app.add_option("--end-token", options.end_token,
+                 "text of the token after each document; by default the tokenizer's own")
+      ->type_name("TEXT");
+  line.choice(app, "--begin-token", given.begin, {"auto", "always", "never"},
+              "the tokenizer's begin-of-text token before each document; auto: if the tokenizer "
+              "itself adds it");
+  line.integer(app, "--threads", options.threads, 0, 4096, "threads; 0: one per core");
+  line.bytes(app, "--shard-size", options.shard_bytes, "largest file of tokens");
+  line.bytes(app, "--longest-line", given.longest_line,
+             "largest JSON line; a longer one is an error");
+  app.add_flag("--append", options.append, "append to the tokens in the folder");
+  app.add_flag("--restart", options.restart, "start over: remove the tokens that the folder holds");
+}
+
+// Returns the options that the arguments stand for. Throws UsageError.
+data::PrepareOptions options_of(const PrepareArguments& given) {
+  data::PrepareOptions options = given.options;
+  options.format = given.format == "text"     ? data::DocumentFormat::text
+                   : given.format == "prompt" ? data::DocumentFormat::prompt
+                                              : data::DocumentFormat::chat;
+  options.split = given.split == "file"   ? data::SplitDocuments::file
+                  : given.split == "line" ? data::SplitDocuments::line
+                                          : data::SplitDocuments::blank_line;
+  options.bad_utf8 = given.invalid == "replace" ? data::BadUtf8::replace : data::BadUtf8::refuse;
+  options.begin = given.begin == "auto"    ? data::PrepareOptions::Begin::as_tokenizer
+                  : given.begin == "never" ? data::PrepareOptions::Begin::never
+                                           : data::PrepareOptions::Begin::always;
+  if (options.shard_bytes < 1 << 16) {
+    throw UsageError(Flag("shard-size"), str("got ", format_bytes(options.shard_bytes),
+                                             "; must be at least 65,536 bytes"));
+  }
+  if (given.longest_line < 1 << 10) {
+    throw UsageError(Flag("longest-line"),
+                     str("got ", given.longest_line, "; must be at least 1,024 bytes"));
+  }
+  options.longest_line = static_cast<std::size_t>(given.longest_line);
+  return options;
+}
+
+}  // namespace
+
 int data_command(int argc, char** argv) {
   CommandLine line("data",
                    "Tokenizes text once for all runs that train on it, and inspects and verifies "
                    "tokens.",
                    kDataExamples);
-  data::PrepareOptions options;
-  std::string format = "text", split = "file", invalid = "replace", begin = "auto", path;
-  std::int64_t longest_line = static_cast<std::int64_t>(options.longest_line), vocab = 0;
   bool json = false;
-  int samples = 3;
   const auto command = [&](const char* name, const char* help, const char* examples) -> CLI::App& {
     CLI::App& app = *line.app().add_subcommand(name, help);
     app.footer(str("Examples:\n", examples));
     app.add_flag("--json", json, "print JSON");
     return app;
   };
-
+  PrepareArguments given;
   CLI::App& prepares =
       command("prepare", "Tokenizes text and JSON lines into a folder.", kPrepareExamples);
-  prepares
-      .add_option("INPUT", options.inputs,
-                  "files of text or JSON lines, also as .gz or .zst, and folders of them")
-      ->required()
-      ->type_name("");
-  prepares.add_option("--out", options.out, "folder to write")->required()->type_name("DIR");
-  prepares
-      .add_option("--tokenizer", options.tokenizer, "bytes, a tokenizer.json, or a folder with one")
-      ->type_name("bytes|FILE|DIR")
-      ->default_str(options.tokenizer);
-  line.choice(prepares, "--format", format, {"text", "prompt", "chat"},
-              "content of a JSON line: a text; \"prompt\" and \"response\" (or \"completion\"); "
-              "\"messages\" with \"role\" and \"content\". For the last two the loss covers only "
-              "the response or the assistant's messages");
-  prepares.add_option("--text-field", options.text_field, "field of a JSON line with the text")
-      ->default_str(options.text_field);
-  prepares
-      .add_option("--template", options.chat_template,
-                  "format of a conversation: chatml, llama3, mistral or plain (no Jinja)")
-      ->default_str(options.chat_template);
-  line.choice(prepares, "--split-documents", split, {"file", "blank-line", "line"},
-              "document boundaries in a text file: one per file, at blank lines, or one per line");
-  line.choice(prepares, "--invalid-utf8", invalid, {"replace", "refuse"},
-              "for invalid UTF-8: replace it by U+FFFD and count it, or fail");
-  prepares.add_flag("--allow-special", options.special_text,
-                    "encode text such as <|endoftext|> in a document as that token instead of as "
-                    "text");
-  prepares
-      .add_option("--end-token", options.end_token,
-                  "text of the token after each document; by default the tokenizer's own")
-      ->type_name("TEXT");
-  line.choice(prepares, "--begin-token", begin, {"auto", "always", "never"},
-              "the tokenizer's begin-of-text token before each document; auto: if the tokenizer "
-              "itself adds it");
-  line.integer(prepares, "--threads", options.threads, 0, 4096, "threads; 0: one per core");
-  line.bytes(prepares, "--shard-size", options.shard_bytes, "largest file of tokens");
-  line.bytes(prepares, "--longest-line", longest_line,
-             "largest JSON line; a longer one is an error");
-  prepares.add_flag("--append", options.append, "append to the tokens in the folder");
-  prepares.add_flag("--restart", options.restart,
-                    "start over: remove the tokens that the folder holds");
-
+  add_prepare_flags(line, prepares, given);
   CLI::App& inspects = command("inspect", "Shows the contents of a folder of tokens or a .bin.",
                                kInspectDataExamples);
+  int samples = 3, vocab = 0;
   line.integer(inspects, "--sample", samples, 0, 10'000, "number of documents to show decoded");
   CLI::App& verifies =
       command("verify", "Reads every byte; the exit status is 1 if anything is damaged.",
               kVerifyDataExamples);
-  int expected_vocab = 0;
-  line.integer(verifies, "--vocab", expected_vocab, 0, INT32_MAX,
+  line.integer(verifies, "--vocab", vocab, 0, INT32_MAX,
                "every token must be below this; 0: the vocabulary of the tokenizer");
+  std::string path;
   for (CLI::App* app : {&inspects, &verifies}) {
     app->add_option("PATH", path, "folder of tokens, or a .bin from llm.c or nanoGPT")
         ->required()
@@ -203,27 +230,8 @@ int data_command(int argc, char** argv) {
   line.app().require_subcommand(1);
   return line.run(argc, argv, [&] {
     if (inspects.parsed()) return inspect_data(path, samples, json);
-    vocab = expected_vocab;
     if (verifies.parsed()) return verify_data(path, vocab, json);
-    options.format = format == "text"     ? data::DocumentFormat::text
-                     : format == "prompt" ? data::DocumentFormat::prompt
-                                          : data::DocumentFormat::chat;
-    options.split = split == "file"   ? data::SplitDocuments::file
-                    : split == "line" ? data::SplitDocuments::line
-                                      : data::SplitDocuments::blank_line;
-    options.bad_utf8 = invalid == "replace" ? data::BadUtf8::replace : data::BadUtf8::refuse;
-    options.begin = begin == "auto"    ? data::PrepareOptions::Begin::as_tokenizer
-                    : begin == "never" ? data::PrepareOptions::Begin::never
-                                       : data::PrepareOptions::Begin::always;
-    if (options.shard_bytes < 1 << 16) {
-      throw UsageError(str("--shard-size: got ", format_bytes(options.shard_bytes),
-                           "; must be at least 65,536 bytes"));
-    }
-    if (longest_line < 1 << 10) {
-      throw UsageError(str("--longest-line: got ", longest_line, "; must be at least 1,024 bytes"));
-    }
-    options.longest_line = static_cast<std::size_t>(longest_line);
-    return prepare_data(options, json);
+    return prepare_data(options_of(given), json);
   });
 }
 

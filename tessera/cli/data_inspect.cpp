@@ -1,19 +1,21 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "tessera/cli/checkpoint_verify.h"
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/data.h"
-#include "tessera/cli/json_text.h"
+#include "tessera/cli/data_inspect.h"
+#include "tessera/cli/json_output.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/data/printable.h"
+#include "tessera/core/utf8.h"
 #include "tessera/data/token_data.h"
 #include "tessera/data/token_files.h"
 #include "tessera/data/tokenizer.h"
@@ -116,7 +118,7 @@ std::vector<Sample> samples_of(const TokenData& from, const data::Tokenizer* tok
       if (mask[k] != 0) learnt.push_back(some.back());
     }
     const auto text_of = [&](const std::vector<data::TokenId>& tokens) {
-      if (tokenizer != nullptr) return data::printable(tokenizer->decode(tokens));
+      if (tokenizer != nullptr) return printable(tokenizer->decode(tokens));
       std::vector<std::string> numbers;
       for (const data::TokenId id : tokens) numbers.push_back(std::to_string(id));
       return join(numbers, " ");
@@ -138,72 +140,71 @@ std::unique_ptr<TokenData> open_data(const std::string& path) {
   return data::open_tokens(path);
 }
 
-}  // namespace
+// Contents of a folder of tokens or a .bin, for `tessera data inspect`.
+struct Inspection {
+  std::string path;
+  std::unique_ptr<TokenData> from;
+  std::optional<data::TokenManifest> manifest;  // nullopt for a .bin
+  Lengths lengths;
+  std::vector<Sample> samples;
+  std::string problem;  // the tokenizer cannot be used; reported after the figures
+};
 
-int inspect_data(const std::string& path, int samples, bool json) {
-  const std::unique_ptr<TokenData> from = open_data(path);
-  const auto& manifest = dynamic_cast<const data::TokenFiles&>(*from).manifest();
-  std::string problem;
-  std::unique_ptr<data::Tokenizer> tokenizer;
-  try {
-    tokenizer = data::tokenizer_of(*from);
-  } catch (const Error& error) {
-    problem = error.what();  // reported below, after the figures
+InspectJson to_json(const Inspection& inspection) {
+  const TokenData& from = *inspection.from;
+  InspectJson out = {{"path", inspection.path},
+                     {"tokens", from.tokens()},
+                     {"documents", from.documents()},
+                     {"bytes_of_text", from.bytes_of_text()},
+                     {"vocab", from.vocab()},
+                     {"masked", from.masked()},
+                     {"fingerprint", from.fingerprint()}};
+  if (const auto& manifest = inspection.manifest) {
+    out["tokenizer"] = manifest->tokenizer;
+    out["bytes_per_token"] = manifest->bytes_per_token;
+    out["reading"] = manifest->reading;
+    out["shards"] = InspectJson::array();
+    for (const data::TokenShard& shard : manifest->shards) {
+      out["shards"].push_back({{"file", shard.name + ".bin"},
+                               {"tokens", shard.tokens},
+                               {"documents", shard.documents}});
+    }
   }
-  const Lengths lengths = lengths_of(*from);
-  const std::vector<Sample> shown =
-      samples_of(*from, tokenizer.get(), static_cast<std::uint64_t>(samples));
-  if (json) {
-    InspectJson out = {{"path", path},
-                       {"tokens", from->tokens()},
-                       {"documents", from->documents()},
-                       {"bytes_of_text", from->bytes_of_text()},
-                       {"vocab", from->vocab()},
-                       {"masked", from->masked()},
-                       {"fingerprint", from->fingerprint()}};
-    if (manifest) {
-      out["tokenizer"] = manifest->tokenizer;
-      out["bytes_per_token"] = manifest->bytes_per_token;
-      out["reading"] = manifest->reading;
-      out["shards"] = InspectJson::array();
-      for (const data::TokenShard& shard : manifest->shards) {
-        out["shards"].push_back({{"file", shard.name + ".bin"},
-                                 {"tokens", shard.tokens},
-                                 {"documents", shard.documents}});
-      }
+  const Lengths& lengths = inspection.lengths;
+  InspectJson bins = InspectJson::array();
+  for (std::size_t i = 0; i < lengths.bins.size(); ++i) {
+    if (lengths.bins[i] > 0) {
+      bins.push_back({{"from", std::uint64_t{1} << i}, {"documents", lengths.bins[i]}});
     }
-    InspectJson bins = InspectJson::array();
-    for (std::size_t i = 0; i < lengths.bins.size(); ++i) {
-      if (lengths.bins[i] > 0) {
-        bins.push_back({{"from", std::uint64_t{1} << i}, {"documents", lengths.bins[i]}});
-      }
-    }
-    out["lengths"] = {{"shortest", lengths.shortest},
-                      {"median", lengths.median},
-                      {"longest", lengths.longest},
-                      {"histogram", bins}};
-    out["samples"] = InspectJson::array();
-    for (const Sample& sample : shown) {
-      InspectJson one = {
-          {"document", sample.number}, {"tokens", sample.tokens}, {"text", sample.text}};
-      if (from->masked()) one["learnt"] = sample.learnt;
-      out["samples"].push_back(std::move(one));
-    }
-    out["problem"] = problem.empty() ? InspectJson() : InspectJson(problem);
-    print_out(json_text(out));
-    return problem.empty() ? 0 : 1;
   }
+  out["lengths"] = {{"shortest", lengths.shortest},
+                    {"median", lengths.median},
+                    {"longest", lengths.longest},
+                    {"histogram", bins}};
+  out["samples"] = InspectJson::array();
+  for (const Sample& sample : inspection.samples) {
+    InspectJson one = {
+        {"document", sample.number}, {"tokens", sample.tokens}, {"text", sample.text}};
+    if (from.masked()) one["learnt"] = sample.learnt;
+    out["samples"].push_back(std::move(one));
+  }
+  out["problem"] = inspection.problem.empty() ? InspectJson() : InspectJson(inspection.problem);
+  return out;
+}
+
+std::string facts_of(const Inspection& inspection) {
+  const TokenData& from = *inspection.from;
   Table facts("ll");
-  facts.row({"tokens", with_commas(from->tokens())});
-  facts.row({"documents", with_commas(from->documents())});
-  if (from->bytes_of_text() > 0) {
-    facts.row({"text", str(with_commas(from->bytes_of_text()), " bytes, ",
-                           fixed(static_cast<double>(from->bytes_of_text()) /
-                                     static_cast<double>(from->tokens()),
+  facts.row({"tokens", with_commas(from.tokens())});
+  facts.row({"documents", with_commas(from.documents())});
+  if (from.bytes_of_text() > 0) {
+    facts.row({"text", str(with_commas(from.bytes_of_text()), " bytes, ",
+                           fixed(static_cast<double>(from.bytes_of_text()) /
+                                     static_cast<double>(from.tokens()),
                                  2),
                            " a token")});
   }
-  if (manifest) {
+  if (const auto& manifest = inspection.manifest) {
     facts.row({"tokenizer", str(manifest->tokenizer, ", vocabulary ",
                                 with_commas(static_cast<std::uint64_t>(manifest->vocab)), ", ",
                                 manifest->fingerprint.substr(0, 12))});
@@ -214,25 +215,49 @@ int inspect_data(const std::string& path, int samples, bool json) {
       if (key == "call") continue;
       std::string name = key;
       std::replace(name.begin(), name.end(), '_', ' ');
-      facts.row({name, data::printable(value)});
+      facts.row({name, printable(value)});
     }
   }
+  const Lengths& lengths = inspection.lengths;
   const bool alike = lengths.shortest == lengths.longest;
   facts.row(
       {"lengths",
-       alike ? str(with_commas(lengths.shortest), " tokens", from->documents() == 1 ? "" : " each")
+       alike ? str(with_commas(lengths.shortest), " tokens", from.documents() == 1 ? "" : " each")
              : str(with_commas(lengths.shortest), " to ", with_commas(lengths.longest),
                    " tokens, half of the documents up to about ", with_commas(lengths.median))});
-  std::string text = str(path, "\n", facts.text());
-  text += histogram(lengths);
-  for (const Sample& sample : shown) {
+  return facts.text();
+}
+
+std::string to_text(const Inspection& inspection) {
+  std::string text = str(inspection.path, "\n", facts_of(inspection));
+  text += histogram(inspection.lengths);
+  for (const Sample& sample : inspection.samples) {
     text += str("  document ", with_commas(sample.number), " (", with_commas(sample.tokens),
                 " tokens)\n    ", sample.text, "\n");
-    if (from->masked()) text += str("    learnt: ", sample.learnt, "\n");
+    if (inspection.from->masked()) text += str("    learnt: ", sample.learnt, "\n");
   }
-  if (!problem.empty()) text += str("  PROBLEM: ", problem, "\n");
-  print_out(text);
-  return problem.empty() ? 0 : 1;
+  if (!inspection.problem.empty()) text += str("  PROBLEM: ", inspection.problem, "\n");
+  return text;
+}
+
+}  // namespace
+
+int inspect_data(const std::string& path, int samples, bool json) {
+  Inspection inspection;
+  inspection.path = path;
+  inspection.from = open_data(path);
+  inspection.manifest = dynamic_cast<const data::TokenFiles&>(*inspection.from).manifest();
+  std::unique_ptr<data::Tokenizer> tokenizer;
+  try {
+    tokenizer = data::tokenizer_of(*inspection.from);
+  } catch (const Error& error) {
+    inspection.problem = error.what();
+  }
+  inspection.lengths = lengths_of(*inspection.from);
+  inspection.samples =
+      samples_of(*inspection.from, tokenizer.get(), static_cast<std::uint64_t>(samples));
+  print_out(json ? json_text(to_json(inspection)) : to_text(inspection));
+  return inspection.problem.empty() ? 0 : 1;
 }
 
 int verify_data(const std::string& path, std::int64_t vocab, bool json) {

@@ -1,20 +1,13 @@
 // tessera evaluate: measures the loss of a trained model, on one rank or a mesh.
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
-#include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/json_text.h"
+#include "tessera/cli/inference.h"
+#include "tessera/cli/json_output.h"
 #include "tessera/cli/rank_failure.h"
-#include "tessera/comm/backend_kind.h"
-#include "tessera/comm/bootstrap.h"
-#include "tessera/comm/gpus.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/most_ranks.h"
@@ -22,13 +15,8 @@
 #include "tessera/core/text.h"
 #include "tessera/data/data_set.h"
 #include "tessera/data/tokenizer.h"
-#include "tessera/memory/device_usage.h"
-#include "tessera/models/language_model.h"
-#include "tessera/process/free_memory.h"
-#include "tessera/process/own_ranks.h"
 #include "tessera/train/evaluate.h"
 #include "tessera/train/memory_check.h"
-#include "tessera/train/model_files.h"
 
 namespace tessera::cli {
 namespace {
@@ -42,23 +30,21 @@ constexpr const char* kEvaluateExamples =
     "--from takes a checkpoint of any mesh, the folder of a run or a Hugging Face folder; --data\n"
     "takes the same as --val-data of tessera train. The result is the same on every mesh.";
 
-struct EvaluateArguments {
-  std::string from, base, data, documents = "join", dtype = "auto", device = "cpu",
-                                backend = "auto";
-  int batch = 8, batches = 0, seq = 0, dp = 1, tp = 1, pp = 1, threads = 0;
-  bool force = false, json = false;
+struct EvaluateArguments : InferenceArguments {
+  std::string data, documents = "join";
+  int batch = 8, batches = 0, seq = 0, dp = 1, pp = 1;
 
   Axes axes() const { return Axes({{Axis::dp_shard, dp}, {Axis::tp, tp}, {Axis::pp, pp}}); }
-  int ranks() const { return static_cast<int>(axes().world()); }  // after the kMostRanks check
+  int ranks() const { return static_cast<int>(axes().world()); }  // after the kMaxRanks check
 };
 
 // Throws UsageError if the data was tokenized differently from the model's training data.
 void check_same_tokenizer(const EvaluateArguments& a, const train::ModelFiles& files,
                           const data::Source& source) {
   if (source.vocab() > files.shape().vocab) {
-    throw UsageError(str("--data: ", source.name(), " has ", source.vocab(),
-                         " different tokens; must be at most the ", files.shape().vocab,
-                         " of the model in ", files.folder()));
+    throw UsageError(Flag("data"), str(source.name(), " has ", source.vocab(),
+                                       " different tokens; must be at most the ",
+                                       files.shape().vocab, " of the model in ", files.folder()));
   }
   // Token ids of the sorting task have another meaning than those of text.
   const bool digits = files.data() == "synthetic";
@@ -76,15 +62,16 @@ void check_same_tokenizer(const EvaluateArguments& a, const train::ModelFiles& f
   }
   if (own == source.fingerprint() || (own.empty() && !files.huggingface())) return;
   if (source.fingerprint().empty() && !data::has_tokens(a.data)) {
-    throw UsageError(str("--data: ", quote(a.data),
-                         " would be read byte by byte, but the model of ", files.folder(),
-                         " was trained with a tokenizer. Tokenize the text with it: "
-                         "tessera data prepare"));
+    throw UsageError(
+        Flag("data"),
+        str(quote(a.data), " would be read byte by byte, but the model of ", files.folder(),
+            " was trained with a tokenizer. Tokenize the text with it: "
+            "tessera data prepare"));
   }
   if (own.empty() || source.fingerprint().empty()) return;  // the tokens have no fingerprint
-  throw UsageError(str("--data: ", source.name(), " was made with another tokenizer (",
-                       source.fingerprint(), ") than the model of ", files.folder(), " (", own,
-                       "); must be the same"));
+  throw UsageError(Flag("data"),
+                   str(source.name(), " was made with another tokenizer (", source.fingerprint(),
+                       ") than the model of ", files.folder(), " (", own, "); must be the same"));
 }
 
 struct Opened {
@@ -93,7 +80,7 @@ struct Opened {
 };
 Opened open_all(const EvaluateArguments& a) {
   Opened all;
-  all.files = train::open_model(a.from, a.base);
+  all.files = open_model(a);
   const ModelShape& shape = all.files->shape();
   data::DataOptions options;
   options.val_data = a.data;
@@ -103,13 +90,8 @@ Opened open_all(const EvaluateArguments& a) {
                 : shape.longest() > 0  ? std::min<std::int64_t>(shape.longest(), 1024)
                                        : 1024;
   if (shape.longest() > 0 && options.seq > shape.longest()) {
-    throw UsageError(str("--seq: got ", options.seq, ", but ", longest_reason(shape),
-                         "; must be at most ", shape.longest()));
-  }
-  try {
-    models::check_tp(shape, a.tp);
-  } catch (const UsageError& error) {
-    throw UsageError(str("--tp ", a.tp, ": ", error.what()));
+    throw UsageError(Flag("seq"), str("got ", options.seq, ", but ", longest_reason(shape),
+                                      "; must be at most ", shape.longest()));
   }
   all.source = data::validation_source(options);
   check_same_tokenizer(a, *all.files, *all.source);
@@ -118,20 +100,14 @@ Opened open_all(const EvaluateArguments& a) {
   return all;
 }
 
-train::InferenceNeed need_of(const EvaluateArguments& a, const Opened& all) {
+void check_batch_memory(const EvaluateArguments& a, const Opened& all, c10::Device device,
+                        int ranks) {
   const auto bytes =
       static_cast<std::int64_t>(at::elementSize(train::compute_type(a.dtype, *all.files)));
-  return {.tp = a.tp, .pp = a.pp, .element_bytes = bytes, .tokens = a.batch * all.source->seq()};
-}
-
-// Throws if the batch does not fit into host memory, before the OOM killer ends a rank.
-void check_host(const EvaluateArguments& a, const Opened& all, int ranks_here) {
-  if (a.force || a.device != "cpu") return;
-  const auto free = process::free_host_memory();
-  if (!free) return;
-  train::check_inference_memory(train::need_of_inference(all.files->shape(), need_of(a, all)),
-                                ranks_here, free->bytes, str("this host (", free->bound, ")"),
-                                "a smaller --batch or --seq");
+  const std::int64_t need = train::need_of_inference(
+      all.files->shape(),
+      {.tp = a.tp, .pp = a.pp, .element_bytes = bytes, .tokens = a.batch * all.source->seq()});
+  check_memory(a, need, device, ranks, "a smaller --batch or --seq");
 }
 
 int evaluate_on_rank(const EvaluateArguments& a, Opened all) {
@@ -144,17 +120,8 @@ int evaluate_on_rank(const EvaluateArguments& a, Opened all) {
   options.batch = a.batch;
   options.batches = a.batches;
   options.type = train::compute_type(a.dtype, *all.files);
-  if (a.device == "cuda") {
-    const int gpu = comm::gpu_of(comm::local_rank_of(world.rank(), world.size()),
-                                 std::max(1, comm::gpu_count()));
-    options.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
-    c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(options.device);
-    at::empty({1}, at::device(options.device));  // initializes the device: device_free() needs it
-    if (const auto free = memory::device_free(options.device); free && !a.force) {
-      train::check_inference_memory(train::need_of_inference(all.files->shape(), need_of(a, all)),
-                                    1, *free, options.device.str(), "a smaller --batch or --seq");
-    }
-  }
+  options.device = own_device(a, world);
+  if (!options.device.is_cpu()) check_batch_memory(a, all, options.device, 1);
   std::optional<Progress> bar;
   const auto show = [&](std::int64_t done, std::int64_t total) {
     if (world.rank() != 0) return;
@@ -192,10 +159,7 @@ int evaluate_command(int argc, char** argv) {
   CommandLine line("evaluate", "Measures the loss of a trained model on tokens or text.",
                    kEvaluateExamples);
   CLI::App& app = line.app();
-  app.add_option("--from", a.from, "trained model")->required()->type_name("FOLDER");
-  app.add_option("--base", a.base,
-                 "for adapters: their base model; by default the one that their files name")
-      ->type_name("FOLDER");
+  add_model_options(line, a);
   app.add_option("--data", a.data, "tokens or a text file that the model was not trained on")
       ->required()
       ->type_name("PATH");
@@ -210,48 +174,39 @@ int evaluate_command(int argc, char** argv) {
   line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix");
   line.integer(app, "--pp", a.pp, 1, 4096, "ranks that share the layers");
   line.dtype(app, "--dtype", a.dtype, train::kComputeTypes, "auto: as the model is stored");
-  line.choice(app, "--device", a.device, {"cpu", "cuda"}, "where to compute");
-  line.choice(app, "--backend", a.backend, comm::backend_names(), "backend of the collectives");
-  line.integer(app, "--threads", a.threads, 0, 4096, "threads per rank; 0: its share of the cores");
-  app.add_flag("--force", a.force, "start even if memory seems insufficient");
+  add_device_options(line, a);
   app.add_flag("--json", a.json, "print JSON");
   if (!line.parse(argc, argv)) return 0;
 
-  if (a.axes().world() > kMostRanks) {
+  if (a.axes().world() > kMaxRanks) {
     throw UsageError(str("--dp ", a.dp, " × --tp ", a.tp, " × --pp ", a.pp, " = ", a.axes().world(),
-                         " ranks; must be at most ", kMostRanks, ": ", kMostRanksWhy));
+                         " ranks; must be at most ", kMaxRanks, ": ", kMaxRanksWhy),
+                     "dp");
   }
   const comm::Launch launch = comm::detect_launch();
-  if (comm::backend_kind(a.backend).simulated) {
-    throw UsageError(str("--backend: got ", a.backend, ", which simulates the other ranks"));
-  }
+  check_device_options(a);
   if (launch.launcher != "alone" && launch.size != a.ranks()) {
-    throw UsageError(str("--dp ", a.dp, " × --tp ", a.tp, " × --pp ", a.pp, " = ", a.ranks(),
-                         ", but ", launch.launcher, " started ", launch.size,
-                         " ranks; the two must be equal"));
+    throw UsageError(
+        str("--dp ", a.dp, " × --tp ", a.tp, " × --pp ", a.pp, " = ", a.ranks(), ", but ",
+            launch.launcher, " started ", launch.size, " ranks; the two must be equal"),
+        "dp");
   }
-  if (a.device == "cuda" && comm::gpu_count() == 0) {
-    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; must be cpu");
-  }
-  if (a.threads > 0) at::set_num_threads(a.threads);
   // Reports errors once, before ranks are started.
   Opened all = open_all(a);
-  check_host(a, all, launch.launcher == "alone" ? a.ranks() : launch.local_size);
+  if (a.device == "cpu") {
+    // Before the OOM killer ends a rank.
+    check_batch_memory(a, all, c10::kCPU,
+                       launch.launcher == "alone" ? a.ranks() : launch.local_size);
+  }
   if (a.ranks() == 1 || (launch.launcher != "alone" && launch.rank == 0)) {
     std::vector<std::string> notes = all.files->notes();
     notes.push_back(context_note(all.files->shape(), all.source->seq()));
-    for (const std::string& note : notes) {
-      if (!note.empty()) write_all(2, str("tessera evaluate: note: ", visible_lines(note), "\n"));
-    }
+    print_notes("evaluate", notes);
   }
   if (launch.launcher != "alone" || a.ranks() == 1) {
     return report_to_launcher([&] { return evaluate_on_rank(a, std::move(all)); });
   }
-  if (comm::backend_kind(a.backend).needs_mpi) {
-    return process::become_mpirun(a.ranks(), process::own_command(argc, argv));
-  }
-  return process::start_ranks({.ranks = a.ranks(), .threads = a.threads, .name = "evaluate"},
-                              process::own_command(argc, argv));
+  return start_own_ranks(a, a.ranks(), "evaluate", argc, argv);
 }
 
 }  // namespace tessera::cli

@@ -186,12 +186,12 @@ class TrainProcess {
 class PlannerAnswers {
  public:
   PlannerAnswers(std::string hardware, const std::string& file)
-      : catalogue_(make_catalogue(file)), hardware_(std::move(hardware)) {
-    if (!hardware_.empty()) catalogue_.find(hardware_);  // throws for a wrong name
+      : catalog_(make_catalog(file)), hardware_(std::move(hardware)) {
+    if (!hardware_.empty()) catalog_.find(hardware_);  // throws for a wrong name
   }
 
   Predicted operator()(const RunWords& words) const {
-    const planner::Question question = question_of(words);
+    const planner::RunConfig question = question_of(words);
     const planner::Plan plan = planner::plan_numbers(question);
     Predicted out;
     out.reserve = question.hardware.reserve;
@@ -215,8 +215,8 @@ class PlannerAnswers {
   }
 
  private:
-  planner::Question question_of(const RunWords& words) const {
-    planner::Settings settings;
+  planner::RunConfig question_of(const RunWords& words) const {
+    planner::RunConfig settings = planner::RunConfig::for_plan();
     for (const auto& [name, value] : words) {
       if (name != "hardware") take_run_setting(name, value, settings);
     }
@@ -226,9 +226,9 @@ class PlannerAnswers {
     settings.set("software", "tessera");
     if (value_of(words, "layout", "").empty()) settings.set("layout", "fp32");
     if (!gpu) settings.set("gpus-per-node", value_of(words, "dp", "1"));
-    planner::Question question = settings.question(catalogue_);
+    planner::RunConfig question = planner::look_up(settings, catalog_);
     throttle_link(question.hardware, words);
-    return planner::settle(question);
+    return planner::resolve(question);
   }
 
   // Applies the link limits of the run. Transfers slow concurrent kernels down only while they
@@ -245,7 +245,7 @@ class PlannerAnswers {
       hardware.inside.latency = std::max(hardware.inside.latency, parse_time(time));
   }
 
-  planner::Catalogue catalogue_;
+  planner::Catalog catalog_;
   std::string hardware_;
 };
 
@@ -354,7 +354,7 @@ int experiment_command(int argc, char** argv) {
   if (given.ranks > 0) experiment.scale.real_ranks = given.ranks;
   if (!given.hardware.empty()) experiment.scale.hardware = given.hardware;
   if (!given.svg.empty() && experiment.plot.dp.empty()) {
-    throw UsageError(str("--svg: ", experiment.name, " has no [plot]; omit --svg"));
+    throw UsageError(Flag("svg"), str(experiment.name, " has no [plot]; omit --svg"));
   }
   ExperimentResults results;
   try {

@@ -61,7 +61,7 @@ Experiment find_experiment(const std::string& name, const std::string& scale) {
     throw UsageError(str(quote(name), " is not an experiment; must be ", join(names, ", "),
                          ", or a .toml file", did_you_mean(name, names)));
   }
-  const std::string text = read_small_file(name, planner::kMostToml, "a TOML file");
+  const std::string text = read_small_file(name, planner::kMaxToml, "a TOML file");
   Experiment found = parse_experiment(text, name, scale);
   found.name = name;
   return found;

@@ -22,7 +22,7 @@ struct ExperimentScale {
   std::string name;
   int real_ranks = 1;    // rows with more ranks run as one rank (--backend dry), for memory only
   int steps = 6;         // steps of a timed row
-  std::string hardware;  // catalogue entry used for predictions
+  std::string hardware;  // catalog entry used for predictions
   // Number of times that timed rows run, alternating. The median of their medians is reported.
   int rounds = 1;
   bool simulate = false;  // [Note: simulated rows]

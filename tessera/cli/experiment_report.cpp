@@ -4,7 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tessera/cli/json_text.h"
+#include "tessera/cli/json_output.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/median.h"
 #include "tessera/core/svg.h"
@@ -21,7 +21,7 @@ std::string size_text(double bytes) {
   return bytes > 0 ? format_bytes(static_cast<std::int64_t>(bytes)) : "";
 }
 std::string time_text(double seconds) { return seconds > 0 ? format_time(seconds) : ""; }
-std::string percent(double share) {
+std::string signed_percent(double share) {
   return str(share < 0 ? "−" : "+", fixed(100 * std::fabs(share), 1), "%");
 }
 
@@ -59,12 +59,12 @@ std::string sentence(const ExperimentResult& one, const ExperimentResult& base) 
   text += std::fabs(memory) < 0.002 * base.facts.memory
               ? std::string("as much")
               : str(size_text(std::fabs(memory)), memory < 0 ? " less" : " more", " (",
-                    percent(memory / base.facts.memory), ")");
+                    signed_percent(memory / base.facts.memory), ")");
   if (!timed(one) || !timed(base)) return text + ".\n";
   const double time = one.facts.step - base.facts.step;
   const double waiting = one.facts.exposed - base.facts.exposed;
-  text += str("; a step takes ", percent(time / base.facts.step), " (", time_text(base.facts.step),
-              " → ", time_text(one.facts.step), ")");
+  text += str("; a step takes ", signed_percent(time / base.facts.step), " (",
+              time_text(base.facts.step), " → ", time_text(one.facts.step), ")");
   if (one.facts.sent > 0 || base.facts.sent > 0) {
     text += str(", waits ", one.facts.exposed > 0 ? time_text(one.facts.exposed) : "0 s",
                 " of it for communication instead of ",
@@ -77,9 +77,9 @@ std::string sentence(const ExperimentResult& one, const ExperimentResult& base) 
     }
   }
   if (one.simulated > 0 && base.simulated > 0) {
-    text += str("; simulated ", percent(one.simulated / base.simulated - 1));
+    text += str("; simulated ", signed_percent(one.simulated / base.simulated - 1));
   } else if (one.predicted.step > 0 && base.predicted.step > 0) {
-    text += str("; planned ", percent(one.predicted.step / base.predicted.step - 1));
+    text += str("; planned ", signed_percent(one.predicted.step / base.predicted.step - 1));
   }
   return text + ".\n";
 }
@@ -94,8 +94,8 @@ PredictionError error_of(const std::vector<double>& errors) {
 }
 
 const char* stage_color(std::int64_t zero) {
-  constexpr const char* kColors[] = {colours::kParams, colours::kOptimizer, colours::kGrads,
-                                     colours::kActivations};
+  constexpr const char* kColors[] = {colors::kParams, colors::kOptimizer, colors::kGrads,
+                                     colors::kActivations};
   return kColors[std::clamp<std::int64_t>(zero, 0, 3)];
 }
 
@@ -158,7 +158,7 @@ std::string experiment_text(const Experiment& experiment, const ExperimentResult
     cells.push_back(timed(one) ? time_text(one.facts.step) : "");
     if (simulated) {
       cells.push_back(time_text(one.simulated));
-      cells.push_back(one.simulated > 0 ? percent(one.simulated / one.facts.step - 1)
+      cells.push_back(one.simulated > 0 ? signed_percent(one.simulated / one.facts.step - 1)
                                         : found_text(one));
     } else {
       cells.push_back(one.dry ? "" : time_text(one.predicted.step));
@@ -252,7 +252,7 @@ std::string experiment_json(const Experiment& experiment, const ExperimentResult
 std::string experiment_svg(const Experiment& experiment, const ExperimentResults& results) {
   const std::vector<PlotPoint>& points = results.plot;
   if (points.empty()) {
-    throw UsageError("--svg: this experiment has no [plot], so there is nothing to draw");
+    throw UsageError(Flag("svg"), "this experiment has no [plot], so there is nothing to draw");
   }
   constexpr double kLeft = 84, kTop = 62, kWidth = 520, kHeight = 300;
   double widest = 1, highest = 0;
@@ -267,7 +267,7 @@ std::string experiment_svg(const Experiment& experiment, const ExperimentResults
               " scale)"));
   for (int tick = 0; tick <= 4; ++tick) {
     const double bytes = highest * tick / 4;
-    svg.line(kLeft, y(bytes), kLeft + kWidth, y(bytes), colours::kRule);
+    svg.line(kLeft, y(bytes), kLeft + kWidth, y(bytes), colors::kRule);
     svg.text(kLeft - 8, y(bytes) + 4, format_bytes(static_cast<std::int64_t>(bytes)),
              Svg::Anchor::end);
   }

@@ -12,7 +12,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::int64_t kMostBatch = 1'000'000, kMostHeads = 10'000;
+constexpr std::int64_t kMaxBatch = 1'000'000, kMaxHeads = 10'000;
 
 std::int64_t whole(const RunWords& words, std::string_view name, std::int64_t otherwise) {
   const std::string text = value_of(words, name, "");
@@ -169,7 +169,7 @@ class ExperimentRunner {
       put(words, "steps", "2");
       return train(words).fits;
     };
-    const std::int64_t most = model ? kMostHeads : kMostBatch;
+    const std::int64_t most = model ? kMaxHeads : kMaxBatch;
     const std::int64_t first = model ? base_.heads : 1;
     out.predicted_found = largest_that_fits(first, most, [&](std::int64_t n) {
       const Predicted all = tools_.predicts(with(n));
@@ -259,8 +259,8 @@ ExperimentResults run_experiment(const Experiment& experiment, const std::vector
   for (const ExperimentRow& row : experiment.rows) names.push_back(row.name);
   for (const std::string& name : only) {
     if (std::find(names.begin(), names.end(), name) == names.end()) {
-      throw UsageError(str("--only: got ", quote(name), "; must be some of ", join(names, ", "),
-                           did_you_mean(name, names)));
+      throw UsageError(Flag("only"), str("got ", quote(name), "; must be some of ",
+                                         join(names, ", "), did_you_mean(name, names)));
     }
   }
   const bool plotting = with_plot && !experiment.plot.dp.empty();

@@ -5,7 +5,7 @@
 #include "tessera/cli/experiment_file.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/planner/settings.h"
+#include "tessera/planner/fields.h"
 #include "tessera/planner/toml_reader.h"
 
 namespace tessera::cli {
@@ -43,8 +43,8 @@ class ExperimentReader {
       }
     }
     if (!found) {
-      throw UsageError(str("--scale: got ", scale_, ", but ", where_, " has ",
-                           scales.empty() ? "none" : join(scales, ", ")));
+      throw UsageError(Flag("scale"), str("got ", scale_, ", but ", where_, " has ",
+                                          scales.empty() ? "none" : join(scales, ", ")));
     }
     if (out.rows.empty())
       throw UsageError(str(where_, " has no [[row]]; at least one is required"));
@@ -90,27 +90,18 @@ class ExperimentReader {
   void setting(RunWords& words, std::string_view key, const toml::node& node) const {
     const std::optional<std::string> given = planner::flag_text(node);
     if (!given) fail(node, str(key, ": ", planner::kWantedFlagText));
-    const std::string& value = *given;
-    std::string name(key);
-    for (char& c : name) c = c == '_' ? '-' : c;
-    std::vector<std::string> names;
-    for (const planner::Field& field : planner::fields(planner::Command::train)) {
-      names.push_back(field.name);
-      if (!field.is_called(name)) continue;
-      try {
-        planner::RunSettings tried;
-        if (name == "micro-batch")
-          parse_batch(value);
-        else if (name != "optimizer" && name != "backend")
-          planner::set(tried, field, value);
-      } catch (const UsageError& error) {
-        fail(node, error.what());
+    try {
+      const planner::Field& field = planner::find_field(planner::Command::train, key);
+      if (field.name == "micro-batch") {
+        parse_batch(*given);
+      } else {
+        planner::RunConfig tried;
+        planner::set(tried, field, *given);
       }
-      put(words, name, value);
-      return;
+      put(words, field.name, *given);
+    } catch (const UsageError& error) {
+      fail(node, error.what());
     }
-    fail(node, str(quote(key), " is neither a key of a row nor a setting of tessera train",
-                   did_you_mean(name, names)));
   }
 
   ExperimentScale scale(const toml::table& from) const {

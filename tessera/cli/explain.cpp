@@ -54,7 +54,7 @@ struct TopicOption {
 
 struct Words {
   std::string topic;
-  planner::Settings settings;
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   ExplainArguments arguments;
   std::vector<TopicOption> options;
 };
@@ -135,7 +135,7 @@ int explain_command(int argc, char** argv) {
   }
   check_options(words);
   if (words.settings.has("dp") && line.app().count("--ranks") == 0) {
-    words.arguments.ranks = words.settings.question(make_catalogue()).dp();
+    words.arguments.ranks = planner::look_up(words.settings, make_catalog()).dp();
   }
   // The formulas of a pipeline need no model: avoid an error because the default has few layers.
   const bool modelled = words.settings.has("model") || words.settings.has("layers") ||
@@ -145,7 +145,7 @@ int explain_command(int argc, char** argv) {
     words.settings.set("model", "llama2-7b");
     if (!words.settings.has("tp")) words.settings.set("tp", "8");
   }
-  words.arguments.plan = planner::make_plan(words.settings.question(make_catalogue()));
+  words.arguments.plan = planner::make_plan(planner::look_up(words.settings, make_catalog()));
   for (const ExplainTopic& topic : explain_topics()) {
     if (topic.name == words.topic) return print_out(topic.text(words.arguments));
   }

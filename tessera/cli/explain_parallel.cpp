@@ -13,7 +13,7 @@
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/planner/remedy.h"
+#include "tessera/planner/advice.h"
 #include "tessera/planner/ways.h"
 
 namespace tessera::cli {
@@ -56,7 +56,7 @@ std::string ways_text(const planner::WaysCompared& compared) {
       continue;
     }
     const planner::Plan& plan = way.plan;
-    const planner::Question& q = plan.question;
+    const planner::RunConfig& q = plan.question;
     any = &plan;
     std::string with = str("micro-batch ", q.micro_batch, " × ", q.grad_accum);
     if (&way == &compared.ways.back()) {
@@ -76,7 +76,7 @@ std::string ways_text(const planner::WaysCompared& compared) {
   }
   std::string text;
   if (any != nullptr) {
-    const planner::Question& q = any->question;
+    const planner::RunConfig& q = any->question;
     text = str(q.model.name.empty() ? format_count(q.model.params()) + " parameters" : q.model.name,
                " on ", q.world(), " × ", q.hardware.name, " (",
                planner::size(usable_memory(q.hardware)), " usable each), layout ", q.layout.name,
@@ -90,7 +90,7 @@ std::string ways_text(const planner::WaysCompared& compared) {
 }  // namespace
 
 int explain_parallel(int argc, char** argv) {
-  planner::Settings settings;
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   std::string svg;
   bool json = false;
   CommandLine line("explain parallel",
@@ -111,10 +111,10 @@ int explain_parallel(int argc, char** argv) {
   if (!modelled) settings.set("model", "llama2-7b");
   for (const char* own : kChosen) {
     if (settings.has(own)) {
-      throw UsageError(str("--", own, ": is chosen for each way; use --gpus instead"));
+      throw UsageError(str("--", own, " is chosen for each way; use --gpus instead"), own);
     }
   }
-  const auto compared = planner::compare_ways(settings.question(make_catalogue()));
+  const auto compared = planner::compare_ways(planner::look_up(settings, make_catalog()));
   write_file("--svg", svg, [&] { return planner::ways_svg(compared); });
   return print_out(json ? planner::to_json(compared) + "\n" : ways_text(compared));
 }

@@ -25,7 +25,7 @@ constexpr const char* kScheduleExamples =
     "are its two halves. Dots are the bubble. A rank with several chunks has F3a, F3b, or F3, f3\n"
     "if there is no room.";
 
-constexpr std::int64_t kMostMetrics = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxMetrics = std::int64_t{1} << 30;
 
 struct ScheduleArguments {
   int stages = 4;
@@ -38,15 +38,15 @@ struct ScheduleArguments {
 };
 
 std::string measured_bubble(const std::string& path) {
-  std::istringstream lines(
-      read_small_file(path, kMostMetrics, "the metrics of a run", "--metrics"));
+  std::istringstream lines(read_small_file(path, kMaxMetrics, "the metrics of a run", "--metrics"));
   std::string line, last;
   while (std::getline(lines, line)) {
     if (!line.empty()) last = line;
   }
   const auto json = nlohmann::json::parse(last, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("summary") || !json["summary"].contains("bubble")) {
-    throw UsageError(str("--metrics: ", quote(path),
+    throw UsageError(Flag("metrics"),
+                     str(quote(path),
                          " does not end with the summary of a run with a pipeline; must be the "
                          "output of tessera train --pp 2 --metrics"));
   }
@@ -64,9 +64,9 @@ int explain_schedule(int argc, char** argv) {
                    kScheduleExamples);
   CLI::App& app = line.app();
   line.integer(app, "--stages,--pp", a.stages, 1, 64, "ranks of the pipeline");
-  line.integer(app, "--micro-batches,--grad-accum", a.micros, 1, 512, "micro-batches per step");
+  line.integer(app, "--micro-batches,--grad-accum", a.micros, 1, 16384, "micro-batches per step");
   line.choice(app, "--schedule", a.schedule, schedule::names(), "schedule");
-  line.integer(app, "--chunks", a.chunks, 1, 16, "interleaved: stages per rank; by default 2")
+  line.integer(app, "--chunks", a.chunks, 1, 1024, "interleaved: stages per rank; by default 2")
       ->default_str("");
   line.number(app, "--forward", a.forward, 1e-6, 1e6, "time of a forward pass, in any unit");
   line.number(app, "--backward", a.backward, 1e-6, 1e6,
@@ -78,7 +78,8 @@ int explain_schedule(int argc, char** argv) {
   if (!line.parse(argc, argv)) return 0;
   const schedule::Schedule schedule = schedule::make(a.schedule, a.stages, a.micros, a.chunks);
   if (a.chunks > 0 && a.chunks != schedule.chunks) {
-    throw UsageError(str("--chunks: got ", a.chunks, ", but --schedule ", a.schedule, " has ",
+    throw UsageError(Flag("chunks"),
+                     str("got ", a.chunks, ", but --schedule ", a.schedule, " has ",
                          schedule.chunks, " on every rank; use --schedule interleaved"));
   }
   schedule::validate(schedule);

@@ -8,18 +8,19 @@
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/advice.h"
 #include "tessera/planner/formulas.h"
 #include "tessera/planner/limits.h"
 #include "tessera/planner/rank_load.h"
-#include "tessera/planner/remedy.h"
 #include "tessera/planner/state.h"
 
 namespace tessera::cli {
 
 std::string explain_tensor(const ExplainArguments& a) {
-  const planner::Question& q = a.plan.question;
+  const planner::RunConfig& q = a.plan.question;
   if (q.state_only()) {
-    throw UsageError("--params: does not define b·s·h; use --model, or --layers --hidden --heads");
+    throw UsageError(Flag("params"),
+                     "does not define b·s·h; use --model, or --layers --hidden --heads");
   }
   if (q.tp() == 1) {
     return "tp 1 shards no matrix and sends nothing. Use --tp 2 or more.\n";
@@ -58,7 +59,7 @@ std::string explain_tensor(const ExplainArguments& a) {
 }
 
 std::string explain_limits(const ExplainArguments& a) {
-  const planner::Question& q = a.plan.question;
+  const planner::RunConfig& q = a.plan.question;
   const double memory = a.memory > 0 ? static_cast<double>(a.memory) : usable_memory(q.hardware);
   const std::string device =
       a.memory > 0 ? planner::size(memory) : str(planner::size(memory), " of ", q.hardware.name);
@@ -85,7 +86,7 @@ std::string explain_limits(const ExplainArguments& a) {
           "), however many there are:\n  ", device, " / ", q.layout.total(), " B = ", count(plain),
           " parameters, before any activation\n\n", table.text());
   if (q.state_only()) return text;
-  planner::Question with = q;
+  planner::RunConfig with = q;
   if (a.memory > 0) with.hardware.memory = memory, with.hardware.usable = 1;
   const planner::ModelLimits limits = planner::largest_models(with);
   Table grown("rrrrrr");

@@ -1,5 +1,6 @@
 // tessera explain sync: shows gradient synchronization on a small network.
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -8,18 +9,23 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/sync_report.h"
 #include "tessera/comm/threads.h"
+#include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -30,38 +36,36 @@ namespace {
 
 constexpr const char* kExplainSyncExamples =
     "  tessera explain sync\n"
-    "  tessera explain sync --ranks 3 --width 1024 --layers 8\n"
-    "  tessera explain sync --bucket-size 400 --width 64 --json\n"
+    "  tessera explain sync --ranks 3 --width 1024 --layers 4\n"
+    "  tessera explain sync --bucket-size 50kB --width 64 --json\n"
     "\n"
     "The ranks are threads of this process; each has its own batch.";
 
-struct SyncArguments {
-  int ranks = 2;
-  int width = 512;
-  int layers = 6;
-  int rounds = 9;
-  int bucket_bytes = 150;  // of the small network
-  bool json = false;
-};
+constexpr int kBatch = 32;  // samples per rank
 
-torch::nn::Sequential make_net(const std::vector<int>& widths) {
+at::Tensor random_values(at::IntArrayRef sizes, std::uint64_t seed) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::kFloat);
+}
+
+torch::nn::Sequential make_net(const SyncArguments& arguments) {
   torch::nn::Sequential net;
-  for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
-    net->push_back(torch::nn::Linear(widths[i], widths[i + 1]));
-    if (i + 2 < widths.size()) net->push_back(torch::nn::Tanh());
+  for (int i = 1; i <= arguments.layers; ++i) {
+    net->push_back(str("layer", i), torch::nn::Linear(arguments.width, arguments.width));
+    if (i < arguments.layers) net->push_back(str("tanh", i), torch::nn::Tanh());
   }
   const at::NoGradGuard no_grad;
-  int seed = 0;
+  std::uint64_t seed = 0;
   for (const at::Tensor& p : net->parameters()) {
-    ++seed;
-    p.copy_((at::arange(p.numel(), at::kFloat) * 0.7 + seed).sin().view(p.sizes()) * 0.5);
+    p.copy_(random_values(p.sizes(), ++seed) / std::sqrt(arguments.width));
   }
   return net;
 }
 
-at::Tensor input(int rank, int rows, int columns) {
-  return (at::arange(rows * columns, at::kFloat) * (rank + 1)).cos().view({rows, columns});
+at::Tensor input_of(int rank, const SyncArguments& arguments) {
+  return random_values({kBatch, arguments.width}, 1000 + static_cast<std::uint64_t>(rank));
 }
+
+at::Tensor loss_of(const at::Tensor& output) { return output.square().sum() / kBatch; }
 
 // Returns the first values, at most 4.
 std::vector<double> first_values(const at::Tensor& values) {
@@ -73,281 +77,213 @@ std::vector<double> first_values(const at::Tensor& values) {
   return all;
 }
 
-std::string numbers(const std::vector<double>& values) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min<std::size_t>(3, values.size()); ++i) {
-    char number[16];
-    std::snprintf(number, sizeof(number), "%+.4f", values[i]);
-    text += str(i > 0 ? " " : "", number);
-  }
-  return text + (values.size() > 3 ? " …" : "");
-}
-
-using Clock = std::chrono::steady_clock;
-
-// Activity of a rank, in seconds since its pass began.
-struct SyncSpan {
-  std::string lane, what;
-  double begin = 0, end = 0;
-};
-
-// Records the collective calls of a rank.
-class CallClock : public comm::Observer {
+// Records the collective calls of a rank, and the waits of the thread that makes it.
+class CallRecorder : public comm::Observer {
  public:
-  explicit CallClock(Time zero) : zero_(zero) {}
   void ran(const comm::Collective& call, Time begin, Time end) override {
-    const std::lock_guard lock(mutex_);
     if (call.traffic != comm::Traffic::model) return;
-    spans_.push_back({"comm", call.label, since(begin), since(end)});
-  }
-  void waited(const comm::Collective&, Time, Time) override {}
-  double since(Time when) const { return std::chrono::duration<double>(when - zero_).count(); }
-  std::vector<SyncSpan> take() {
     const std::lock_guard lock(mutex_);
-    return std::exchange(spans_, {});
+    calls_.push_back(made(call, begin, end));
+  }
+  void waited(const comm::Collective& call, Time begin, Time end) override {
+    if (std::this_thread::get_id() != thread_) return;
+    const std::lock_guard lock(mutex_);
+    waits_.push_back(made(call, begin, end));
+  }
+  void take(RankTimes& times) {
+    const std::lock_guard lock(mutex_);
+    times.calls = std::exchange(calls_, {});
+    times.waits = std::exchange(waits_, {});
   }
 
  private:
-  Time zero_;
+  static RankTimes::Call made(const comm::Collective& call, Time begin, Time end) {
+    std::string op = comm::name(call.op);
+    std::replace(op.begin(), op.end(), '_', '-');
+    return {op, call.label, static_cast<std::int64_t>(call.bytes()), begin, end};
+  }
+
+  const std::thread::id thread_ = std::this_thread::get_id();
   std::mutex mutex_;
-  std::vector<SyncSpan> spans_;
+  std::vector<RankTimes::Call> calls_, waits_;
 };
 
-// Gradients before and after synchronization, by parameter. Each rank fills its own row.
-struct SyncRecord {
-  std::vector<std::map<std::string, std::vector<double>>> before, after;
-  std::map<std::string, std::int64_t> elements;
-  std::vector<zero::BucketInfo> buckets;
-  // Rank 0 only, in seconds since backward began.
-  std::map<std::string, double> ready;  // when the gradient of a parameter was ready
-  std::vector<SyncSpan> calls;          // of the buckets, in order
-};
-
-void record_rank(const comm::Group& group, const SyncArguments& arguments, SyncRecord& record) {
-  torch::nn::Sequential net = make_net({4, 6, 5, 2});
-  const at::Tensor x = input(group.rank(), 8, 4);
-  const auto loss = [&](const at::Tensor& y) { return y.square().mean(); };
-  // Without synchronization.
-  loss(net->forward(x)).backward();
-  auto& before = record.before[static_cast<std::size_t>(group.rank())];
-  for (const auto& p : net->named_parameters()) before[p.key()] = first_values(p.value().grad());
-
+void record_gradients(const comm::Group& group, const SyncArguments& arguments,
+                      SyncGradients& record) {
+  torch::nn::Sequential net = make_net(arguments);
+  const at::Tensor x = input_of(group.rank(), arguments);
+  loss_of(net->forward(x)).backward();
+  const auto rank = static_cast<std::size_t>(group.rank());
+  const auto read = [&](SyncGradients::Values& to) {
+    for (const auto& p : net->named_parameters()) to[p.key()] = first_values(p.value().grad());
+  };
+  read(record.before[rank]);
   zero::Options options;
   options.bucket_bytes = arguments.bucket_bytes;
-  zero::Engine engine(net.ptr(), group, options);
-  const at::Tensor last = loss(nn::observed(
-      engine.root(), [&](at::Tensor in) { return net->forward(in); }, x));
-  group.barrier();
-  const auto clock = std::make_shared<CallClock>(Clock::now());
-  if (group.rank() == 0) {
-    group.observe(clock);
-    for (const auto& p : net->named_parameters()) {
-      p.value().register_hook([&record, clock, name = p.key()](const at::Tensor&) {
-        record.ready[name] = clock->since(Clock::now());
+  zero::DataParallel<torch::nn::Sequential> train(net, group, options);
+  train.backward(loss_of(train(x)));
+  train.finish_reduction();
+  read(record.after[rank]);
+  if (rank != 0) return;
+  for (const auto& p : net->named_parameters()) record.elements[p.key()] = p.value().numel();
+}
+
+// Method of synchronization as options of the engine.
+struct Method {
+  std::string name, text;
+  std::int64_t bucket_bytes;
+  int stage;
+  bool overlap;
+};
+
+std::vector<Method> methods_of(const SyncArguments& arguments) {
+  const std::int64_t size = arguments.bucket_bytes;
+  const std::string buckets = str("buckets of at least ", format_bytes(size));
+  // A bucket is closed when it is large enough, so 1 byte is one parameter.
+  return {{"per-parameter", "one all-reduce per parameter, after backward", 1, 0, false},
+          {"bucketed", str("all-reduce of ", buckets, ", after backward"), size, 0, false},
+          {"overlapped", str("all-reduce of ", buckets, ", during backward"), size, 0, true},
+          {"zero-2",
+           str("ZeRO-2: reduce-scatter of ", buckets,
+               ", during backward; all-gather of the updated parameters after the optimizer "
+               "(training overlaps it with the next forward)"),
+           size, 2, true},
+          {"zero-3",
+           str("ZeRO-3: all-gather of each layer's parameters before its forward and before its "
+               "backward; reduce-scatter of ",
+               buckets, ", during backward"),
+           size, 3, true}};
+}
+
+// One method on one rank: its own network and engine.
+class MethodRank {
+ public:
+  MethodRank(const comm::Group& group, const SyncArguments& arguments, const Method& method)
+      : group_(group),
+        overlap_(method.overlap),
+        input_(input_of(group.rank(), arguments)),
+        train_(make_net(arguments), group, options_of(method)) {
+    const std::vector<zero::BucketInfo> buckets = train_.buckets();
+    for (const zero::BucketInfo& bucket : buckets) {
+      for (const std::string& name : bucket.params) {
+        labels_[name] = method.bucket_bytes > 1 ? str("bucket ", buckets_.size()) : name;
+      }
+      buckets_.push_back({bucket.params, bucket.bytes});
+    }
+    if (method.stage > 0) return;
+    for (const auto& p : train_.model()->named_parameters()) {
+      p.value().register_hook([this, name = p.key()](const at::Tensor&) {
+        ready_[name] = std::chrono::steady_clock::now();
       });
     }
   }
-  engine.backward(last);
-  if (group.rank() == 0) {
-    record.buckets = engine.buckets();
-    for (const auto& p : net->named_parameters()) record.elements[p.key()] = p.value().numel();
-  }
-  engine.finish_reduction();
-  if (group.rank() == 0) {
-    group.observe(nullptr);
-    record.calls = clock->take();
-  }
-  auto& after = record.after[static_cast<std::size_t>(group.rank())];
-  for (const auto& p : net->named_parameters()) after[p.key()] = first_values(p.value().grad());
-}
+  MethodRank(const MethodRank&) = delete;  // the hooks refer to it
+  MethodRank& operator=(const MethodRank&) = delete;
 
-std::string record_text(const SyncRecord& record) {
-  std::string text =
-      "Backward runs from the last layer to the first, so the gradients of the last layer are "
-      "ready first.\nA bucket is sent as soon as all its gradients are ready, while backward "
-      "continues.\n";
-  for (std::size_t b = 0; b < record.buckets.size(); ++b) {
-    const zero::BucketInfo& bucket = record.buckets[b];
-    text += str("\nbucket ", b, ", ", format_bytes(bucket.bytes), ", sent ",
-                b == 0                           ? "first"
-                : b + 1 == record.buckets.size() ? "last"
-                                                 : "next",
-                "\n");
-    for (const std::string& name : bucket.params) {
-      text += str("  ", name, "\n");
-      for (std::size_t r = 0; r < record.before.size(); ++r) {
-        text += str("    rank ", r, "  before  ", numbers(record.before[r].at(name)), "\n");
-      }
-      for (std::size_t r = 0; r < record.after.size(); ++r) {
-        text += str("    rank ", r, "  after   ", numbers(record.after[r].at(name)), "\n");
-      }
+  const std::vector<SyncBucket>& buckets() const { return buckets_; }
+
+  RankTimes pass() {
+    const auto now = [] { return std::chrono::steady_clock::now(); };
+    const auto recorder = std::make_shared<CallRecorder>();
+    group_.barrier();
+    group_.observe(recorder);
+    const std::uint64_t sent = group_.traffic().sent_bytes;
+    RankTimes times;
+    times.begin = now();
+    const at::Tensor loss = loss_of(train_(input_));
+    times.forward = now();
+    train_.backward(loss);
+    times.backward = now();
+    train_.finish_reduction();
+    times.synchronized = now();
+    train_.step();
+    times.end = now();
+    group_.observe(nullptr);
+    times.sent_bytes = static_cast<std::int64_t>(group_.traffic().sent_bytes - sent);
+    recorder->take(times);
+    times.ready = ready_;
+    // Without overlap, the engine begins to communicate before backward() returns.
+    if (!overlap_) {
+      times.backward = times.forward;
+      for (const auto& [name, when] : ready_) times.backward = std::max(times.backward, when);
     }
+    for (RankTimes::Call& call : times.calls) {
+      // Buckets are labeled by one of their parameters.
+      const auto found = labels_.find(call.what);
+      if (found != labels_.end()) call.what = found->second;
+    }
+    group_.barrier();
+    return times;
   }
-  return text + "\nAfter synchronization every rank has the mean of the ranks' gradients.\n";
-}
 
-// Way to synchronize, with its measurements.
-struct Way {
-  std::string name;
-  std::vector<double> times;                      // milliseconds of each pass
-  std::vector<std::vector<SyncSpan>> spans = {};  // [rank], of one pass
+ private:
+  static zero::Options options_of(const Method& method) {
+    zero::Options options;
+    options.stage = method.stage;
+    options.optimizer = zero::SGD{.lr = 0};  // every pass has the same gradients
+    options.bucket_bytes = method.bucket_bytes;
+    options.overlap_grad_reduce = method.overlap;
+    // Within the pass that updates the parameters, and by copies, as between hosts.
+    options.overlap_param_gather = false;
+    options.gather = zero::Gather::copy;
+    return options;
+  }
+
+  const comm::Group group_;
+  const bool overlap_;
+  const at::Tensor input_;
+  zero::DataParallel<torch::nn::Sequential> train_;
+  std::vector<SyncBucket> buckets_;
+  std::map<std::string, std::string> labels_;  // of the collective with a parameter's gradient
+  std::map<std::string, RankTimes::Time> ready_;
 };
 
-void time_rank(const comm::Group& group, const SyncArguments& arguments, std::vector<Way>& ways) {
-  std::vector<int> widths(static_cast<std::size_t>(arguments.layers) + 1, arguments.width);
-  const at::Tensor x = input(group.rank(), 32, arguments.width);
-  torch::nn::Sequential plain = make_net(widths);
-  torch::nn::Sequential bucketed = make_net(widths), overlapped = make_net(widths);
-  zero::Options options;
-  options.bucket_bytes = std::int64_t{4} << 20;
-  zero::Engine with_overlap(overlapped.ptr(), group, options);
-  options.overlap_grad_reduce = false;
-  zero::Engine without_overlap(bucketed.ptr(), group, options);
+// Times of every pass: [method][round][rank].
+using AllTimes = std::vector<std::vector<std::vector<RankTimes>>>;
 
-  Clock::time_point forward_done, backward_done;  // of the last pass
-  const auto engine_pass = [&](zero::Engine& engine, torch::nn::Sequential& net) {
-    engine.begin({});
-    const at::Tensor loss = nn::observed(
-                                engine.root(), [&](at::Tensor in) { return net->forward(in); }, x)
-                                .square()
-                                .mean();
-    forward_done = Clock::now();
-    engine.backward(loss);
-    backward_done = Clock::now();
-    engine.finish_reduction();
-    engine.discard();
-  };
-  const std::vector<std::function<void()>> passes = {
-      [&] {
-        plain->zero_grad();
-        const at::Tensor loss = plain->forward(x).square().mean();
-        forward_done = Clock::now();
-        loss.backward();
-        backward_done = Clock::now();
-        for (const auto& p : plain->named_parameters()) {
-          comm::Call call;
-          call.label = p.key();
-          group.all_reduce(p.value().grad(), call).wait();
-        }
-      },
-      [&] { engine_pass(without_overlap, bucketed); },
-      [&] { engine_pass(with_overlap, overlapped); }};
+void time_rank(const comm::Group& group, const SyncArguments& arguments,
+               const std::vector<Method>& methods, std::vector<SyncWay>& ways, AllTimes& all) {
+  std::vector<std::unique_ptr<MethodRank>> ranks;
+  for (const Method& method : methods) {
+    ranks.push_back(std::make_unique<MethodRank>(group, arguments, method));
+  }
+  // Methods alternate, so that a slow moment of the machine affects all of them. Round -1 warms up.
   for (int round = -1; round < arguments.rounds; ++round) {
-    for (std::size_t way = 0; way < passes.size(); ++way) {
-      group.barrier();
-      const auto began = Clock::now();
-      passes[way]();
-      group.barrier();
-      const double ms = std::chrono::duration<double, std::milli>(Clock::now() - began).count();
-      if (group.rank() == 0 && round >= 0) ways[way].times.push_back(ms);
+    for (std::size_t m = 0; m < methods.size(); ++m) {
+      RankTimes times = ranks[m]->pass();
+      if (round < 0) continue;
+      all[m][static_cast<std::size_t>(round)][static_cast<std::size_t>(group.rank())] =
+          std::move(times);
     }
   }
-  if (!arguments.json) return;
-  for (std::size_t way = 0; way < passes.size(); ++way) {
-    group.barrier();
-    const auto clock = std::make_shared<CallClock>(Clock::now());
-    group.observe(clock);
-    passes[way]();
-    group.observe(nullptr);
-    std::vector<SyncSpan>& spans = ways[way].spans[static_cast<std::size_t>(group.rank())];
-    spans = clock->take();
-    const double forward = clock->since(forward_done), backward = clock->since(backward_done);
-    spans.insert(spans.begin(),
-                 {{"compute", "forward", 0, forward}, {"compute", "backward", forward, backward}});
-    group.barrier();
-  }
+  if (group.rank() != 0) return;
+  for (std::size_t m = 0; m < methods.size(); ++m) ways[m].buckets = ranks[m]->buckets();
 }
 
-nlohmann::ordered_json sync_json(const SyncRecord& record, const std::vector<Way>& ways,
-                                 const SyncArguments& arguments) {
-  using Json = nlohmann::ordered_json;
-  Json parameters = Json::array(), buckets = Json::array(), all = Json::array();
-  for (std::size_t b = 0; b < record.buckets.size(); ++b) {
-    const zero::BucketInfo& bucket = record.buckets[b];
-    double ready = 0;
-    for (const std::string& name : bucket.params) {
-      Json before = Json::array(), after = Json::array();
-      for (const auto& rank : record.before) before.push_back(rank.at(name));
-      for (const auto& rank : record.after) after.push_back(rank.at(name));
-      const auto when = record.ready.find(name);
-      if (when != record.ready.end()) ready = std::max(ready, when->second);
-      parameters.push_back({{"name", name},
-                            {"elements", record.elements.at(name)},
-                            {"bucket", b},
-                            {"ready", when == record.ready.end() ? Json() : Json(when->second)},
-                            {"before", std::move(before)},
-                            {"after", std::move(after)}});
-    }
-    Json one = {
-        {"index", b}, {"bytes", bucket.bytes}, {"parameters", bucket.params}, {"ready", ready}};
-    if (b < record.calls.size()) {
-      one["sent"] = record.calls[b].begin;
-      one["done"] = record.calls[b].end;
-    }
-    buckets.push_back(std::move(one));
-  }
-  const char* const names[] = {"per-parameter", "bucketed", "overlapped"};
-  for (std::size_t w = 0; w < ways.size(); ++w) {
-    std::vector<double> times = ways[w].times;
-    std::sort(times.begin(), times.end());
-    Json spans = Json::array();
-    for (std::size_t r = 0; r < ways[w].spans.size(); ++r) {
-      for (const SyncSpan& span : ways[w].spans[r]) {
-        spans.push_back({{"rank", r},
-                         {"lane", span.lane},
-                         {"what", span.what},
-                         {"begin", span.begin},
-                         {"end", span.end}});
-      }
-    }
-    all.push_back({{"name", names[w]},
-                   {"text", ways[w].name},
-                   {"seconds", times[times.size() / 2] / 1e3},
-                   {"best_seconds", times.front() / 1e3},
-                   {"spans", std::move(spans)}});
-  }
-  return {{"ranks", arguments.ranks},
-          {"bucket_bytes", arguments.bucket_bytes},
-          {"width", arguments.width},
-          {"layers", arguments.layers},
-          {"parameters", std::move(parameters)},
-          {"buckets", std::move(buckets)},
-          {"ways", std::move(all)}};
-}
-
-std::string show(std::vector<Way> ways, const SyncArguments& arguments) {
-  std::string text = str("\nTimes of forward, backward and synchronization, ", arguments.layers,
-                         " layers of ", arguments.width, " × ", arguments.width, " on ",
-                         arguments.ranks, " ranks (median and best of ", arguments.rounds, "):\n");
-  for (Way& way : ways) {
-    std::sort(way.times.begin(), way.times.end());
-    char line[96];
-    std::snprintf(line, sizeof(line), "  %-42s %8.2f ms %8.2f ms\n", way.name.c_str(),
-                  way.times[way.times.size() / 2], way.times.front());
-    text += line;
-  }
-  return text;
-}
-
-int sync(const SyncArguments& arguments) {
-  at::set_num_threads(1);
+SyncReport make_report(const SyncArguments& arguments) {
   const auto over = [&](const std::function<void(const comm::Group&)>& body) {
     comm::run_threads(arguments.ranks, [&](std::shared_ptr<comm::Backend> backend) {
       body(comm::Group(std::move(backend)));
     });
   };
-  SyncRecord record;
-  record.before.resize(static_cast<std::size_t>(arguments.ranks));
-  record.after.resize(static_cast<std::size_t>(arguments.ranks));
-  over([&](const comm::Group& group) { record_rank(group, arguments, record); });
-  if (!arguments.json) print_out(record_text(record));
-  std::vector<Way> ways = {{"per parameter, after backward", {}},
-                           {"in buckets of 4 MiB, after backward", {}},
-                           {"in buckets, overlapping backward", {}}};
-  for (Way& way : ways) way.spans.resize(static_cast<std::size_t>(arguments.ranks));
-  over([&](const comm::Group& group) { time_rank(group, arguments, ways); });
-  if (arguments.json) return print_out(sync_json(record, ways, arguments).dump() + "\n");
-  return print_out(show(std::move(ways), arguments));
+  const auto ranks = static_cast<std::size_t>(arguments.ranks);
+  SyncReport report;
+  report.arguments = arguments;
+  report.cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  report.gradients.before.resize(ranks);
+  report.gradients.after.resize(ranks);
+  over([&](const comm::Group& group) { record_gradients(group, arguments, report.gradients); });
+  const std::vector<Method> methods = methods_of(arguments);
+  for (const Method& method : methods) report.ways.push_back({method.name, method.text});
+  AllTimes all(methods.size());
+  for (auto& rounds : all) {
+    rounds.assign(static_cast<std::size_t>(arguments.rounds), std::vector<RankTimes>(ranks));
+  }
+  over([&](const comm::Group& group) { time_rank(group, arguments, methods, report.ways, all); });
+  for (std::size_t m = 0; m < methods.size(); ++m) {
+    for (const auto& round : all[m]) report.ways[m].passes.push_back(on_one_clock(round));
+  }
+  return report;
 }
 
 }  // namespace
@@ -356,18 +292,22 @@ int explain_sync_command(int argc, char** argv) {
   SyncArguments arguments;
   CommandLine line("explain sync",
                    "Shows the gradient of each parameter on every rank before and after "
-                   "synchronization, its bucket, and the time that buckets and overlap save.",
+                   "synchronization, its bucket, and the times of one all-reduce per parameter, of "
+                   "buckets, of overlap with backward, and of ZeRO-2 and ZeRO-3.",
                    kExplainSyncExamples);
   CLI::App& app = line.app();
   line.integer(app, "-n,--ranks", arguments.ranks, 1, 64, "number of ranks");
-  line.integer(app, "--width", arguments.width, 1, 8192, "width of the timed layers");
-  line.integer(app, "--layers", arguments.layers, 1, 256, "number of timed layers");
-  line.integer(app, "--rounds", arguments.rounds, 1, 1000, "repetitions; the ways alternate");
-  line.integer(app, "--bucket-size", arguments.bucket_bytes, 16, 1 << 30,
-               "bytes of a bucket of the small network");
+  line.integer(app, "--width", arguments.width, 1, 8192, "width of the layers");
+  line.integer(app, "--layers", arguments.layers, 1, 256, "number of layers");
+  line.integer(app, "--rounds", arguments.rounds, 1, 1000, "timed passes; the methods alternate");
+  line.bytes(app, "--bucket-size", arguments.bucket_bytes,
+             "bytes of gradients after which a bucket is closed");
   app.add_flag("--json", arguments.json, "print JSON, with a timeline of every rank");
   if (!line.parse(argc, argv)) return 0;
-  return sync(arguments);
+  if (arguments.bucket_bytes < 1) throw UsageError("--bucket-size: must be at least 1 byte");
+  at::set_num_threads(1);
+  const SyncReport report = make_report(arguments);
+  return print_out(arguments.json ? sync_json(report).dump() + "\n" : sync_text(report));
 }
 
 }  // namespace tessera::cli

@@ -14,15 +14,15 @@
 namespace tessera::cli {
 namespace {
 
-using planner::Question;
 using planner::real;
+using planner::RunConfig;
 
 std::string bytes_text(double bytes) { return format_bytes(std::llround(std::min(bytes, 9e18))); }
 std::string whole_text(double value) { return format_grouped(std::llround(value)); }
 std::string share_text(double value) { return fixed(100 * value, 1) + "%"; }
 
 std::string explain_batch(const ExplainArguments& a) {
-  const Question& q = a.plan.question;
+  const RunConfig& q = a.plan.question;
   return str("global batch = micro-batch · accumulation · dp\n             = ", q.micro_batch,
              " · ", q.grad_accum, " · ", q.dp(), " = ", format_grouped(q.global_batch),
              " sequences\n",
@@ -38,7 +38,7 @@ std::string explain_batch(const ExplainArguments& a) {
              "is\ncorrect only for equal batches.\n");
 }
 
-std::string state_steps(const Question& q, double psi) {
+std::string state_steps(const RunConfig& q, double psi) {
   const Sharding cut = sharding_of_stage(q.zero);
   const bool grads = cut.grads && q.policy() == ReducePolicy::each;
   Table table("lrrrr");
@@ -71,9 +71,9 @@ std::string assumed_text(const planner::Plan& plan) {
 }
 
 std::string explain_memory(const ExplainArguments& a) {
-  const Question& q = a.plan.question;
+  const RunConfig& q = a.plan.question;
   const planner::Memory& m = a.plan.memory;
-  const std::vector<planner::StageShare> chunks =
+  const std::vector<planner::StageLayers> chunks =
       stage_shares(q)[static_cast<std::size_t>(a.plan.rank)];
   const double psi = params_on_rank(q, chunks);
   std::string text =
@@ -119,7 +119,7 @@ std::string explain_memory(const ExplainArguments& a) {
 }
 
 std::string explain_traffic(const ExplainArguments& a) {
-  const Question& q = a.plan.question;
+  const RunConfig& q = a.plan.question;
   const planner::Traffic& t = a.plan.traffic;
   const double n = q.shards(), k = real(q.grad_accum);
   const double dp_bytes = a.plan.on_a_rank * q.layout.param;
@@ -207,13 +207,13 @@ std::string five_percent(int p, int v) {
 }
 
 std::string bubble_text(const ExplainArguments& a) {
-  const Question& q = a.plan.question;
+  const RunConfig& q = a.plan.question;
   const int p = q.pp(), k = static_cast<int>(q.grad_accum), v = q.chunks;
   if (p == 1) {
     return "A pipeline of one stage (--pp 1) never waits for another: bubble = 0 for every K.\n"
            "Use --pp 2 or more.\n";
   }
-  if (q.schedule == "zb-h1" || q.schedule == "zb-v") {
+  if (q.schedule == ScheduleChoice::zb_h1 || q.schedule == ScheduleChoice::zb_v) {
     if (!(a.forward + a.backward > 0)) {
       throw UsageError("--forward, --backward: got 0 for both; one must be greater than 0");
     }
@@ -241,7 +241,7 @@ std::string bubble_text(const ExplainArguments& a) {
 }
 
 std::string explain_bubble(const ExplainArguments& a) {
-  const Question& q = a.plan.question;
+  const RunConfig& q = a.plan.question;
   if (q.pp() == 1) return bubble_text(a);
   return str(bubble_text(a), "\n\nHeld on the first rank: ", in_flight(q, 0),
              in_flight(q, 0) == 1 ? " activation with " : " activations with ", q.schedule,
@@ -250,7 +250,7 @@ std::string explain_bubble(const ExplainArguments& a) {
 }
 
 std::string explain_step(const ExplainArguments& a) {
-  const Question& q = a.plan.question;
+  const RunConfig& q = a.plan.question;
   const planner::StepTime& t = a.plan.time;
   if (q.state_only()) {
     return "The parameter count alone does not define the time of a step; use --model, or --layers "

@@ -13,13 +13,13 @@
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/planner/remedy.h"
+#include "tessera/planner/advice.h"
 #include "tessera/planner/stages.h"
 
 namespace tessera::cli {
 namespace {
 
-using planner::Question;
+using planner::RunConfig;
 using planner::StageAnswer;
 
 constexpr const char* kZeroExamples =
@@ -52,7 +52,7 @@ std::string sharded_text(const StageAnswer& s) {
 }
 
 std::string bytes_of_stages(const std::vector<StageAnswer>& stages) {
-  const Question& q = stages.front().plan.question;
+  const RunConfig& q = stages.front().plan.question;
   const bool sized = !q.state_only();
   Table table(sized ? "llrrrrrrl" : "llrrrr");
   std::vector<std::string> head = {"", "sharded", "params", "grads", "optimizer", "state"};
@@ -94,7 +94,7 @@ std::string bytes_of_stages(const std::vector<StageAnswer>& stages) {
 }
 
 std::string traffic_of_stages(const std::vector<StageAnswer>& stages) {
-  const Question& q = stages.front().plan.question;
+  const RunConfig& q = stages.front().plan.question;
   const double least = stages.front().sent();
   Table table("lrrrrr");
   table.row({"", "forward", "backward", "optimizer step", "total", "of DDP"});
@@ -110,7 +110,7 @@ std::string traffic_of_stages(const std::vector<StageAnswer>& stages) {
 }
 
 std::string copies_of_stages(const std::vector<StageAnswer>& stages) {
-  const Question& q = stages.front().plan.question;
+  const RunConfig& q = stages.front().plan.question;
   Table table("lrr");
   table.row({"", "total state", "copies"});
   for (const StageAnswer& s : stages) {
@@ -131,7 +131,7 @@ std::string shard_cells(bool sharded, int rank, int dp, int cells) {
 }
 
 std::string owners_of_stages(const std::vector<StageAnswer>& stages) {
-  const Question& q = stages.back().plan.question;
+  const RunConfig& q = stages.back().plan.question;
   const int dp = q.dp(), shards = q.shards(), cells = std::min(shards, 8);
   if (dp == 1) return "\nOne replica owns everything: there is nothing to shard over.\n";
   std::vector<int> shown;
@@ -151,8 +151,8 @@ std::string owners_of_stages(const std::vector<StageAnswer>& stages) {
   }
   const auto params =
       static_cast<std::int64_t>(std::min(std::round(stages.front().plan.on_a_rank), 9e18));
-  const planner::OwnedPart first = planner::owned_part(params, shards, 0);
-  const planner::OwnedPart last = planner::owned_part(params, shards, shards - 1);
+  const planner::OwnedRange first = planner::owned_range(params, shards, 0);
+  const planner::OwnedRange last = planner::owned_range(params, shards, shards - 1);
   return str("\nOwned shards (█ on this rank, · on another)\n", table.text(), "  of ",
              format_grouped(params), " parameters dp rank 0 owns 0 to ",
              format_grouped(std::max<std::int64_t>(first.last - 1, 0)), ", the last rank ",
@@ -160,7 +160,7 @@ std::string owners_of_stages(const std::vector<StageAnswer>& stages) {
 }
 
 // Returns a paragraph on hybrid sharding, or "" if there is one replica.
-std::string hybrid_words(const Question& q) {
+std::string hybrid_words(const RunConfig& q) {
   if (q.replicas() == 1) return "";
   return str("\nHybrid sharding: ", q.dp(), " data-parallel ranks are ", q.replicas(),
              " replicas of ", q.shards(), ". State is sharded over the ", q.shards(),
@@ -174,7 +174,7 @@ std::string hybrid_words(const Question& q) {
 
 std::string zero_text(const std::vector<StageAnswer>& stages) {
   const planner::Plan& plan = stages.back().plan;
-  const Question& q = plan.question;
+  const RunConfig& q = plan.question;
   return str(q.state_only() || q.model.name.empty() ? "" : q.model.name + ", ",
              format_grouped(std::llround(std::min(plan.parameters, 9e18))), " parameters, layout ",
              q.layout.name, " = ", q.layout.param, " + ", q.layout.grad, " + ",
@@ -189,7 +189,7 @@ std::string zero_text(const std::vector<StageAnswer>& stages) {
 }  // namespace
 
 int explain_zero(int argc, char** argv) {
-  planner::Settings settings;
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   std::string svg;
   bool json = false;
   CommandLine line("explain zero",
@@ -206,7 +206,7 @@ int explain_zero(int argc, char** argv) {
   app.get_option("--zero")->group("");
   if (!line.parse(argc, argv)) return 0;
   if (settings.has("zero")) {
-    throw UsageError("--zero: all stages are shown side by side; omit it");
+    throw UsageError(Flag("zero"), "all stages are shown side by side; omit it");
   }
   const bool modelled = settings.has("model") || settings.has("layers") || settings.has("hidden");
   if (!modelled && !settings.has("params")) settings.set("params", "7B");
@@ -214,7 +214,8 @@ int explain_zero(int argc, char** argv) {
     settings.set("dp", "8");
   }
   if (settings.has("dp-replicate")) settings.set("zero", "3");  // stage 0 has no replicas
-  const auto stages = planner::compare_stages(planner::settle(settings.question(make_catalogue())));
+  const auto stages =
+      planner::compare_stages(planner::resolve(planner::look_up(settings, make_catalog())));
   write_file("--svg", svg, [&] { return planner::stages_svg(stages); });
   return print_out(json ? planner::to_json(stages) + "\n" : zero_text(stages));
 }

@@ -1,9 +1,6 @@
 // tessera generate: continues texts with a trained model.
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,28 +13,20 @@
 #include <string>
 #include <vector>
 
-#include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/generate_output.h"
-#include "tessera/cli/generate_text.h"
-#include "tessera/cli/json_text.h"
+#include "tessera/cli/inference.h"
+#include "tessera/cli/json_output.h"
+#include "tessera/cli/model_tokenizer.h"
 #include "tessera/cli/rank_failure.h"
-#include "tessera/comm/backend_kind.h"
-#include "tessera/comm/bootstrap.h"
-#include "tessera/comm/gpus.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/memory/device_usage.h"
 #include "tessera/models/generate.h"
-#include "tessera/models/language_model.h"
-#include "tessera/process/free_memory.h"
-#include "tessera/process/own_ranks.h"
 #include "tessera/train/memory_check.h"
-#include "tessera/train/model_files.h"
 
 namespace tessera::cli {
 namespace {
@@ -53,22 +42,18 @@ constexpr const char* kGenerateExamples =
     "--from takes a checkpoint, the folder of a run or a Hugging Face folder. The same seed gives\n"
     "the same texts with any --batch.";
 
-struct GenerateArguments {
-  std::string from, base, tokenizer, prompts_file, dtype = "auto", device = "cpu", backend = "auto";
+struct GenerateArguments : InferenceArguments {
+  std::string tokenizer, prompts_file;
   std::vector<std::string> prompts, stops;
-  models::GenerateOptions options;
-  int tokens = 100, top_k = 0, batch = 8, tp = 1, threads = 0;
-  double temperature = 0.8, top_p = 0.95, min_p = 0;
-  std::uint64_t seed = 0;
-  bool ignore_end = false, force = false, json = false;
+  int tokens = 100, top_k = 0, batch = 8;  // the first two are copied to `options`
+  models::GenerateOptions options = {.sampling = {.temperature = 0.8, .top_p = 0.95}};
+  bool ignore_end = false;
 };
 
 void add_generate_options(CommandLine& line, GenerateArguments& a) {
   CLI::App& app = line.app();
-  app.add_option("--from", a.from, "trained model")->required()->type_name("FOLDER");
-  app.add_option("--base", a.base,
-                 "for adapters: their base model; by default the one that their files name")
-      ->type_name("FOLDER");
+  models::Sampling& sampling = a.options.sampling;
+  add_model_options(line, a);
   app.add_option("--prompt", a.prompts, "text to continue; repeat for several texts")
       ->type_name("TEXT")
       ->allow_extra_args(false);  // one value each, even if it looks like a list
@@ -76,30 +61,28 @@ void add_generate_options(CommandLine& line, GenerateArguments& a) {
                  "file with one text per line; .jsonl: {\"prompt\": TEXT}")
       ->type_name("FILE");
   line.integer(app, "--tokens", a.tokens, 1, 1 << 24, "most tokens to generate per text");
-  line.number(app, "--temperature", a.temperature, 0, 1e6, "0: always the most likely token");
+  line.number(app, "--temperature", sampling.temperature, 0, 1e6,
+              "0: always the most likely token");
   line.integer(app, "--top-k", a.top_k, 0, 1 << 30,
                "sample only from the K most likely tokens; 0: all");
-  line.number(app, "--top-p", a.top_p, 0, 1,
+  line.number(app, "--top-p", sampling.top_p, 0, 1,
               "sample only from the most likely tokens with this total probability");
-  line.number(app, "--min-p", a.min_p, 0, 1,
+  line.number(app, "--min-p", sampling.min_p, 0, 1,
               "sample only tokens with at least this fraction of the highest probability");
   app.add_option("--stop", a.stops,
                  "string that ends a text and is not shown; may be repeated. $'\\n' is a line end")
       ->type_name("TEXT")
       ->allow_extra_args(false);  // one value each, even if it looks like a list
   app.add_flag("--ignore-end", a.ignore_end, "continue after the end-of-text token");
-  app.add_option("--seed", a.seed, "seed of the sampling")->capture_default_str();
+  app.add_option("--seed", a.options.seed, "seed of the sampling")->capture_default_str();
   line.integer(app, "--batch", a.batch, 1, 4096, "texts generated at the same time");
   line.dtype(app, "--dtype", a.dtype, train::kComputeTypes,
              "type of matrices and cache; auto: as the model is stored");
   line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix and the cache");
-  line.choice(app, "--device", a.device, {"cpu", "cuda"}, "where to compute");
-  line.choice(app, "--backend", a.backend, comm::backend_names(), "backend of the collectives");
-  line.integer(app, "--threads", a.threads, 0, 4096, "threads per rank; 0: its share of the cores");
+  add_device_options(line, a);
   app.add_option("--tokenizer", a.tokenizer,
                  "tokenizer.json, a folder with one, bytes, or ids; by default the model's")
       ->type_name("WHERE");
-  app.add_flag("--force", a.force, "start even if memory seems insufficient");
   app.add_flag("--json", a.json, "print a JSON object per text, and a summary");
 }
 
@@ -107,7 +90,7 @@ bool takes_stdin(const GenerateArguments& a) { return a.prompts.empty() && a.pro
 
 std::vector<std::string> prompts_of(const GenerateArguments& a) {
   if (!a.prompts.empty() && !a.prompts_file.empty()) {
-    throw UsageError("--prompts: got --prompt too; use only one of them");
+    throw UsageError(Flag("prompts"), "got --prompt too; use only one of them");
   }
   if (!a.prompts.empty()) return a.prompts;
   if (takes_stdin(a)) {
@@ -222,10 +205,9 @@ void set_cache_size(const GenerateArguments& a, const ModelShape& shape,
   if (shape.longest() > 0) options.capacity = std::min(options.capacity, shape.longest());
 }
 
-// Throws if model and cache do not fit into this host or the GPU, before the model is loaded.
+// Throws if model and cache of `ranks` ranks do not fit into this host or the GPU.
 void check_memory_of(const GenerateArguments& a, const train::ModelFiles& files,
-                     const models::DecoderOptions& options, bool alone) {
-  if (a.force) return;
+                     const models::DecoderOptions& options, int ranks) {
   const ModelShape& shape = files.shape();
   const auto bytes = static_cast<std::int64_t>(at::elementSize(options.type));
   const double of_a_token = 2.0 * static_cast<double>(shape.layers * shape.kv_width() * bytes);
@@ -236,18 +218,7 @@ void check_memory_of(const GenerateArguments& a, const train::ModelFiles& files,
                                        .element_bytes = bytes,
                                        .tokens = options.slots,
                                        .cache = static_cast<std::int64_t>(std::min(9e18, cache))});
-  const char* const remedy = "a smaller --batch or --tokens, or more --tp";
-  if (options.device.is_cpu()) {
-    const auto free = process::free_host_memory();
-    if (!free) return;
-    train::check_inference_memory(need, alone ? 1 : a.tp, free->bytes,
-                                  str("this host (", free->bound, ")"), remedy);
-    return;
-  }
-  at::empty({1}, at::device(options.device));  // initializes the device: device_free() needs it
-  if (const auto free = memory::device_free(options.device)) {
-    train::check_inference_memory(need, 1, *free, options.device.str(), remedy);
-  }
+  check_memory(a, need, options.device, ranks, "a smaller --batch or --tokens, or more --tp");
 }
 
 // Broadcasts the cache size from rank 0, which alone reads the prompts.
@@ -276,12 +247,7 @@ models::DecoderOptions rank_options(const GenerateArguments& a, const train::Mod
     init.comm.timeout = std::chrono::hours(24);
     options.tp = comm::init(init);
   }
-  if (a.device == "cuda") {
-    const int rank = comm::local_rank_of(options.tp.rank(), options.tp.size());
-    const int gpu = a.tp > 1 ? comm::gpu_of(rank, std::max(1, comm::gpu_count())) : 0;
-    options.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
-    c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(options.device);
-  }
+  options.device = own_device(a, options.tp);
   return options;
 }
 
@@ -306,20 +272,17 @@ void print_speed(const models::Generated& done, double load_s, bool json) {
                    " tokens/s; loaded in ", format_time(load_s), "\n"));
 }
 
-void print_note(const std::string& note) {
-  if (!note.empty()) write_all(2, str("tessera generate: note: ", visible_lines(note), "\n"));
-}
-
-// Called by the rank that reads the prompts.
-void print_notes(const GenerateArguments& a, const train::ModelFiles& files,
-                 const data::Tokenizer& tokenizer) {
-  for (const std::string& note : files.notes()) print_note(note);
-  for (const std::string& note : tokenizer.notes()) print_note(note);
+std::vector<std::string> notes_on(const GenerateArguments& a, const train::ModelFiles& files,
+                                  const data::Tokenizer& tokenizer, std::int64_t longest) {
+  std::vector<std::string> notes = files.notes();
+  for (const std::string& note : tokenizer.notes()) notes.push_back(note);
   for (const std::string& stop : a.stops) {
     if (stop.find("\\n") == std::string::npos) continue;
-    print_note(
+    notes.push_back(
         str("--stop ", stop, " is a backslash and an n, as typed; in bash a line end is $'\\n'"));
   }
+  notes.push_back(context_note(files.shape(), longest));
+  return notes;
 }
 
 int generate_on_rank(const GenerateArguments& a, train::ModelFiles& files,
@@ -333,12 +296,11 @@ int generate_on_rank(const GenerateArguments& a, train::ModelFiles& files,
   }
   const std::unique_ptr<data::Tokenizer> tokenizer = tokenizer_for(a.tokenizer, files);
   std::vector<Answer> answers = answers_for(prompts_of(a), *tokenizer, a.stops);
-  print_notes(a, files, *tokenizer);
   std::vector<std::int64_t> ends = files.end_tokens();
   if (const auto end = tokenizer->end_of_text()) ends.push_back(*end);
   set_cache_size(a, files.shape(), answers, options);
-  if (a.tp == 1 || !options.device.is_cpu()) check_memory_of(a, files, options, true);
-  print_note(context_note(files.shape(), options.capacity));
+  print_notes("generate", notes_on(a, files, *tokenizer, options.capacity));
+  if (a.tp == 1 || !options.device.is_cpu()) check_memory_of(a, files, options, 1);
   share_sizes(options);
   const auto decoder = load_decoder(files, options);
   const double load_s =
@@ -374,15 +336,10 @@ int generate_on_rank(const GenerateArguments& a, train::ModelFiles& files,
 
 // Reports errors once, before ranks are started.
 void check_ranks(const GenerateArguments& a, const comm::Launch& launch) {
-  if (comm::backend_kind(a.backend).simulated) {
-    throw UsageError(str("--backend: got ", a.backend, ", which simulates the other ranks"));
-  }
+  check_device_options(a);
   if (a.tp > 1 && launch.launcher != "alone" && launch.size != a.tp) {
-    throw UsageError(str("--tp: got ", a.tp, ", but ", launch.launcher, " started ", launch.size,
-                         " ranks; the two must be equal"));
-  }
-  if (a.device == "cuda" && comm::gpu_count() == 0) {
-    throw UsageError("--device: got cuda, but LibTorch finds no CUDA device; must be cpu");
+    throw UsageError(Flag("tp"), str("got ", a.tp, ", but ", launch.launcher, " started ",
+                                     launch.size, " ranks; the two must be equal"));
   }
 }
 
@@ -394,8 +351,7 @@ int generate_command(int argc, char** argv) {
   add_generate_options(line, a);
   if (!line.parse(argc, argv)) return 0;
   a.options.tokens = a.tokens;
-  a.options.seed = a.seed;
-  a.options.sampling = {a.temperature, a.top_k, a.top_p, a.min_p};
+  a.options.sampling.top_k = a.top_k;
   try {
     check(a.options.sampling);
   } catch (const UsageError& error) {
@@ -403,14 +359,8 @@ int generate_command(int argc, char** argv) {
   }
   const comm::Launch launch = a.tp > 1 ? comm::detect_launch() : comm::Launch{};
   check_ranks(a, launch);
-  if (a.threads > 0) at::set_num_threads(a.threads);
   const auto began = std::chrono::steady_clock::now();
-  const std::unique_ptr<train::ModelFiles> files = train::open_model(a.from, a.base);
-  try {
-    models::check_tp(files->shape(), a.tp);
-  } catch (const UsageError& error) {
-    throw UsageError(str("--tp ", a.tp, ": ", error.what()));
-  }
+  const std::unique_ptr<train::ModelFiles> files = open_model(a);
   if (a.tp == 1 || launch.launcher != "alone") {
     return report_to_launcher([&] { return generate_on_rank(a, *files, began); });
   }
@@ -421,13 +371,9 @@ int generate_command(int argc, char** argv) {
   planned.type = train::compute_type(a.dtype, *files);
   set_cache_size(a, files->shape(),
                  answers_for(prompts, *tokenizer_for(a.tokenizer, *files), a.stops), planned);
-  if (a.device == "cpu") check_memory_of(a, *files, planned, false);
+  if (a.device == "cpu") check_memory_of(a, *files, planned, a.tp);
   if (takes_stdin(a)) put_back_on_stdin(prompts.front());
-  if (comm::backend_kind(a.backend).needs_mpi) {
-    return process::become_mpirun(a.tp, process::own_command(argc, argv));
-  }
-  return process::start_ranks({.ranks = a.tp, .threads = a.threads, .name = "generate"},
-                              process::own_command(argc, argv));
+  return start_own_ranks(a, a.tp, "generate", argc, argv);
 }
 
 }  // namespace tessera::cli

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "tessera/cli/json_text.h"
+#include "tessera/cli/json_output.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"

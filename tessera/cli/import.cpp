@@ -14,19 +14,19 @@
 
 #include "tessera/cli/command_line.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/json_text.h"
+#include "tessera/cli/json_output.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/config.h"
-#include "tessera/planner/settings_text.h"
+#include "tessera/huggingface/model_config.h"
+#include "tessera/planner/toml_text.h"
 
 namespace tessera::cli {
 namespace {
 
-constexpr std::int64_t kMostImported = 1 << 20;
+constexpr std::int64_t kMaxImported = 1 << 20;
 
 constexpr const char* kImportExamples =
     "  tessera import deepspeed ds_config.json --out run.toml\n"
@@ -75,10 +75,10 @@ std::vector<std::string> own_options_first(int argc, char** argv) {
 }
 
 std::string deepspeed_text(const std::string& path) {
-  if (path != "-") return read_small_file(path, kMostImported, "a JSON config of DeepSpeed");
+  if (path != "-") return read_small_file(path, kMaxImported, "a JSON config of DeepSpeed");
   std::string text{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
-  if (static_cast<std::int64_t>(text.size()) > kMostImported) {
-    throw DataError(str("stdin has ", text.size(), " bytes; must be at most ", kMostImported));
+  if (static_cast<std::int64_t>(text.size()) > kMaxImported) {
+    throw DataError(str("stdin has ", text.size(), " bytes; must be at most ", kMaxImported));
   }
   return text;
 }
@@ -106,8 +106,8 @@ Imported read_source(const std::vector<std::string>& words, int ranks) {
 void write_model(Imported& got, const std::string& folder) {
   if (!got.model) {
     if (!folder.empty()) {
-      throw UsageError(
-          "--model-out: not needed, since the settings describe the model or have none; omit it");
+      throw UsageError(Flag("model-out"),
+                       "not needed, since the settings describe the model or have none; omit it");
     }
     return;
   }
@@ -125,7 +125,8 @@ void write_model(Imported& got, const std::string& folder) {
     return;
   }
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
-    throw UsageError(str("--model-out: cannot create ", quote(folder), ": ", std::strerror(errno)));
+    throw UsageError(Flag("model-out"),
+                     str("cannot create ", quote(folder), ": ", std::strerror(errno)));
   }
   publish(folder + "/" + huggingface::kConfigName, config);
   got.set("model", folder, "--model-out");
@@ -193,7 +194,7 @@ std::string Imported::json() const {
   for (const auto& [setting, from] : given_) {
     const planner::Field& field = train_field(setting);
     nlohmann::ordered_json value = get(settings_, field);
-    if (!std::holds_alternative<std::string planner::RunSettings::*>(field.member)) {
+    if (field.kind != planner::Field::Kind::text) {
       value = nlohmann::ordered_json::parse(value.get<std::string>());
     }
     out["settings"][setting] = {{"value", value}, {"from", from}};
@@ -289,7 +290,7 @@ int import_command(int argc, char** argv) {
   write_model(got, arguments.model_out);
   write_all(2, got.report());
   if (arguments.strict && !got.complete()) {
-    throw UsageError("--strict: some keys are unknown or have no counterpart, see above");
+    throw UsageError(Flag("strict"), "some keys are unknown or have no counterpart, see above");
   }
   if (!arguments.out.empty()) {
     check_publishable(arguments.out, "--out");

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/core/model_shape.h"
-#include "tessera/planner/settings.h"
+#include "tessera/planner/fields.h"
 
 namespace tessera::cli {
 
@@ -41,7 +41,7 @@ class Imported {
   }
   bool has(std::string_view setting) const;
 
-  const planner::RunSettings& settings() const { return settings_; }
+  const planner::RunConfig& settings() const { return settings_; }
   const std::vector<ImportNote>& notes() const { return notes_; }
   bool complete() const;            // no key is missing or unknown
   std::optional<ModelShape> model;  // set if neither a name nor --layers, --hidden, --heads give it
@@ -52,10 +52,13 @@ class Imported {
   std::string report() const;  // the notes, one per line
 
  private:
-  planner::RunSettings settings_;
+  planner::RunConfig settings_;
   std::vector<std::pair<std::string, std::string>> given_;  // setting, from
   std::vector<ImportNote> notes_;
 };
+
+// Elements of the largest bucket that is imported.
+inline constexpr std::int64_t kLargestBucket = 25'000'000'000;
 
 // Batch sizes, with micro-batch · accumulation · replicas = global batch; 0 is unknown. set_batch()
 // derives the unknown ones. Throws UsageError if they contradict each other.

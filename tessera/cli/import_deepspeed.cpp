@@ -207,9 +207,9 @@ void take_types(DeepSpeedConfig& config, Imported& out) {
     out.set("layout", "fp32", "neither bf16 nor fp16 is enabled");
   }
   if (const auto elements = config.whole("zero_optimization.reduce_bucket_size")) {
-    const double bytes = (brain || half) && !wide ? 2 : 4;
-    const double megabytes = std::min(1e5, static_cast<double>(*elements) * bytes / 1e6);
-    out.set("bucket-mb", megabytes, "zero_optimization.reduce_bucket_size");
+    const std::int64_t bytes = (brain || half) && !wide ? 2 : 4;
+    out.set("bucket-size", str(std::min(kLargestBucket, *elements) * bytes),
+            "zero_optimization.reduce_bucket_size");
   }
 }
 
@@ -330,8 +330,8 @@ void take_mesh(DeepSpeedConfig& config, Imported& out, int ranks) {
   sizes.accumulation = config.whole(sizes.accumulation_key).value_or(0);
   if (ranks > 0) {
     if (tp > ranks || pp > ranks || ranks % (tp * pp) != 0) {
-      throw UsageError(str("--ranks: got ", ranks, "; must be a multiple of tp ", tp, " × pp ", pp,
-                           " = ", tp * pp));
+      throw UsageError(Flag("ranks"), str("got ", ranks, "; must be a multiple of tp ", tp,
+                                          " × pp ", pp, " = ", tp * pp));
     }
     sizes.replicas = ranks / (tp * pp);
     out.set("dp", str(sizes.replicas), "--ranks");

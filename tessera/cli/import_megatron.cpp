@@ -89,7 +89,8 @@ class Megatron {
     take("--train-iters", "steps");
     if (const std::int64_t samples = words_.size("--train-samples"); samples > 0) {
       if (sizes.global == 0) {
-        throw UsageError(str("--train-samples: got ", samples,
+        throw UsageError(Flag("train-samples"),
+                         str("got ", samples,
                              " without --global-batch-size, so the number of steps is unknown"));
       }
       out_.set("steps", str(std::max<std::int64_t>(1, samples / sizes.global)), "--train-samples");
@@ -136,7 +137,8 @@ class Megatron {
     }
     const std::string norm = words_.word("--normalization");
     if (!norm.empty() && norm != "LayerNorm" && norm != "RMSNorm") {
-      throw UsageError(str("--normalization: got ", quote(norm), "; must be LayerNorm or RMSNorm"));
+      throw UsageError(Flag("normalization"),
+                       str("got ", quote(norm), "; must be LayerNorm or RMSNorm"));
     }
     take("--make-vocab-size-divisible-by", "pad-vocab", "128");
     take("--hidden-dropout", "dropout", "0.1");
@@ -151,7 +153,8 @@ class Megatron {
     if (target.layers == 0 || target.hidden == 0 || target.heads == 0) {
       throw UsageError(str("--num-layers ", target.layers, " --hidden-size ", target.hidden,
                            " --num-attention-heads ", target.heads,
-                           ": give all three, or none of them and --model later"));
+                           ": give all three, or none of them and --model later"),
+                       "num-layers");
     }
     if (target.hidden > 1'000'000 || target.heads > 100'000 || target.layers > 100'000) {
       throw UsageError(
@@ -246,9 +249,8 @@ class Megatron {
       }
     }
     if (const std::int64_t elements = words_.size("--ddp-bucket-size"); elements > 0) {
-      const double bytes = (brain && narrow) || half ? 2 : 4;
-      out_.set("bucket-mb", std::min(1e5, static_cast<double>(elements) * bytes / 1e6),
-               "--ddp-bucket-size");
+      const std::int64_t bytes = (brain && narrow) || half ? 2 : 4;
+      out_.set("bucket-size", str(std::min(kLargestBucket, elements) * bytes), "--ddp-bucket-size");
     }
   }
 
@@ -287,7 +289,8 @@ class Megatron {
     if (words_.has("--lr")) {
       if (!(highest > 0 && least >= 0 && least <= highest)) {
         throw UsageError(str("--lr ", words_.word("--lr"), " --min-lr ", least,
-                             ": must be 0 <= --min-lr <= --lr, and --lr greater than 0"));
+                             ": must be 0 <= --min-lr <= --lr, and --lr greater than 0"),
+                         "lr");
       }
       out_.set("min-lr-ratio", least / highest, "--min-lr over --lr");
     } else {

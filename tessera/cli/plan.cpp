@@ -22,10 +22,10 @@
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/fields.h"
 #include "tessera/planner/json.h"
-#include "tessera/planner/runs_file.h"
-#include "tessera/planner/settings.h"
-#include "tessera/planner/topology_text.h"
+#include "tessera/planner/places.h"
+#include "tessera/planner/score.h"
 
 namespace tessera::cli {
 namespace {
@@ -41,7 +41,7 @@ constexpr const char* kPlanExamples =
     "  tessera plan --model gpt2-xl --zero 1 --sweep dp=1..64 --svg dp.svg    memory and time "
     "against a flag\n"
     "  tessera plan --model gpt2-xl --sweep seq=256..1024:256\n"
-    "  tessera plan --model llama2-70b --tp 8 --pp 2 --dp 4 --order tp,pp,dp --topology\n"
+    "  tessera plan --model llama2-70b --tp 8 --pp 2 --dp 4 --axis-order tp,pp,dp --topology\n"
     "  tessera plan --score runs.csv --hardware a100-80 --attention unfused   predicted against "
     "measured\n"
     "  tessera plan --questions rows.jsonl > plans.jsonl     one question per line; - is stdin\n"
@@ -51,7 +51,7 @@ constexpr const char* kPlanExamples =
     "underscores. Flags give the defaults of what a line or a file omits.";
 
 struct PlanArguments {
-  planner::Settings settings;
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   std::string hardware_file, questions, score, sweep, svg, convention = "exact";
   bool json = false, search = false, max_batch = false, max_model = false, topology = false;
   bool list_models = false, list_hardware = false;
@@ -77,8 +77,9 @@ void add_options(CommandLine& line, PlanArguments& arguments) {
                  "plan for several values of a flag: dp=1..64 doubles, seq=1024..8192:1024 has a "
                  "step, zero=0,1,2,3 is a list; batch means micro-batch")
       ->type_name("FLAG=VALUES");
-  app.add_flag("--topology", arguments.topology,
-               "show the links between devices, and where --order puts the ranks of each axis");
+  app.add_flag(
+      "--topology", arguments.topology,
+      "show the links between devices, and where --axis-order puts the ranks of each axis");
   app.add_option("--svg", arguments.svg, "with --sweep and --topology: draw an SVG image")
       ->type_name("FILE");
   app.add_option("--questions", arguments.questions, "plan each line of a JSONL file")
@@ -86,7 +87,8 @@ void add_options(CommandLine& line, PlanArguments& arguments) {
   app.add_option_function<std::string>(
          "--batch",
          [](const std::string& value) {
-           throw UsageError(str("--batch: got ", quote(value),
+           throw UsageError(Flag("batch"),
+                            str("got ", quote(value),
                                 "; use --micro-batch for sequences, or --questions for a file "
                                 "with a question per line"));
          })
@@ -119,13 +121,13 @@ void check_modes(const PlanArguments& arguments, bool top_given) {
   mode(arguments.list_hardware, "--list-hardware");
   if (modes.size() > 1) throw UsageError(join(modes, " and ") + ": choose one of them");
   if (arguments.json && (arguments.list_models || arguments.list_hardware)) {
-    throw UsageError("--json: does not apply to --list-models and --list-hardware; omit it");
+    throw UsageError(Flag("json"), "does not apply to --list-models and --list-hardware; omit it");
   }
   if (top_given && !arguments.search && arguments.score.empty()) {
-    throw UsageError("--top: needs --search or --score");
+    throw UsageError(Flag("top"), "needs --search or --score");
   }
   if (!arguments.svg.empty() && arguments.sweep.empty() && !arguments.topology) {
-    throw UsageError("--svg: needs --sweep or --topology");
+    throw UsageError(Flag("svg"), "needs --sweep or --topology");
   }
 }
 
@@ -136,19 +138,21 @@ bool is_terminal(const std::string& path) {
   return fd.open() && ::isatty(fd.get()) == 1;
 }
 
-int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
+int plan_lines(const PlanArguments& arguments, const planner::Catalog& catalog) {
   std::ifstream file;
   if (arguments.questions != "-") {
     // Accepts pipes, whose lines are answered as they arrive. A folder would read as an empty file.
     const std::string kind = kind_of_file(arguments.questions);
     if (kind == "a folder" || (kind == "a character device" && !is_terminal(arguments.questions))) {
-      throw UsageError(str("--questions: ", quote(arguments.questions), " is ", kind,
+      throw UsageError(Flag("questions"),
+                       str(quote(arguments.questions), " is ", kind,
                            "; must be a file or a pipe with a JSON object per line"));
     }
     file.open(arguments.questions);
     if (!file)
-      throw UsageError(str("--questions: cannot read ", quote(arguments.questions), ": ",
-                           std::strerror(errno), "; must be a file, or - for stdin"));
+      throw UsageError(Flag("questions"),
+                       str("cannot read ", quote(arguments.questions), ": ", std::strerror(errno),
+                           "; must be a file, or - for stdin"));
   }
   std::istream& in = arguments.questions == "-" ? std::cin : file;
   std::string buffer(kLongestQuestion + 1, '\0'), out;
@@ -164,7 +168,7 @@ int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalog
                           " bytes; must be a JSON object on one line"));
     }
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    out += planner::answer_line(arguments.settings, catalogue, line) + "\n";
+    out += planner::answer_line(arguments.settings, catalog, line) + "\n";
     if (out.size() > 1U << 16U) {
       if (print_out(out) != 0) return 1;
       out.clear();
@@ -175,8 +179,8 @@ int plan_lines(const PlanArguments& arguments, const planner::Catalogue& catalog
   return print_out(out);
 }
 
-int search(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
-  planner::SearchQuestion question = planner::search_question(arguments.settings, catalogue);
+int search(const PlanArguments& arguments, const planner::Catalog& catalog) {
+  planner::SearchRequest question = planner::search_request(arguments.settings, catalog);
   question.top = arguments.top;
   planner::SearchResult result;
   {
@@ -193,25 +197,25 @@ int search(const PlanArguments& arguments, const planner::Catalogue& catalogue) 
   return print_out(arguments.json ? planner::to_json(result) + "\n" : report(result));
 }
 
-int score(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
+int score(const PlanArguments& arguments, const planner::Catalog& catalog) {
   const planner::Score answer =
-      planner::score(planner::read_runs(arguments.score, arguments.settings, catalogue));
+      planner::score(planner::read_runs(arguments.score, arguments.settings, catalog));
   return print_out(arguments.json ? planner::to_json(answer) + "\n"
                                   : report(answer, static_cast<std::size_t>(arguments.top)));
 }
 
-int sweep(const PlanArguments& arguments, const planner::Catalogue& catalogue) {
+int sweep(const PlanArguments& arguments, const planner::Catalog& catalog) {
   const planner::PlanSweep asked = planner::parse_plan_sweep(arguments.sweep);
   if (arguments.settings.has(asked.setting)) {
-    throw UsageError(str("--sweep: --", asked.setting, " is given too; omit it"));
+    throw UsageError(Flag("sweep"), str("--", asked.setting, " is given too; omit it"));
   }
-  const auto rows = planner::sweep_plans(asked, arguments.settings, catalogue);
+  const auto rows = planner::sweep_plans(asked, arguments.settings, catalog);
   write_file("--svg", arguments.svg, [&] { return planner::plan_sweep_svg(asked, rows); });
   return print_out(arguments.json ? planner::to_json(asked, rows) + "\n" : report(asked, rows));
 }
 
 template <typename Answer>
-int limits(const PlanArguments& arguments, const planner::Question& question,
+int limits(const PlanArguments& arguments, const planner::RunConfig& question,
            const Answer& answer) {
   return print_out(arguments.json ? planner::to_json(answer) + "\n" : report(answer, question));
 }
@@ -225,24 +229,24 @@ int plan_command(int argc, char** argv) {
   if (!line.parse(argc, argv)) return 0;
   check_modes(arguments, line.app().count("--top") > 0);
   if (arguments.list_models) return print_out(list_models());
-  const planner::Catalogue catalogue = make_catalogue(arguments.hardware_file);
-  if (arguments.list_hardware) return print_out(list_hardware(catalogue));
-  if (!arguments.questions.empty()) return plan_lines(arguments, catalogue);
-  if (!arguments.score.empty()) return score(arguments, catalogue);
-  if (arguments.search) return search(arguments, catalogue);
-  if (!arguments.sweep.empty()) return sweep(arguments, catalogue);
-  const planner::Question question = arguments.settings.question(catalogue);
+  const planner::Catalog catalog = make_catalog(arguments.hardware_file);
+  if (arguments.list_hardware) return print_out(list_hardware(catalog));
+  if (!arguments.questions.empty()) return plan_lines(arguments, catalog);
+  if (!arguments.score.empty()) return score(arguments, catalog);
+  if (arguments.search) return search(arguments, catalog);
+  if (!arguments.sweep.empty()) return sweep(arguments, catalog);
+  const planner::RunConfig question = planner::look_up(arguments.settings, catalog);
   if (arguments.convention == "megatron") {
-    const planner::MegatronReport answer = planner::megatron_report(planner::settle(question));
+    const planner::MegatronReport answer = planner::megatron_report(planner::resolve(question));
     return print_out(arguments.json ? planner::to_json(answer) + "\n" : report(answer));
   }
   if (arguments.max_batch || arguments.max_model) {
-    const planner::Question settled = planner::settle(question);
+    const planner::RunConfig settled = planner::resolve(question);
     return arguments.max_batch ? limits(arguments, settled, planner::largest_batches(settled))
                                : limits(arguments, settled, planner::largest_models(settled));
   }
   if (arguments.topology) {
-    const planner::Question settled = planner::settle(question);
+    const planner::RunConfig settled = planner::resolve(question);
     write_file("--svg", arguments.svg, [&] { return planner::topology_svg(settled); });
     return print_out(arguments.json ? planner::topology_json(settled) + "\n"
                                     : planner::topology_text(settled));

@@ -6,33 +6,21 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/config.h"
-#include "tessera/planner/settings_toml.h"
+#include "tessera/huggingface/model_config.h"
 #include "tessera/planner/toml_text.h"
 
 namespace tessera::cli {
 namespace {
 
+// Returns the row for a key of a run's file. A row that only plans have is found by its present
+// name alone: "order" in such a file is the order of samples, not the older name of --axis-order.
 const planner::Field* find_setting(const std::string& name, planner::Command command) {
   for (const planner::Field& field : planner::fields(command)) {
-    if (field.is_called(name)) return &field;
+    if (field.name == name || (field.formerly == name && field.is(planner::Command::train))) {
+      return &field;
+    }
   }
   return nullptr;
-}
-
-// One name may be two settings: --order is the order of samples in a run, and of axes in a plan.
-bool same_member(const planner::Field& a, const planner::Field& b) {
-  return std::visit(
-      [](const auto& x, const auto& y) {
-        if constexpr (!std::is_same_v<decltype(x), decltype(y)>) {
-          return false;
-        } else if constexpr (std::is_same_v<decltype(x), const planner::Field::OfAxis&>) {
-          return x.axis == y.axis;
-        } else {
-          return x == y;
-        }
-      },
-      a.member, b.member);
 }
 
 }  // namespace
@@ -60,7 +48,7 @@ void add_setting_flags(CLI::App& app, const std::vector<planner::Field>& fields,
   }
 }
 
-void add_plan_flags(CLI::App& app, planner::Settings& settings) {
+void add_plan_flags(CLI::App& app, planner::RunConfig& settings) {
   add_setting_flags(
       app, planner::fields(planner::Command::plan), planner::Command::plan,
       [&settings](const std::string& name, const std::string& text) { settings.set(name, text); });
@@ -70,7 +58,7 @@ namespace {
 
 // Applies the choices that a run makes for open settings, so that the plan describes that run. A
 // file of `tessera train --print-config` contains every setting.
-void choose_as_run(const std::string& name, const std::string& text, planner::Settings& settings) {
+void choose_as_run(const std::string& name, const std::string& text, planner::RunConfig& settings) {
   if (name == "seq" && text == "0") settings.set("seq", std::to_string(planner::kRunSeq));
   if (name == "device" && text == "cpu") settings.set("hardware", "cpu");
 }
@@ -78,18 +66,17 @@ void choose_as_run(const std::string& name, const std::string& text, planner::Se
 }  // namespace
 
 void take_run_setting(const std::string& name, const std::string& text,
-                      planner::Settings& settings) {
-  const planner::Field* const train = find_setting(name, planner::Command::train);
+                      planner::RunConfig& settings) {
   const planner::Field* const plan = find_setting(name, planner::Command::plan);
   const bool chosen = text.empty() || (text == "0" && name != "zero");
-  if (plan == nullptr || chosen || (train != nullptr && !same_member(*train, *plan))) return;
+  if (plan == nullptr || chosen) return;
   settings.set(plan->name, text);
 }
 
-void read_plan_config(const std::string& path, planner::Settings& settings) {
+void read_plan_config(const std::string& path, planner::RunConfig& settings) {
   const std::string where = "--config: " + path;
   const std::string text =
-      read_small_file(path, planner::kMostToml, "a TOML file of settings", "--config");
+      read_small_file(path, planner::kMaxToml, "a TOML file of settings", "--config");
   settings.set("software", "tessera");  // the file is a config of tessera train
   std::string ranks;
   bool axis_given = false;
@@ -110,17 +97,21 @@ void read_plan_config(const std::string& path, planner::Settings& settings) {
     if (name == "ranks") ranks = each.text;
     axis_given |= name == "dp" && each.text != "0";
     axis_given |= (name == "tp" || name == "pp") && each.text != "1";
-    take_run_setting(name, each.text, settings);
+    try {
+      take_run_setting(name, each.text, settings);
+    } catch (const UsageError& error) {
+      throw error.within(str(where, ", line ", each.line));
+    }
   }
   if (ranks == "0") ranks = axis_given ? "" : std::to_string(planner::kRunRanks);
   if (!ranks.empty()) settings.set("gpus", ranks);
 }
 
-planner::Catalogue make_catalogue(const std::string& hardware_file) {
-  planner::Catalogue catalogue;
-  if (!hardware_file.empty()) catalogue.read(hardware_file);
-  catalogue.find_models_by([](const std::string& name) { return huggingface::find_model(name); });
-  return catalogue;
+planner::Catalog make_catalog(const std::string& hardware_file) {
+  planner::Catalog catalog;
+  if (!hardware_file.empty()) catalog.read(hardware_file);
+  catalog.find_models_by([](const std::string& name) { return huggingface::find_model(name); });
+  return catalog;
 }
 
 }  // namespace tessera::cli

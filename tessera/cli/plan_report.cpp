@@ -7,13 +7,14 @@
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/advice.h"
 #include "tessera/planner/places.h"
 
 namespace tessera::cli {
 namespace {
 
 using planner::Plan;
-using planner::Question;
+using planner::RunConfig;
 
 std::string size(double bytes) {
   const auto whole = std::llround(std::min(std::abs(bytes), 9e18));  // fits into 64 bits
@@ -30,7 +31,7 @@ std::string energy(double joules) {
 
 std::string percent(double share) { return fixed(100 * share, 1) + "%"; }
 
-std::string model_words(const Question& q) {
+std::string model_words(const RunConfig& q) {
   if (q.state_only()) return count(q.params) + " parameters";
   const ModelShape& m = q.model;
   return str(m.name.empty() ? "a model" : m.name, " of ", m.layers, " layers, hidden ", m.hidden,
@@ -38,17 +39,17 @@ std::string model_words(const Question& q) {
              ", vocabulary ", format_grouped(m.vocab), ", seq ", q.seq);
 }
 
-std::string mesh_words(const Question& q) {
+std::string mesh_words(const RunConfig& q) {
   return str(q.axes.words(" · "), q.sequence_parallel ? " · sequence" : "", ", ZeRO ", q.zero);
 }
 
-std::string schedule_words(const Question& q) {
+std::string schedule_words(const RunConfig& q) {
   if (q.pp() == 1) return "-";
-  return q.chunks > 1 ? str(q.schedule, "×", q.chunks) : q.schedule;
+  return q.chunks > 1 ? str(q.schedule, "×", q.chunks) : str(q.schedule);
 }
 
 std::string heading(const Plan& plan) {
-  const Question& q = plan.question;
+  const RunConfig& q = plan.question;
   std::string text =
       str(model_words(q), "\non ", q.world(), " × ", q.hardware.name, " (", q.nodes,
           q.nodes == 1 ? " node" : " nodes", " of ", q.per_node, "): ", mesh_words(q), ", layout ",
@@ -77,7 +78,7 @@ std::string shape_words(const ModelShape& m) {
 
 // Describes which rows are known and which are estimated if only the parameter count is given.
 std::string assumed_words(const Plan& plan) {
-  const Question& q = plan.question;
+  const RunConfig& q = plan.question;
   if (!plan.assumed) {
     return "  counted: the state. Activations, buffers and temporaries are unknown without the "
            "model's sizes\n  (--model, or --layers --hidden --heads)\n";
@@ -92,7 +93,7 @@ std::string flops(double value) {
 }
 
 std::string memory_table(const Plan& plan) {
-  const Question& q = plan.question;
+  const RunConfig& q = plan.question;
   const bool sized = q.state_only();
   const planner::Memory& m = plan.assumed ? plan.assumed->memory : plan.memory;
   const auto rest = [&](double bytes) {
@@ -122,7 +123,7 @@ std::string memory_table(const Plan& plan) {
 
 std::string traffic_table(const Plan& plan) {
   const planner::Traffic& t = plan.traffic;
-  const Question& q = plan.question;
+  const RunConfig& q = plan.question;
   const std::string unknown =
       q.state_only() && (q.tp() > 1 || q.pp() > 1)
           ? "  tp and pp send activations, unknown from the parameter count and not counted\n"
@@ -174,8 +175,9 @@ std::string placement_text(const planner::SearchResult& result) {
   std::string text;
   std::vector<std::string> across;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
-    const Question& q = result.best[i].question;
-    if (q.order != planner::kUsualOrder) text += str("  row ", i + 1, ": --order ", q.order, "\n");
+    const RunConfig& q = result.best[i].question;
+    if (q.order != planner::kUsualOrder)
+      text += str("  row ", i + 1, ": --axis-order ", q.order, "\n");
     if (places(q).along[Axis::tp].nodes() > 1) across.push_back(str(i + 1));
   }
   if (across.empty()) return text;
@@ -200,6 +202,36 @@ std::string report(const Plan& plan) {
   return text;
 }
 
+namespace {
+
+// Describes a plan in one line: "tp 8 · pp 2 · dp 1, ZeRO 0, micro-batch 1 × 64, recompute full".
+std::string plan_words(const RunConfig& q) {
+  return str("tp ", q.tp(), q.sequence_parallel ? "s" : "", " · pp ", q.pp(), " · dp ", q.dp(),
+             ", ZeRO ", q.zero, ", micro-batch ", q.micro_batch, " × ", q.grad_accum,
+             q.pp() > 1 ? ", " + schedule_words(q) : "", ", recompute ", name(q.recompute));
+}
+
+// Describes the plan that is closest to fitting and the one on more devices that fits.
+std::string nothing_fits_text(const planner::SearchResult& result) {
+  std::string text;
+  if (result.closest) {
+    const Plan& plan = *result.closest;
+    const RunConfig& q = plan.question;
+    text += str("least memory: ", size(plan.needed()), " of the usable ",
+                size(planner::usable_memory(q.hardware)), ", by ", plan_words(q), "\n",
+                plan.remedy.empty() ? "" : str("  ", plan.remedy, "\n"));
+  }
+  if (result.nearest_fit) {
+    const Plan& plan = *result.nearest_fit;
+    text += str("fits on ", plan.question.world(), " × ", plan.question.hardware.name, ": ",
+                size(plan.needed()), ", ", grouped(plan.tokens_per_s), " tokens/s, by ",
+                plan_words(plan.question), "\n");
+  }
+  return text + "use more --gpus, --hardware with more memory, or fewer fixed flags\n";
+}
+
+}  // namespace
+
 std::string report(const planner::SearchResult& result) {
   const bool hybrid = std::any_of(result.best.begin(), result.best.end(),
                                   [](const Plan& plan) { return plan.question.replicas() > 1; });
@@ -210,7 +242,7 @@ std::string report(const planner::SearchResult& result) {
   if (hybrid) names.insert(names.begin() + 4, "replicas");
   table.row(names);
   for (const Plan& plan : result.best) {
-    const Question& q = plan.question;
+    const RunConfig& q = plan.question;
     const bool equal = result.best.size() > 1 && as_good_as(plan, result.best.front());
     std::vector<std::string> cells = {equal ? "=" : "",
                                       str(q.tp(), q.sequence_parallel ? "s" : ""),
@@ -230,7 +262,7 @@ std::string report(const planner::SearchResult& result) {
   }
   std::string text;
   if (!result.best.empty()) {
-    const Question& q = result.best.front().question;
+    const RunConfig& q = result.best.front().question;
     text = str(
         model_words(q), "\non ", q.world(), " × ", q.hardware.name, ", global batch ",
         q.global_batch, "\n\n", table.text(),
@@ -241,9 +273,7 @@ std::string report(const planner::SearchResult& result) {
   }
   text += str(format_grouped(result.tried), " configurations tried, ",
               result.fitting == 0 ? "none" : format_grouped(result.fitting), " fit\n",
-              result.fitting == 0 ? "use more --gpus, --hardware with more memory, or fewer fixed "
-                                    "flags\n"
-                                  : "",
+              result.fitting == 0 ? nothing_fits_text(result) : "",
               result.ruled_out.empty() ? "" : "Ruled out\n");
   Table reasons("rl");
   for (const auto& [reason, number] : result.ruled_out) {
@@ -255,14 +285,14 @@ std::string report(const planner::SearchResult& result) {
 namespace {
 
 // Describes the replicas of a limits table, whose rows are by stage and dp.
-std::string limit_replicas(const Question& q) {
+std::string limit_replicas(const RunConfig& q) {
   if (q.replicas() == 1) return "";
   return str("  (", q.replicas(), " replicas if they divide dp and the stage shards)\n");
 }
 
 }  // namespace
 
-std::string report(const planner::BatchLimits& limits, const Question& q) {
+std::string report(const planner::BatchLimits& limits, const RunConfig& q) {
   Table table("rrrrr");
   table.row({"ZeRO", "dp", "per GPU", "global batch", "memory"});
   for (const planner::BatchLimit& each : limits.rows) {
@@ -274,7 +304,7 @@ std::string report(const planner::BatchLimits& limits, const Question& q) {
              table.text(), limit_replicas(q));
 }
 
-std::string report(const planner::ModelLimits& limits, const Question& q) {
+std::string report(const planner::ModelLimits& limits, const RunConfig& q) {
   Table table("rrrrrrr");
   table.row({"ZeRO", "dp", "parameters", "layers", "hidden", "heads", "memory"});
   for (const planner::ModelLimit& each : limits.rows) {
@@ -305,7 +335,7 @@ std::string report(const planner::Score& score, std::size_t worst) {
   // Predictions for one node and for several have different sources of error.
   Table groups("lrrrrr");
   groups.row({"", "runs", "mean error", "median", "90%", "bias"});
-  const auto group = [&](const char* name, const std::function<bool(const Question&)>& in) {
+  const auto group = [&](const char* name, const std::function<bool(const RunConfig&)>& in) {
     std::vector<planner::ScoredRow> rows;
     for (const planner::ScoredRow& row : score.rows) {
       if (in(row.question)) rows.push_back(row);
@@ -315,9 +345,9 @@ std::string report(const planner::Score& score, std::size_t worst) {
     groups.row({name, str(s.rows.size()), percent(s.mean), percent(s.median),
                 percent(s.percentile90), percent(s.bias)});
   };
-  group("all", [](const Question&) { return true; });
-  group("one node", [](const Question& q) { return q.nodes == 1; });
-  group("several nodes", [](const Question& q) { return q.nodes > 1; });
+  group("all", [](const RunConfig&) { return true; });
+  group("one node", [](const RunConfig& q) { return q.nodes == 1; });
+  group("several nodes", [](const RunConfig& q) { return q.nodes > 1; });
   Table by("llrrr");
   by.row({"by", "", "runs", "mean error", "bias"});
   std::string last;
@@ -330,7 +360,7 @@ std::string report(const planner::Score& score, std::size_t worst) {
   table.row({"run", "measured", "predicted", "error", "what"});
   for (std::size_t i = 0; i < std::min(worst, score.rows.size()); ++i) {
     const planner::ScoredRow& row = score.rows[i];
-    const Question& q = row.question;
+    const RunConfig& q = row.question;
     table.row({row.label, format_time(row.measured), format_time(row.predicted),
                percent(row.error()),
                str("h ", q.model.hidden, ", L ", q.model.layers, ", ", mesh_words(q), ", batch ",
@@ -351,11 +381,11 @@ std::string list_models() {
   return table.text();
 }
 
-std::string list_hardware(const planner::Catalogue& catalogue) {
+std::string list_hardware(const planner::Catalog& catalog) {
   Table table("lrrrrrrl", "");
   table.row({"name", "memory", "16-bit TFLOP/s", "memory speed", "in a node", "between", "per node",
              "software"});
-  for (const planner::Hardware& h : catalogue.all()) {
+  for (const planner::Hardware& h : catalog.all()) {
     const double peak = h.peak_16bit / 1e12;
     table.row({h.name, size(h.memory), peak > 0 ? fixed(peak, peak < 1 ? 3 : 1) : "-",
                format_rate(h.memory_bandwidth), format_rate(h.inside.bandwidth),
@@ -363,6 +393,69 @@ std::string list_hardware(const planner::Catalogue& catalogue) {
                h.software});
   }
   return table.text();
+}
+
+namespace {
+
+// Draws a bar; 24 columns for `most`.
+std::string curve_bar(double value, double most) {
+  const double share = most > 0 ? value / most : 0;
+  std::string bar;
+  for (long i = 0; i < std::max(value > 0 ? 1L : 0L, std::lround(24 * share)); ++i) bar += "▇";
+  return bar;
+}
+
+}  // namespace
+
+std::string report(const planner::PlanSweep& sweep, const std::vector<planner::SweptPlan>& rows) {
+  double most = 0, slowest = 0;
+  const planner::Plan* first = nullptr;
+  for (const planner::SweptPlan& row : rows) {
+    if (!row.plan) continue;
+    if (first == nullptr) first = &*row.plan;
+    most = std::max(most, row.plan->needed());
+    slowest = std::max(slowest, row.plan->time.step());
+  }
+  const planner::RunConfig& q = first->question;
+  const bool timed = slowest > 0;
+  std::string text =
+      str(q.state_only() ? format_count(q.params) + " parameters"
+          : q.model.name.empty()
+              ? std::string("a model of ") + format_count(q.model.params()) + " parameters"
+              : q.model.name,
+          " on ", q.hardware.name, " (", planner::size(usable_memory(q.hardware)),
+          " usable), layout ", q.layout.name, ": sweep of --", sweep.setting, "\n\n");
+  Table table(timed ? "rrrlrlrr" : "rrrl");
+  std::vector<std::string> head = {sweep.setting, "GPUs", "memory", ""};
+  if (timed) head.insert(head.end(), {"step", "", "tokens/s", "sent"});
+  table.row(head);
+  std::string refused;
+  bool over = false;
+  for (const planner::SweptPlan& row : rows) {
+    if (!row.plan) {
+      table.row({row.value, "-"});
+      refused += str("  ", row.value, ": ", row.refused, "\n");
+      continue;
+    }
+    const planner::Plan& plan = *row.plan;
+    over = over || !plan.fits;
+    std::vector<std::string> cells = {row.value, str(plan.question.world()),
+                                      planner::size(plan.needed()) + (plan.fits ? " " : "!"),
+                                      curve_bar(plan.needed(), most)};
+    if (timed) {
+      cells.insert(
+          cells.end(),
+          {format_time(plan.time.step()), curve_bar(plan.time.step(), slowest),
+           format_grouped(std::llround(plan.tokens_per_s)), planner::size(plan.traffic.total())});
+    }
+    table.row(cells);
+  }
+  text += table.text();
+  if (over) text += "  ! does not fit\n";
+  if (!timed)
+    text += "  The parameter count alone does not define the time: use --model, or sizes\n";
+  if (!refused.empty()) text += "\nNot possible\n" + refused;
+  return text;
 }
 
 }  // namespace tessera::cli

@@ -15,9 +15,9 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/most_ranks.h"
 #include "tessera/core/text.h"
+#include "tessera/process/cpu_topology.h"
 #include "tessera/process/launcher.h"
 #include "tessera/process/rendezvous.h"
-#include "tessera/process/topology.h"
 
 namespace tessera::cli {
 namespace {
@@ -48,8 +48,7 @@ struct RunArguments {
 void add_options(CommandLine& line, RunArguments& arguments) {
   CLI::App& app = line.app();
   process::LaunchOptions& launch = arguments.launch;
-  line.integer(app, "-n,--ranks", launch.ranks, 1, kMostRanks, "ranks on this machine",
-               kMostRanksWhy)
+  line.integer(app, "-n,--ranks", launch.ranks, 1, kMaxRanks, "ranks on this machine", kMaxRanksWhy)
       ->required()
       ->default_str("");
   line.integer(app, "--threads", arguments.threads, 1, 4096,
@@ -83,24 +82,27 @@ void check_nodes(RunArguments& arguments) {
   process::LaunchOptions& launch = arguments.launch;
   if (launch.node_rank >= launch.nodes) {
     throw UsageError(str("--node-rank is ", launch.node_rank, " but --nodes is ", launch.nodes,
-                         "; must be 0 to ", launch.nodes - 1));
+                         "; must be 0 to ", launch.nodes - 1),
+                     "node-rank");
   }
   if (launch.nodes > 1 && arguments.master_addr.empty()) {
-    throw UsageError("--nodes needs --master-addr, the address of node 0, the same on every node");
+    throw UsageError("--nodes needs --master-addr, the address of node 0, the same on every node",
+                     "nodes");
   }
   if (launch.nodes > 1 && arguments.rendezvous.secret_file.empty()) {
     throw UsageError(
         str("--nodes needs --secret-file: without it anyone on the network could join the "
             "ranks. Create one and copy it to every node: ",
-            comm::how_to_make_secret_file("F")));
+            comm::how_to_make_secret_file("F")),
+        "nodes");
   }
   if (launch.nodes > 1 && arguments.master_port == 65535) {
-    throw UsageError(
-        "--master-port: got 65535; must be at most 65534 with several nodes, which use the next "
-        "port too");
+    throw UsageError(Flag("master-port"),
+                     "got 65535; must be at most 65534 with several nodes, which use the next "
+                     "port too");
   }
   if (launch.nodes > INT_MAX / launch.ranks) {
-    throw UsageError("--ranks × --nodes exceeds the largest supported number of ranks");
+    throw UsageError("--ranks × --nodes exceeds the largest supported number of ranks", "ranks");
   }
   if (!arguments.master_addr.empty()) launch.master_addr = arguments.master_addr;
   launch.master_port = arguments.master_port;

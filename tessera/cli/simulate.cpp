@@ -1,5 +1,6 @@
 // tessera simulate: simulates a training step event by event.
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <optional>
@@ -15,7 +16,8 @@
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/simulator/trace.h"
+#include "tessera/planner/sweep.h"
+#include "tessera/simulator/simulation.h"
 
 namespace tessera::cli {
 namespace {
@@ -32,19 +34,18 @@ constexpr const char* kSimulateExamples =
     "--restart-cost 10min\n"
     "\n"
     "Ranks are numbered tp first, then dp, then pp, so that tp neighbors share a node.\n"
-    "JSON: {step, tokens_per_s, utilisation, bubble, world, memory, fits, remedy,\n"
+    "JSON: {step, tokens_per_s, utilization, bubble, world, memory, fits, remedy,\n"
     "time:{compute, comm_exposed, tp, pp, dp, bubble, optimizer, step}, ranks:[…], failures:{…}},\n"
     "times in seconds, means over all ranks, memory in bytes of the most loaded device;\n"
-    "with --sweep {sweep:[…], comparison}.";
+    "with --sweep {sweep:[…], comparison}, or {swept, sweep:[…]} for a setting that is no axis.";
 
 struct SimulateArguments {
-  planner::Settings settings;
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   std::string hardware_file, trace, svg, sweep, collective = "mixed";
   std::vector<simulator::Straggler> stragglers;
   double jitter = 0, law_cost = 0.05;
   int seed = 0, traced = 16;
   double forward = 0, backward = 0, hop = 0, optimizer = 0, tp_time = 0;
-  double between_bandwidth = 0;  // 0: the hardware's
   double mtbf = 0, checkpoint_cost = 60, restart_cost = 600;
   bool full = false, json = false;
   bool given_forward = false, given_backward = false, given_hop = false, given_optimizer = false;
@@ -66,8 +67,9 @@ void read_stragglers(const std::string& text, std::vector<simulator::Straggler>&
     simulator::Straggler one;
     if (colon == std::string_view::npos || !read_number(part.substr(0, colon), one.rank) ||
         !read_number(part.substr(colon + 1), one.factor)) {
-      throw UsageError(str("--straggler: got ", quote(part),
-                           "; must be RANK:FACTOR such as 3:1.5, or several with commas"));
+      throw UsageError(
+          Flag("straggler"),
+          str("got ", quote(part), "; must be RANK:FACTOR such as 3:1.5, or several with commas"));
     }
     all.push_back(one);
     begin = end + 1;
@@ -81,8 +83,9 @@ void add_options(CommandLine& line, SimulateArguments& a) {
   CLI::Option* const sweep =
       app.add_option("--sweep", a.sweep,
                      "simulate several sizes of an axis: dp=1..48 is the powers of two up to 48, "
-                     "and 48")
-          ->type_name("AXIS=A..B");
+                     "and 48, dp=1..48,12 also has 12; or several values of another setting: "
+                     "bucket-size=1MB..128MB")
+          ->type_name("NAME=A..B");
   app.add_option("--svg", a.svg, "with --sweep: plot throughput and efficiency")->type_name("FILE");
   line.number(app, "--law-cost", a.law_cost, 0, 1,
               "with --sweep: c of the law 1/(1 + c log2 N) to compare with")
@@ -121,8 +124,6 @@ void add_options(CommandLine& line, SimulateArguments& a) {
   line.seconds(app, "--optimizer", a.optimizer,
                "with --forward: time of the optimizer at the end of the step")
       ->each(noted(a.given_optimizer));
-  line.rate(app, "--between-bandwidth", a.between_bandwidth,
-            "bandwidth of a GPU's link to other nodes, instead of the hardware's");
   app.add_option("--hardware-file", a.hardware_file, "TOML file with your own hardware")
       ->type_name("FILE");
   add_plan_flags(app, a.settings);
@@ -130,14 +131,16 @@ void add_options(CommandLine& line, SimulateArguments& a) {
 
 void check_arguments(const SimulateArguments& a) {
   if (a.given_forward != a.given_backward) {
-    throw UsageError("--forward and --backward: give both or neither");
+    throw UsageError("--forward and --backward: give both or neither", "forward");
   }
   if (a.given_forward && !(a.forward + a.backward > 0)) {
-    throw UsageError("--forward and --backward: got 0 for both; one must be greater than 0");
+    throw UsageError("--forward and --backward: got 0 for both; one must be greater than 0",
+                     "forward");
   }
   for (const simulator::Straggler& each : a.stragglers) {
     if (!(each.rank >= 0 && each.factor > 0 && each.factor <= 1e6)) {
-      throw UsageError(str("--straggler: got ", each.rank, ":", each.factor,
+      throw UsageError(Flag("straggler"),
+                       str("got ", each.rank, ":", each.factor,
                            "; must be a rank from 0 and a factor above 0, at most 1e6"));
     }
   }
@@ -149,10 +152,10 @@ void check_arguments(const SimulateArguments& a) {
                          "hardware define all times"));
   }
   if (!a.svg.empty() && a.sweep.empty()) {
-    throw UsageError("--svg: needs --sweep, such as dp=1..1024; or use --trace");
+    throw UsageError(Flag("svg"), "needs --sweep, such as dp=1..1024; or use --trace");
   }
   if (!a.trace.empty() && !a.sweep.empty()) {
-    throw UsageError("--trace and --sweep: choose one of them");
+    throw UsageError("--trace and --sweep: choose one of them", "trace");
   }
 }
 
@@ -175,12 +178,12 @@ void take_given_times(const SimulateArguments& a, simulator::Scenario& s) {
 }
 
 // Throws UsageError if --tp-time has no effect. A sweep of tp may contain size 1.
-void check_tp_time(const SimulateArguments& a, const planner::Question& settled) {
+void check_tp_time(const SimulateArguments& a, const planner::RunConfig& settled) {
   if (!a.given_tp_time || settled.tp() > 1 || a.sweep.starts_with("tp=")) return;
-  throw UsageError("--tp-time: tp is 1, which sends nothing; give --tp 2 or more");
+  throw UsageError(Flag("tp-time"), "tp is 1, which sends nothing; give --tp 2 or more");
 }
 
-simulator::Scenario scenario_for(const SimulateArguments& a, const planner::Question& settled) {
+simulator::Scenario scenario_for(const SimulateArguments& a, const planner::RunConfig& settled) {
   simulator::Scenario s;
   check_tp_time(a, settled);
   static_cast<planner::Step&>(s) = planner::describe_step(settled);
@@ -199,19 +202,58 @@ std::optional<simulator::Reliability> reliability_for(const SimulateArguments& a
   return r;
 }
 
-planner::Question settled_for(const SimulateArguments& a, const planner::Settings& settings,
-                              const planner::Catalogue& catalogue) {
-  planner::Question settled = planner::settle(settings.question(catalogue));
-  if (a.between_bandwidth > 0) settled.hardware.between.bandwidth = a.between_bandwidth;
-  return settled;
+bool sweeps_an_axis(const std::string& sweep) {
+  std::string name = sweep.substr(0, sweep.find('='));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return sweep.find('=') == std::string::npos || find_axis(name) != nullptr;
 }
 
-int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
+bool all_refused(const std::vector<SettingRow>& rows) {
+  return std::all_of(rows.begin(), rows.end(),
+                     [](const SettingRow& row) { return !row.refused.empty(); });
+}
+
+// Sweeps a setting that is not an axis, such as the bucket size: [Note: sweeps] of the planner.
+int run_setting_sweep(const SimulateArguments& a, const planner::Catalog& catalog) {
+  if (!a.svg.empty()) throw UsageError(Flag("svg"), "draws only sweeps of an axis, such as dp");
+  if (a.mtbf > 0) throw UsageError(Flag("mtbf"), "applies only to sweeps of an axis, such as dp");
+  if (a.law_cost != SimulateArguments().law_cost) {
+    throw UsageError(Flag("law-cost"), "applies only to sweeps of an axis, such as dp");
+  }
+  const planner::PlanSweep swept = planner::parse_plan_sweep(a.sweep);
+  if (a.settings.has(swept.setting)) {
+    throw UsageError(str("--", swept.setting, " and --sweep ", a.sweep, ": choose one of them"),
+                     swept.setting);
+  }
+  std::vector<SettingRow> rows;
+  for (const std::string& value : swept.values) {
+    SettingRow& row = rows.emplace_back();
+    row.value = value;
+    try {
+      planner::RunConfig config = a.settings;
+      config.set(swept.setting, value);
+      config = planner::resolve(planner::look_up(config, catalog));
+      const simulator::Scenario scenario = scenario_for(a, config);
+      row.result = simulate(scenario);
+      row.tokens_per_s = static_cast<double>(config.global_batch * config.seq) / row.result.step;
+      row.gpus = scenario.world();
+      if (!a.given_forward) row.fit = simulator::fit_of(config);
+    } catch (const UsageError& error) {
+      row.refused = error.what();
+      if (rows.size() == swept.values.size() && all_refused(rows)) throw;
+    }
+  }
+  return print_out(a.json ? setting_sweep_json(swept.setting, rows)
+                          : setting_sweep_text(swept.setting, rows));
+}
+
+int run_sweep(const SimulateArguments& a, const planner::Catalog& catalog) {
+  if (!sweeps_an_axis(a.sweep)) return run_setting_sweep(a, catalog);
   Sweep sweep;
   try {
     sweep.range = simulator::parse_sweep(a.sweep);
   } catch (const UsageError& error) {
-    throw UsageError(str("--sweep: ", error.what()));
+    throw UsageError(Flag("sweep"), error.what());
   }
   sweep.law_cost = a.law_cost;
   sweep.reliability = reliability_for(a, 1);
@@ -225,9 +267,9 @@ int run_sweep(const SimulateArguments& a, const planner::Catalogue& catalogue) {
   simulator::SweepCase last;
   std::map<int, Fit> fits;
   sweep.rows = simulator::sweep(sweep.range, a.law_cost, [&](int size) {
-    planner::Settings settings = a.settings;
+    planner::RunConfig settings = a.settings;
     settings.set(sweep.range.axis, std::to_string(size));
-    const planner::Question settled = settled_for(a, settings, catalogue);
+    const planner::RunConfig settled = planner::resolve(planner::look_up(settings, catalog));
     simulator::SweepCase one;
     one.scenario = scenario_for(a, settled);
     one.tokens = static_cast<double>(settled.global_batch * settled.seq);
@@ -263,16 +305,17 @@ int simulate_command(int argc, char** argv) {
   add_options(line, a);
   if (!line.parse(argc, argv)) return 0;
   check_arguments(a);
-  const planner::Catalogue catalogue = make_catalogue(a.hardware_file);
-  if (!a.sweep.empty()) return run_sweep(a, catalogue);
+  const planner::Catalog catalog = make_catalog(a.hardware_file);
+  if (!a.sweep.empty()) return run_sweep(a, catalog);
 
   Simulation s;
-  s.question = settled_for(a, a.settings, catalogue);
+  s.question = planner::resolve(planner::look_up(a.settings, catalog));
   s.scenario = scenario_for(a, s.question);
   for (const simulator::Straggler& each : a.stragglers) {
     if (each.rank < s.scenario.world()) continue;
-    throw UsageError(str("--straggler: got rank ", each.rank,
-                         "; must be less than dp · tp · pp = ", s.scenario.world()));
+    throw UsageError(
+        Flag("straggler"),
+        str("got rank ", each.rank, "; must be less than dp · tp · pp = ", s.scenario.world()));
   }
   s.reliability = reliability_for(a, s.scenario.world());
   s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});

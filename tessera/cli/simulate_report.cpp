@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
@@ -10,7 +11,7 @@
 namespace tessera::cli {
 namespace {
 
-using planner::Question;
+using planner::RunConfig;
 using simulator::RankTime;
 using simulator::Reliability;
 
@@ -20,11 +21,11 @@ constexpr double kLargeDifference = 0.05;  // above this the report gives a reas
 std::string share(double part) { return fixed(100 * part, 1) + "%"; }
 std::string whole(double value) { return format_grouped(std::llround(value)); }
 
-std::string model_of(const Question& q) {
+std::string model_of(const RunConfig& q) {
   return q.model.name.empty() ? str(q.model.layers, " layers of ", q.model.hidden) : q.model.name;
 }
 
-std::string heading(const Question& q, bool given_times) {
+std::string heading(const RunConfig& q, bool given_times) {
   const std::string what = given_times
                                ? str("given times on ", whole(q.world()), " ranks")
                                : str(model_of(q), " on ", whole(q.world()), " × ", q.hardware.name);
@@ -104,7 +105,7 @@ std::string failures_text(const Simulation& s) {
 
 std::string bytes(double value) { return format_bytes(std::llround(std::min(value, 9e18))); }
 
-std::string fit_text(const Fit& fit, const Question& q) {
+std::string fit_text(const Fit& fit, const RunConfig& q) {
   const std::string numbers =
       str(bytes(fit.needed), " of the ", bytes(fit.usable), " that ", q.hardware.name, " can fill");
   if (fit.fits()) return str("Memory  ", numbers, ": fits\n");
@@ -133,7 +134,7 @@ std::string misfits_text(const Sweep& s) {
 std::string simulation_text(const Simulation& s) {
   const simulator::Result& r = s.result;
   std::string text = str(heading(s.question, s.given_times), "\nStep  ", format_time(r.step), ", ",
-                         whole(s.tokens_per_s()), " tokens/s, computing ", share(r.utilisation),
+                         whole(s.tokens_per_s()), " tokens/s, computing ", share(r.utilization),
                          " of the time, bubble ", share(r.bubble), "\n");
   if (s.given_times && s.question.tp() > 1 && s.result.mean.comm[Axis::tp] == 0) {
     text += "  the tp collectives take no time: set it with --tp-time\n";
@@ -166,7 +167,7 @@ std::string simulation_text(const Simulation& s) {
 }
 
 std::string sweep_title(const Sweep& s) {
-  const Question& q = s.question;
+  const RunConfig& q = s.question;
   std::string text = str(model_of(q), " on ", q.hardware.name);
   for (const Axis axis : kPrintedAxes) {
     const int size = q.axes.given(axis);
@@ -224,6 +225,49 @@ std::string sweep_text(const Sweep& s) {
             share(last.efficiency), ".\n");
   }
   return text;
+}
+
+std::string setting_sweep_text(const std::string& setting, const std::vector<SettingRow>& rows) {
+  Table table("rrrrrrr");
+  table.row({setting, "GPUs", "step", "tokens/s", "exposed comm", "bubble", "memory"});
+  std::string refused;
+  for (const SettingRow& row : rows) {
+    if (!row.refused.empty()) {
+      refused += str("  ", setting, " ", row.value, ": ", row.refused, "\n");
+      continue;
+    }
+    table.row({row.value, whole(row.gpus), format_time(row.result.step), whole(row.tokens_per_s),
+               share(sum(row.result.mean.comm) / row.result.step), share(row.result.bubble),
+               row.fit ? str(bytes(row.fit->needed), row.fit->fits() ? "" : " !") : "–"});
+  }
+  const bool misfits = std::any_of(
+      rows.begin(), rows.end(), [](const SettingRow& row) { return row.fit && !row.fit->fits(); });
+  return str("simulated steps by --", setting, "\n\n", table.text(),
+             misfits ? "  !: does not fit\n" : "",
+             refused.empty() ? "" : "\nNot possible\n" + refused);
+}
+
+std::string setting_sweep_json(const std::string& setting, const std::vector<SettingRow>& rows) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const SettingRow& row : rows) {
+    nlohmann::ordered_json json = {{"value", row.value}};
+    if (!row.refused.empty()) {
+      json["error"] = row.refused;
+    } else {
+      json["gpus"] = row.gpus;
+      json["step"] = row.result.step;
+      json["tokens_per_s"] = row.tokens_per_s;
+      json["comm_exposed"] = sum(row.result.mean.comm);
+      json["bubble"] = row.result.bubble;
+      if (row.fit) {
+        json["memory"] = std::llround(row.fit->needed);
+        json["fits"] = row.fit->fits();
+      }
+    }
+    all.push_back(std::move(json));
+  }
+  const nlohmann::ordered_json json = {{"swept", setting}, {"sweep", std::move(all)}};
+  return json.dump() + "\n";
 }
 
 }  // namespace tessera::cli

@@ -27,14 +27,15 @@
 #include "tessera/core/message_of.h"
 #include "tessera/core/most_ranks.h"
 #include "tessera/core/text.h"
+#include "tessera/process/cpu_topology.h"
 #include "tessera/process/failure_notes.h"
-#include "tessera/process/free_memory.h"
+#include "tessera/process/host_memory.h"
 #include "tessera/process/launcher.h"
 #include "tessera/process/own_ranks.h"
-#include "tessera/process/topology.h"
 #include "tessera/train/config.h"
-#include "tessera/train/idle_settings.h"
+#include "tessera/train/config_checks.h"
 #include "tessera/train/memory_check.h"
+#include "tessera/train/metrics.h"
 #include "tessera/train/session.h"
 
 namespace tessera::cli {
@@ -70,7 +71,7 @@ constexpr int kNotReported = 4;
 
 // Checks before training that the --save folder is writable, and locks it against other writers
 // while the result exists ([Note: one writer]).
-std::optional<checkpoint::FolderLock> claim_folder(const train::TrainConfig& config) {
+std::optional<checkpoint::FolderLock> claim_folder(const train::RunConfig& config) {
   if (config.save.empty()) return std::nullopt;
   try {
     std::optional<checkpoint::FolderLock> lock(std::in_place, config.save, "tessera train");
@@ -80,7 +81,7 @@ std::optional<checkpoint::FolderLock> claim_folder(const train::TrainConfig& con
     checkpoint::try_folder(*checkpoint::local_files(), config.save);
     return lock;
   } catch (const Error& error) {
-    throw UsageError(str("--save: ", error.what()));
+    throw UsageError(Flag("save"), error.what());
   }
 }
 
@@ -124,7 +125,7 @@ bool started_here() {
   return run != nullptr && std::string_view(run).starts_with("tessera-train-");
 }
 
-int train_on_rank(train::TrainConfig config) {
+int train_on_rank(train::RunConfig config) {
   if (config.max_restarts > 0 && !started_here()) {
     if (comm::detect_launch().rank == 0) {
       write_all(2,
@@ -145,8 +146,8 @@ int train_on_rank(train::TrainConfig config) {
   std::atomic<std::int64_t> last_step{-1};
   try {
     comm::InitOptions init;
-    init.backend = config.backend;
-    init.cuda = config.device == "cuda";
+    init.backend = std::string(name(config.backend));
+    init.cuda = config.device == Device::cuda;
     init.comm.link = train::link_options(config);
     init.dry_ranks = train::ranks_wanted(config);
     init.dry_rank = train::dry_rank(config);
@@ -181,7 +182,7 @@ void warn_of_oversubscription(int ranks, int threads) {
 }
 
 // Throws if the ranks do not fit into host memory, before the OOM killer ends one of them.
-void check_memory(const train::TrainConfig& config, const train::Resolved& resolved, int ranks) {
+void check_memory(const train::RunConfig& config, const train::Resolved& resolved, int ranks) {
   if (const auto free = process::free_host_memory()) {
     train::check_host_memory(config, resolved, ranks, free->bytes,
                              str("this host (", free->bound, ")"));
@@ -190,7 +191,7 @@ void check_memory(const train::TrainConfig& config, const train::Resolved& resol
 
 // Returns the restart options: a restarted job resumes with the same global batch on any number of
 // ranks.
-process::Restarts restarts(const train::TrainConfig& config, const train::Resolved& resolved,
+process::Restarts restarts(const train::RunConfig& config, const train::Resolved& resolved,
                            int ranks) {
   process::Restarts again;
   again.most = static_cast<int>(config.max_restarts);
@@ -201,6 +202,9 @@ process::Restarts restarts(const train::TrainConfig& config, const train::Resolv
   again.fit = [=](int left) { return train::ranks_that_fit(config, resolved, ranks, left); };
   again.final_status = kNotSaved;
   again.told_status = kNotReported;
+  again.on_failure = [path = config.metrics](const std::string& why) {
+    train::write_failure(path, why);
+  };
   again.checkpoint = [folder = config.save] {
     return folder.empty() ? std::string() : checkpoint::find_latest(folder).folder;
   };
@@ -209,7 +213,7 @@ process::Restarts restarts(const train::TrainConfig& config, const train::Resolv
 
 // Checked run that is ready to start.
 struct Ready {
-  train::TrainConfig config;
+  train::RunConfig config;
   train::Resolved resolved;
   int ranks = 1;
   Fd held;                                       // see check_run
@@ -219,11 +223,9 @@ struct Ready {
   std::vector<std::string> words;                // additional arguments of the ranks
 };
 
-// Warns once for all ranks. If mpirun will start them, rank 0 warns.
+// Warns once for all ranks.
 void warn_of_idle_settings(const Ready& ready, const comm::Launch& launch) {
-  const bool rank_warns = launch.launcher == "alone" && ready.ranks > 1 &&
-                          comm::backend_kind(ready.config.backend).needs_mpi;
-  if (launch.rank != 0 || rank_warns) return;
+  if (launch.rank != 0) return;
   for (const std::string& line : train::idle_settings(ready.config, ready.resolved)) {
     write_all(2, str("tessera train: warning: ", line, "\n"));
   }
@@ -232,9 +234,9 @@ void warn_of_idle_settings(const Ready& ready, const comm::Launch& launch) {
 // Prepares --dashboard. The page reads the metrics, so sets --metrics if it is empty.
 void follow_run(Ready& ready) {
   if (::access(sibling("tessera-dashboard").c_str(), X_OK) != 0) {
-    throw UsageError(
-        "--dashboard: this build has no tessera-dashboard. `make build` builds it; this needs "
-        "zlib (Debian: zlib1g-dev). Without it use --metrics FILE");
+    throw UsageError(Flag("dashboard"),
+                     "this build has no tessera-dashboard. `make build` builds it; this needs "
+                     "zlib (Debian: zlib1g-dev). Without it use --metrics FILE");
   }
   ready.dashboard = true;
   if (!ready.config.metrics.empty()) return;
@@ -280,14 +282,15 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
   if (!line.parse(argc, argv)) return std::nullopt;
 
   Ready ready;
-  train::TrainConfig& config = ready.config;
+  train::RunConfig& config = ready.config;
   std::vector<std::string> named;  // flags given: a launcher overrides the ranks of a file only
   if (file->count() > 0) train::read_config(config, given.config, nullptr);
   for (const auto& [name, text] : given.flags) {
-    set(config, train::field(name), text);
+    config.set(name, text);
     named.push_back(name);
     if (name == "steps" && config.steps == 0) {
-      throw UsageError("--steps: got 0; must be at least 1. Omit it for --epochs, or 240 steps.");
+      throw UsageError(Flag("steps"),
+                       "got 0; must be at least 1. Omit it for --epochs, or 240 steps.");
     }
   }
   if (launch.launcher != "alone") {
@@ -297,8 +300,8 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
     }
     config.ranks = launch.size;
   } else if (config.ranks == 0 && std::find(named.begin(), named.end(), "ranks") != named.end()) {
-    throw UsageError(str("--ranks: got 0; must be 1 to ", kMostRanks,
-                         ". Omit it for dp · tp · pp ranks, or 2."));
+    throw UsageError(Flag("ranks"), str("got 0; must be 1 to ", kMaxRanks,
+                                        ". Omit it for dp · tp · pp ranks, or 2."));
   }
   ready.ranks = train::ranks_wanted(config);
   // Reports errors once, before ranks are started.
@@ -340,17 +343,19 @@ int train_command(int argc, char** argv) {
     return dynamic_cast<const UsageError*>(&error) != nullptr ? 2 : 1;
   }
   if (!ready) return 0;
-  const train::TrainConfig& config = ready->config;
+  const train::RunConfig& config = ready->config;
   const int ranks = ready->ranks;
   const bool dry = comm::backend_kind(config.backend).simulated;
   if (ready->dashboard) start_dashboard(config.metrics);
   std::vector<std::string> again = process::own_command(argc, argv);
   again.insert(again.end(), ready->words.begin(), ready->words.end());
   if (launch.launcher != "alone" || dry || (ranks == 1 && config.max_restarts == 0)) {
-    return train_on_rank(config);
-  }
-  if (comm::backend_kind(config.backend).needs_mpi) {
-    return process::become_mpirun(ranks, again);
+    try {
+      return train_on_rank(config);
+    } catch (const std::exception& error) {
+      if (launch.launcher == "alone") train::write_failure(config.metrics, message_of(error));
+      throw;
+    }
   }
   // After a signal a run finishes its step and saves, which may take minutes.
   return process::start_ranks({.ranks = ranks,

@@ -13,7 +13,10 @@
 namespace tessera::comm {
 namespace {
 
-constexpr int kAcceptedAtOnce = 64;  // so that a flood of calls does not starve who is inside
+constexpr int kAcceptedAtOnce = 64;  // so that a flood does not starve established connections
+// A rank accepts connections for the life of the job, so strangers must not use up its descriptors.
+// Few ranks connect to it at once, and those that find no room try again.
+constexpr int kRanksAtOnce = 64;
 
 bool is_unix(const Fd& socket) {
   int domain = 0;
@@ -22,9 +25,10 @@ bool is_unix(const Fd& socket) {
          domain == AF_UNIX;
 }
 
-// What is sent here fits the buffer of a new connection; one that does not take it is dropped.
+// Sends a value small enough for the buffer of a new connection. Returns false if the socket does
+// not take it at once; the caller then drops the connection.
 template <typename T>
-bool say(const Fd& socket, const T& value) {
+bool send_now(const Fd& socket, const T& value) {
   return send(socket.get(), &value, sizeof(value), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(value);
 }
 
@@ -84,15 +88,17 @@ void Acceptor::accept_from(const Fd& listener) {
       if (pending_.empty()) {
         pause_ = Clock::now() + std::chrono::milliseconds(100);
       } else {
-        pending_.pop_front();  // no descriptor is free: this makes one
+        pending_.pop_front();  // out of descriptors: free one
       }
       return;
     }
     if (is_unix(socket) && !same_user(socket)) continue;
     const Challenge challenge = make_challenge();
-    if (!say(socket, challenge)) continue;
-    const std::size_t most = limits_.pending + static_cast<std::size_t>(credentials_.size);
-    if (pending_.size() >= most) pending_.pop_front();
+    if (!send_now(socket, challenge)) continue;
+    const int ranks = credentials_.purpose == Credentials::Purpose::peer
+                          ? std::min(credentials_.size, kRanksAtOnce)
+                          : credentials_.size;
+    if (pending_.size() >= limits_.pending + static_cast<std::size_t>(ranks)) pending_.pop_front();
     pending_.push_back({std::move(socket), challenge, "", Clock::now() + limits_.timeout});
   }
 }
@@ -108,7 +114,7 @@ bool Acceptor::read_reply(Pending& pending, Accepted& peer) {
   if (pending.received.size() < sizeof(reply)) return true;
   std::memcpy(&reply, pending.received.data(), sizeof(reply));
   const Verdict verdict = verify_reply(credentials_, pending.challenge, reply);
-  if (say(pending.socket, verdict) && verdict.accepted == 1) {
+  if (send_now(pending.socket, verdict) && verdict.accepted == 1) {
     peer = {std::move(pending.socket), reply.rank};
   }
   return false;

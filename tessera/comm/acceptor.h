@@ -14,22 +14,24 @@
 
 namespace tessera::comm {
 
+// Connection that passed the handshake.
 struct Accepted {
-  Fd socket;  // does not block
+  Fd socket;  // non-blocking
   int rank = -1;
 };
 
-// Accepts connections and runs their handshakes ([Note: handshake]) side by side, so that one who
-// says nothing delays nobody. Only so many unproved connections are kept, and only for so long;
-// when there are too many, the oldest is closed. On Unix sockets processes of other users are
-// refused at once.
+// Accepts connections and runs their handshakes ([Note: handshake]) concurrently, so that a silent
+// peer does not delay the others. The number of unauthenticated connections and the time each may
+// take are limited; above the limit the oldest is closed. On Unix sockets, connections from other
+// users are closed immediately.
 //
-// Runs in the caller's poll loop: add_to() appends to what is polled, act_on() gets it back.
+// Runs in the caller's poll loop: add_to() appends its descriptors, act_on() handles the results.
 class Acceptor {
  public:
   struct Limits {
-    std::size_t pending = 64;  // besides as many as the job has ranks
-    std::chrono::milliseconds timeout = std::chrono::seconds(10);
+    std::size_t pending =
+        64;  // unauthenticated connections, in addition to one per rank, at most 64 of them
+    std::chrono::milliseconds timeout = std::chrono::seconds(10);  // for one handshake
   };
 
   Acceptor(std::vector<Fd> listeners, Credentials credentials, Limits limits);
@@ -37,11 +39,12 @@ class Acceptor {
       : Acceptor(std::move(listeners), std::move(credentials), Limits()) {}
 
   void add_to(std::vector<pollfd>& polls);
-  // Who has proved to be a rank of this job since.
+  // Handles the poll results of the descriptors from add_to(). Returns the connections that
+  // completed the handshake.
   std::vector<Accepted> act_on(std::span<const pollfd> polls);
-  // For poll(): the milliseconds until something is due, -1 for never.
+  // Returns the timeout for poll() in milliseconds; -1 if there is no deadline.
   int wait_ms() const;
-  // Closes the listeners and all connections that are still unproved.
+  // Closes the listeners and all unauthenticated connections.
   void close();
 
   std::size_t pending() const { return pending_.size(); }
@@ -56,14 +59,15 @@ class Acceptor {
   };
 
   void accept_from(const Fd& listener);
-  // False when it has to go; what it proved is in `peer` then, if anything.
+  // Returns true if the handshake continues. When it ends, returns false and, if the peer was
+  // accepted, moves the connection to `peer`.
   bool read_reply(Pending& pending, Accepted& peer);
 
   std::vector<Fd> listeners_;
   const Credentials credentials_;
   const Limits limits_;
-  std::deque<Pending> pending_;  // the oldest first
-  Clock::time_point pause_{};    // accepting fails, and would fail again at once
+  std::deque<Pending> pending_;  // oldest first
+  Clock::time_point pause_{};    // accept4() failed; do not retry before this time
 };
 
 }  // namespace tessera::comm

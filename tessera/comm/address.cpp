@@ -53,9 +53,9 @@ std::vector<std::string> resolve(const std::string& name) {
     }
   }
   if (all.empty()) {
-    throw UsageError(str("the host ", quote(name),
-                         " is not known here; wanted a name that "
-                         "resolves on every host of the job, or an address"));
+    throw UsageError(str("the host name ", quote(name),
+                         " does not resolve on this host; use an address, or a name that resolves "
+                         "on every host of the job"));
   }
   return all;
 }
@@ -72,13 +72,13 @@ std::string interface_address(const std::string& name_or_address) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) throw_errno("cannot list the network interfaces");
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
-  std::map<std::string, std::string> addresses;  // of each interface
+  std::map<std::string, std::string> addresses;  // by interface
   for (const int family : {AF_INET, AF_INET6}) {
     for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
       if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != family) continue;
       if (family == AF_INET6 &&
           IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(i->ifa_addr)->sin6_addr)) {
-        continue;  // means nothing on another host
+        continue;  // has no meaning on another host
       }
       addresses.emplace(
           i->ifa_name,
@@ -90,8 +90,8 @@ std::string interface_address(const std::string& name_or_address) {
   std::vector<std::string> names;
   for (const auto& [name, address] : addresses) names.push_back(name);
   throw UsageError(str("there is no network interface ", quote(name_or_address),
-                       " with an address here", did_you_mean(name_or_address, names),
-                       "; there are: ", join(names, ", ")));
+                       " with an address on this host", did_you_mean(name_or_address, names),
+                       "; available: ", join(names, ", ")));
 }
 
 std::string address_towards(const std::string& target) {
@@ -103,7 +103,7 @@ std::string address_towards(const std::string& target) {
   socklen_t length = sizeof(own);
   if (!probe.open() || connect(probe.get(), list->ai_addr, list->ai_addrlen) != 0 ||
       getsockname(probe.get(), reinterpret_cast<sockaddr*>(&own), &length) != 0) {
-    throw_errno(str("no network of this machine leads to ", target));
+    throw_errno(str("this machine has no route to ", target));
   }
   return numeric(reinterpret_cast<sockaddr*>(&own), length);
 }
@@ -112,7 +112,8 @@ std::string store_address(const std::string& master, const std::string& interfac
                           bool several_hosts) {
   if (!interface.empty()) return interface_address(interface);
   const std::vector<std::string> all = resolve(master);
-  // Many systems give a machine's own name a loopback address beside, or instead of, its real one.
+  // Many systems map a machine's own name to a loopback address, besides or instead of its real
+  // one.
   for (const std::string& address : all) {
     if (!is_loopback(address)) return address;
   }
@@ -120,7 +121,7 @@ std::string store_address(const std::string& master, const std::string& interfac
     throw UsageError(str("the host ", quote(master), " is ", all.front(),
                          " here, which no other host can reach; give its address in the network "
                          "of the job, or name the interface (TESSERA_INTERFACE, or tessera run "
-                         "--interface); if all ranks are on this host, say 127.0.0.1"));
+                         "--interface); if all ranks are on this host, use 127.0.0.1"));
   }
   return all.front();
 }

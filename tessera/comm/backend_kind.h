@@ -1,28 +1,29 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/run_options.h"
+
 namespace tessera::comm {
 
-// A backend that a user can ask for, and what is known of it before there is a group. What a group
-// that exists can do, its Backend says.
+// A backend that a user can select, with the properties known before a group exists. For an
+// existing group, query its Backend instead.
 struct BackendKind {
   std::string_view name;
-  bool shares_memory = false;  // every rank maps the symmetric memory of all
-  bool needs_mpi = false;      // its ranks are started by mpirun
-  bool needs_gpu = false;      // every rank has a GPU of its own
-  bool simulated = false;      // one process plays rank 0 of many
+  bool shares_memory = false;  // every rank maps the symmetric memory of all ranks
+  bool needs_gpu = false;      // every rank needs its own GPU
+  bool simulated = false;      // one process acts as rank 0 of many
 };
 
-// The first is the default: on one host it is shm, on several two-level.
-inline constexpr std::array<BackendKind, 7> kBackendKinds = {{
+// The first is the default: shm on one host, two-level on several.
+inline constexpr std::array<BackendKind, 6> kBackendKinds = {{
     {.name = "auto", .shares_memory = true},
     {.name = "shm", .shares_memory = true},
-    {.name = "mpi", .needs_mpi = true},
-    {.name = "two-level", .needs_mpi = true},
+    {.name = "two-level"},
     {.name = "nccl", .needs_gpu = true},
     {.name = "tcp"},
     {.name = "dry", .shares_memory = true, .simulated = true},
@@ -34,7 +35,15 @@ inline std::vector<std::string> backend_names() {
   return names;
 }
 
-// A name that is none of these can do nothing: whoever makes the group refuses it.
+// Returns the properties of a backend. An unknown name has none; init() rejects it.
+static_assert(
+    std::equal(kBackendKinds.begin(), kBackendKinds.end(), EnumNames<BackendName>::kNames.begin(),
+               EnumNames<BackendName>::kNames.end(),
+               [](const BackendKind& kind, std::string_view name) { return kind.name == name; }));
+// Returns the properties of a chosen backend.
+constexpr const BackendKind& backend_kind(BackendName choice) {
+  return kBackendKinds[static_cast<std::size_t>(choice)];
+}
 constexpr BackendKind backend_kind(std::string_view name) {
   for (const BackendKind& kind : kBackendKinds) {
     if (kind.name == name) return kind;

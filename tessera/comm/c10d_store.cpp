@@ -26,16 +26,16 @@ class C10dStore final : public Store {
     try {
       store_->wait({key}, timeout);
     } catch (const std::exception& error) {
-      throw Error(str("no rank wrote ", quote(key), " to the store at ", place(), " within ",
-                      static_cast<double>(timeout.count()) / 1000.0, " s; did all ranks start? (",
-                      message_of(error), ")"));
+      throw StoreTimeout(str("no rank wrote ", quote(key), " to the store at ", place(), " within ",
+                             static_cast<double>(timeout.count()) / 1000.0,
+                             " s; did all ranks start? (", message_of(error), ")"));
     }
     std::vector<std::uint8_t> value;
     attempt("read", key, [&] { value = store_->get(key); });
     if (value.size() > kLongestValue) {
-      throw DataError(str("the store at ", place(), " holds ", value.size(), " bytes under ",
-                          quote(key), ", wanted at most ", kLongestValue,
-                          "; no rank of this job wrote that"));
+      throw DataError(str("the value of ", quote(key), " in the store at ", place(), " has ",
+                          value.size(), " bytes; the limit is ", kLongestValue,
+                          ". Another program is writing to this store"));
     }
     return {value.begin(), value.end()};
   }

@@ -8,8 +8,8 @@
 
 namespace tessera::comm {
 
-// Joins a store of c10d, as the agent of a torchrun hosts it. It asks nobody who he is: use it
-// through make_sealed_store(). Waits until it is there.
+// Connects to a c10d store, such as the one hosted by torchrun's agent. Waits until it is
+// reachable. The store has no authentication, so wrap it in make_sealed_store().
 std::shared_ptr<Store> connect_c10d_store(const std::string& address, int port,
                                           std::chrono::milliseconds timeout);
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "tessera/comm/control_graph.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/text.h"
 
@@ -15,10 +16,10 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kAskAgain = std::chrono::seconds(5);
 constexpr std::size_t kHashesKept = 256;
 
-// A note begins with this; `entries` calls follow, the last of them waiting if `waits`.
+// Header of a note. `entries` calls follow; the last one waits if `waits` is set.
 struct NoteHead {
   std::uint64_t count = 0;
-  std::uint64_t hash = 0;  // of all calls, where no page follows
+  std::uint64_t hash = 0;  // of all calls, if no page follows
   std::uint32_t entries = 0;
   std::uint16_t page = 0;
   std::uint16_t waits = 0;
@@ -37,6 +38,16 @@ void append_bytes_of(std::string& bytes, const Value& value) {
   bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
+// Returns the ranks to compare with: all others in a small group.
+std::vector<int> call_log_neighbors(int rank, int size) {
+  if (size > CallLog::kAllCompared) return control_neighbors(rank, size);
+  std::vector<int> others;
+  for (int r = 0; r < size; ++r) {
+    if (r != rank) others.push_back(r);
+  }
+  return others;
+}
+
 void forget_oldest(std::map<std::uint64_t, std::uint64_t>& hashes) {
   while (hashes.size() > kHashesKept) hashes.erase(hashes.begin());
 }
@@ -46,10 +57,11 @@ void forget_oldest(std::map<std::uint64_t, std::uint64_t>& hashes) {
 CallLog::CallLog(std::shared_ptr<Peers> peers, std::vector<int> members, std::string topic,
                  std::string group, Kind kind)
     : peers_(std::move(peers)), topic_(std::move(topic)), group_(std::move(group)), kind_(kind) {
-  for (const int member : members) {
-    if (member == peers_->rank()) continue;
+  const auto own = std::find(members.begin(), members.end(), peers_->rank()) - members.begin();
+  const int size = static_cast<int>(members.size());
+  for (const int neighbor : call_log_neighbors(static_cast<int>(own), size)) {
     others_.emplace_back();
-    others_.back().rank = member;
+    others_.back().rank = members[static_cast<std::size_t>(neighbor)];
   }
 }
 
@@ -185,8 +197,8 @@ std::optional<Failure> CallLog::compare(const Other& other) const {
     if (own.number == their.number && key(own.call, kind_) == key(their.call, kind_)) continue;
     return disagree(own.number, own.call, other, their.call);
   }
-  // One waits to be heard, the other has run something else instead. Two that wait find out
-  // themselves.
+  // One rank waits, and the other has run another call instead. Two ranks that both wait compare
+  // their calls themselves.
   const auto instead = [&](const Page& waits, const Page& ran) {
     return waits.waiting && ran.count > waits.count && waits.count >= first(ran) &&
            at(ran, waits.count).number == waits.waiting->number &&

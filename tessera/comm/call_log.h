@@ -15,44 +15,47 @@
 
 namespace tessera::comm {
 
-// What one rank has called in a group, and whether the others have called the same: for calls that
-// are not compared one by one before they run.
+// Calls of one rank in a group, compared with those of other ranks. For calls that are not compared
+// one by one before they run.
 //
-// [Note: call log] Every rank keeps its last calls and a hash of all of them. After every
-// kEvery-th it sends the others that hash; each compares it with its own of the same time. And when
-// a rank is stuck, or a hash differed, it sends its last calls themselves, and whoever hears them
-// answers with its own. So calls that differ are an error that names them on both sides, soon even
-// if they only gave wrong values, and at once if they hang; and of a rank that does not come it is
-// known what it did last. All goes through notes between ranks, which nobody waits for.
+// [Note: call log] Every rank keeps its last calls and a hash of all its calls. After every kEvery
+// calls it sends the hash to the others, which compare it with their own hash of the same number of
+// calls. If a rank is stuck or a hash differs, it sends its last calls, and a rank that receives
+// them replies with its own. So calls that differ are an error that names them on both sides, even
+// if they do not hang, and the last call of a late rank is available. Everything is sent as notes,
+// so no rank waits. In a group of more than kAllCompared ranks, each compares with its neighbors in
+// the [Note: control graph] only: if calls differ, two neighbors find it, because the graph is
+// connected.
 class CallLog {
  public:
   static constexpr std::uint64_t kEvery = 64;
   static constexpr std::size_t kKept = 128;
+  static constexpr int kAllCompared = 32;
 
-  // Collectives must be the same in everything, the two sides of a message in their buffer.
+  // Collectives must be equal in every respect, the two sides of a message in their buffer.
   enum class Kind { collectives, messages };
   // `members` are ranks of the job. `topic` is new, and the same on all of them.
   CallLog(std::shared_ptr<Peers> peers, std::vector<int> members, std::string topic,
           std::string group, Kind kind);
 
-  // A call that is on its way. Ranks add the same calls with the same numbers in the same order.
+  // Adds a call that has started. Ranks add the same calls with the same numbers in the same order.
   void add(std::uint64_t number, const Record& call);
-  // A call that waits for the other ranks to make it too; until that, or the next add().
+  // Sets the call that waits for other ranks to make it too, until expect_nothing() or add().
   void expect(std::uint64_t number, const Record& call);
   void expect_nothing();
 
-  // Sends what is due, takes in what has come, and compares. `stuck`: a call takes long, and the
-  // others should tell what they do. From one thread.
+  // Sends what is due, receives, and compares. `stuck` requests the last calls of other ranks. One
+  // thread only.
   std::optional<Failure> look(bool stuck);
 
-  // Who has not come as far as this rank, as far as known; rank -1 if nobody.
+  // A rank that has made fewer calls than this one; -1 if none is known.
   struct Late {
     int rank = -1;
     std::string text;
   };
   Late late() const;
 
-  // The same for the same call, whoever makes it.
+  // Returns a hash that is equal for equal calls of different ranks.
   static std::uint64_t key(const Record& call, Kind kind);
 
  private:
@@ -60,7 +63,7 @@ class CallLog {
     std::uint64_t number = 0;
     Record call;
   };
-  // A rank's calls as of some time: the last ones, and perhaps one that waits.
+  // Last calls of a rank, and the one that waits, if any.
   struct Page {
     std::uint64_t count = 0;
     std::deque<Entry> last;
@@ -75,7 +78,7 @@ class CallLog {
 
   void send_hash(std::uint64_t count, std::uint64_t hash);
   void send_page();
-  bool take_in(Other& other);  // whether it sent a page
+  bool take_in(Other& other);  // returns whether it sent a page
   std::optional<Failure> compare(const Other& other) const;
   Failure disagree(std::uint64_t number, const Record& own, const Other& other,
                    const Record& theirs) const;

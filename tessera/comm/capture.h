@@ -4,14 +4,14 @@
 
 namespace tessera::comm {
 
-// Whether what is put on the stream goes into a CUDA graph instead of being run. Asked of the CUDA
-// runtime that is in the process; without one nothing is ever captured.
+// Returns whether the stream is being captured into a CUDA graph. Uses the CUDA runtime loaded in
+// this process; returns false if there is none.
 bool capturing(const c10::Stream& stream);
-// The same for the current stream of a device.
+// Same for the current stream of a device.
 bool capturing_on(c10::Device device);
 
-// From now on this thread may query events and get memory while another thread captures, whatever
-// mode that one captures in. For threads that do nothing a graph should hold by accident.
+// Sets the calling thread's capture mode to relaxed: it may then query events and allocate memory
+// while another thread captures in any mode. For threads whose work must never be captured.
 void ignore_captures_of_other_threads();
 
 }  // namespace tessera::comm

@@ -54,7 +54,7 @@ void for_each_part(const Collective& call, int ranks, int rank,
   const bool gather = call.op == Op::all_gather;
   const auto* in = static_cast<const std::byte*>(call.in);
   auto* out = static_cast<std::byte*>(call.out);
-  std::size_t large = 0, small = 0;  // bytes passed by
+  std::size_t large = 0, small = 0;  // offsets of the part in bytes
   for (const std::size_t count : *call.parts) {
     const Shard own = own_shard(call, count, ranks, rank);
     const std::size_t shard_at = call.in_place() ? large + own.begin * size : small;
@@ -117,7 +117,7 @@ std::uint64_t ring_bytes(const Collective& call, int ranks, int rank) noexcept {
 
 namespace {
 
-// Whether a rank would write over what it, or another one, has yet to read.
+// Returns whether the output overlaps input that this rank or a peer has not read yet.
 bool overlaps(const Collective& call, int ranks, int rank, std::size_t in, std::size_t out) {
   const std::size_t size = size_of(call.dtype);
   const auto from = reinterpret_cast<std::uintptr_t>(call.in);
@@ -149,16 +149,16 @@ void check(const Collective& call, int ranks, int rank) {
     std::size_t sum = 0;
     for (const std::size_t part : *call.parts) sum += part;
     if (sum != call.count || (call.op != Op::all_gather && call.op != Op::reduce_scatter)) {
-      throw UsageError(str(describe(call), " on rank ", rank, ": the parts sum up to ", sum,
-                           " elements, wanted ", call.count,
-                           "; only all_gather and reduce_scatter have parts"));
+      throw UsageError(str(describe(call), " on rank ", rank, ": the parts have ", sum,
+                           " elements; must be ", call.count,
+                           ". Only all_gather and reduce_scatter accept parts"));
     }
   }
   if (call.copies < 1 || ranks % call.copies != 0 ||
       (call.copies > 1 && (call.op != Op::reduce_scatter || call.in_place()))) {
-    throw UsageError(str(describe(call), " on rank ", rank, ": got ", call.copies,
-                         " copies of each shard; must divide the ", ranks,
-                         " ranks of a reduce_scatter that is not in place"));
+    throw UsageError(str(describe(call), " on rank ", rank, ": copies = ", call.copies,
+                         " must divide the ", ranks,
+                         " ranks, and must be 1 except in a reduce_scatter that is not in place"));
   }
   if (call.shared && call.op != Op::all_gather) {
     throw UsageError(str(describe(call), " on rank ", rank, ": only all_gather may be shared"));
@@ -182,8 +182,8 @@ void check(const Collective& call, int ranks, int rank) {
                                                     : call.count;
   if (overlaps(call, ranks, rank, shard_in ? own : call.count, out)) {
     throw UsageError(str(describe(call), " on rank ", rank,
-                         ": input and output overlap; wanted buffers apart from each other",
-                         call.op == Op::all_to_all ? "" : ", or exactly in place"));
+                         ": input and output overlap; pass separate buffers",
+                         call.op == Op::all_to_all ? "" : ", or operate exactly in place"));
   }
 }
 
@@ -213,7 +213,7 @@ TrafficCounts operator+(const TrafficCounts& one, const TrafficCounts& other) no
 
 void TrafficMeter::charge(const Collective& call, int ranks, int rank) noexcept {
   auto& counter = call.traffic == Traffic::model ? sent_ : control_;
-  // A call with copies stands for calls of two other groups, which its caller counts there.
+  // A call with copies replaces calls of two other groups. Its caller counts the bytes there.
   if (call.copies == 1) {
     counter.fetch_add(ring_bytes(call, ranks, rank), std::memory_order_relaxed);
   }

@@ -18,34 +18,45 @@ struct Frame {
 
 }  // namespace
 
-bool Connection::send(ControlMessage type, const std::string& text,
+bool Connection::send(ControlMessage type, std::initializer_list<std::string_view> parts,
                       std::shared_ptr<const Fd> descriptor) {
-  const Frame frame{type, static_cast<std::uint32_t>(text.size())};
-  std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
-  bytes += text;
+  Frame frame{type, 0};
+  for (const std::string_view part : parts) frame.bytes += static_cast<std::uint32_t>(part.size());
+  std::string bytes;
+  bytes.reserve(sizeof(frame) + frame.bytes);
+  bytes.append(reinterpret_cast<const char*>(&frame), sizeof(frame));
+  for (const std::string_view part : parts) bytes += part;
   {
     std::lock_guard lock(sending_);
-    unsent_.push_back({std::move(bytes), std::move(descriptor)});
+    unsent_.push_back({std::move(bytes), 0, std::move(descriptor)});
   }
   return flush();
 }
 
-bool Connection::flush() {
+void Connection::connect(Fd connected) {
   std::lock_guard lock(sending_);
+  socket = std::move(connected);
+}
+
+bool Connection::flush(bool* progress) {
+  std::lock_guard lock(sending_);
+  if (!socket.open()) return unsent_.empty();
   while (!unsent_.empty()) {
     Outgoing& next = unsent_.front();
-    const auto sent = send_some(socket, next.bytes.data(), next.bytes.size(),
-                                next.descriptor ? next.descriptor->get() : -1);
+    const auto sent =
+        send_some(socket, next.bytes.data() + next.sent, next.bytes.size() - next.sent,
+                  next.descriptor ? next.descriptor->get() : -1);
     if (!sent) {
-      // Nothing may follow a message that was broken off. Both sides see the end by this.
+      // No message may follow one that was cut off. Both sides notice the end by this.
       shutdown(socket.get(), SHUT_RDWR);
       unsent_.clear();
       break;
     }
     if (*sent == 0) return false;
-    next.bytes.erase(0, *sent);
+    if (progress != nullptr) *progress = true;
+    next.sent += *sent;
     next.descriptor.reset();
-    if (next.bytes.empty()) unsent_.pop_front();
+    if (next.sent == next.bytes.size()) unsent_.pop_front();
   }
   return true;
 }
@@ -58,7 +69,7 @@ bool Connection::has_unsent() const {
 Connection::End Connection::receive(const Handler& handle) {
   End end = End::none;
   for (;;) {
-    char buffer[4096];
+    char buffer[kLongestText];
     iovec part{buffer, sizeof(buffer)};
     alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))];
     msghdr message{};
@@ -85,24 +96,26 @@ Connection::End Connection::receive(const Handler& handle) {
     // Later descriptors would come with the wrong messages.
     if ((message.msg_flags & MSG_CTRUNC) != 0) return End::descriptor_lost;
     unread_.append(buffer, static_cast<std::size_t>(got));
-    if (unread_.size() > 2 * kLongestText) {
+    if (unread_.size() >= 2 * kLongestText) {
       end = End::more;
       break;
     }
   }
   Frame frame{};
-  while (unread_.size() >= sizeof(frame)) {
-    std::memcpy(&frame, unread_.data(), sizeof(frame));
-    if (frame.bytes > kLongestText) return End::closed;  // not what a peer sends
-    if (unread_.size() < sizeof(frame) + frame.bytes) break;
+  std::string_view rest = unread_;
+  while (rest.size() >= sizeof(frame)) {
+    std::memcpy(&frame, rest.data(), sizeof(frame));
+    if (frame.bytes > kLongestText) return End::closed;  // no peer sends this
+    if (rest.size() < sizeof(frame) + frame.bytes) break;
     Fd descriptor;
     if (frame.type == ControlMessage::segment && !descriptors_.empty()) {
       descriptor = std::move(descriptors_.front());
       descriptors_.pop_front();
     }
-    handle(frame.type, unread_.substr(sizeof(frame), frame.bytes), std::move(descriptor));
-    unread_.erase(0, sizeof(frame) + frame.bytes);
+    handle(frame.type, rest.substr(sizeof(frame), frame.bytes), std::move(descriptor));
+    rest.remove_prefix(sizeof(frame) + frame.bytes);
   }
+  unread_.erase(0, unread_.size() - rest.size());
   return end;
 }
 

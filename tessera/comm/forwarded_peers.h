@@ -7,7 +7,7 @@
 
 namespace tessera::comm {
 
-// Peers that hand everything on to others: who inherits says what is different.
+// Peers that forward every call to others. Derived classes override some of them.
 class ForwardedPeers : public Peers {
  public:
   explicit ForwardedPeers(std::shared_ptr<Peers> peers) : peers_(std::move(peers)) {}
@@ -16,6 +16,7 @@ class ForwardedPeers : public Peers {
   int size() const override { return peers_->size(); }
   bool same_host(int rank) const override { return peers_->same_host(rank); }
   PeerState state(int rank) const override { return peers_->state(rank); }
+  void watch(int rank) override { peers_->watch(rank); }
   void report(const Failure& failure) override { peers_->report(failure); }
   std::optional<Failure> failure() const override { return peers_->failure(); }
   std::shared_ptr<Segment> share(const std::string& name, std::span<const int> members,

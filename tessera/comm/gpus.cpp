@@ -16,7 +16,7 @@ int gpu_count() {
 }
 
 int gpu_of(int local_rank, int gpus) {
-  if (gpus < 1) throw UsageError("there is no GPU that LibTorch can use here; wanted --device cpu");
+  if (gpus < 1) throw UsageError("LibTorch found no usable GPU on this host; use --device cpu");
   return local_rank % gpus;
 }
 
@@ -30,16 +30,16 @@ BackendChoice choose_for_gpus(const std::vector<GpuFacts>& ranks, bool one_host)
   for (std::size_t r = 0; r < ranks.size() && problem.empty(); ++r) {
     const GpuFacts& rank = ranks[r];
     if (!rank.nccl_problem.empty()) {
-      problem = str("rank ", r, " has no NCCL: ", rank.nccl_problem);
+      problem = str("rank ", r, " cannot use NCCL: ", rank.nccl_problem);
     } else if (rank.gpus < rank.local_size) {
       problem = str(plural(rank.local_size, "rank"), " of a host share its ",
-                    plural(rank.gpus, "GPU"), ", and nccl wants one for each");
+                    plural(rank.gpus, "GPU"), ", and nccl needs one GPU per rank");
     }
   }
   if (problem.empty()) return {"nccl", ""};
   const std::string kind = one_host ? "shm" : "two-level";
-  return {kind,
-          str("backend auto: ", kind, ", with everything copied through host memory: ", problem)};
+  return {kind, str("backend auto: using ", kind,
+                    ", which copies all data through host memory: ", problem)};
 }
 
 std::string to_text(const GpuFacts& facts) {
@@ -50,8 +50,9 @@ GpuFacts gpu_facts(const std::string& text) {
   GpuFacts facts;
   std::istringstream in(text);
   if (!(in >> facts.gpus >> facts.local_size) || facts.gpus < 0 || facts.local_size < 1) {
-    throw DataError(str("a rank says of its GPUs ", quote(text),
-                        "; wanted their number and that of the ranks on its host"));
+    throw DataError(str("the GPU description ", quote(text),
+                        " of a rank is invalid; must be the number of GPUs and the number of "
+                        "ranks on its host. Use the same version of Tessera on all hosts"));
   }
   in.get();
   std::getline(in, facts.nccl_problem, '\0');

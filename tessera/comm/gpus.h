@@ -5,32 +5,33 @@
 
 namespace tessera::comm {
 
-// GPUs that this process can use.
+// Returns the number of GPUs that this process can use.
 int gpu_count();
 
-// The GPU of a process: by its rank among those of its host, round and round where there are more
-// ranks than GPUs. Throws UsageError where there is none.
+// Returns the GPU of a process: its local rank modulo the number of GPUs. Throws UsageError if
+// there is no GPU.
 int gpu_of(int local_rank, int gpus);
 
-// That rank of this process, as its launcher says; of ranks that nobody launched as processes (the
-// threads of a test), their own number.
+// Returns the local rank set by this process's launcher. If `rank` and `size` are not those of the
+// launcher (ranks that are threads of a test), returns `rank`.
 int local_rank_of(int rank, int size);
 
-// What a rank knows of its GPUs, and what "auto" makes of what all of them know.
+// GPU properties of one rank.
 struct GpuFacts {
   int gpus = 0;
   int local_size = 1;        // ranks on its host
-  std::string nccl_problem;  // why NCCL cannot be used; "" if it can
+  std::string nccl_problem;  // reason why NCCL cannot be used; "" if it can
 };
+// Backend chosen by "auto".
 struct BackendChoice {
   std::string kind;
-  std::string note;  // for people: that everything goes through host memory, and why; or ""
+  std::string note;  // message that data is copied through host memory, and why; "" for nccl
 };
-// For tensors on GPUs: nccl where every rank has a GPU of its own and NCCL, else through host
-// memory. The same facts give the same choice, so that ranks that have them all agree.
+// Chooses a backend for tensors on GPUs: nccl if every rank has its own GPU and NCCL, otherwise one
+// that copies through host memory. Depends only on its arguments, so all ranks choose the same one.
 BackendChoice choose_for_gpus(const std::vector<GpuFacts>& ranks, bool one_host);
 
-// A line of text, and back. Throws DataError for what is none.
+// Convert to one line of text and back. gpu_facts() throws DataError if the text is invalid.
 std::string to_text(const GpuFacts& facts);
 GpuFacts gpu_facts(const std::string& text);
 

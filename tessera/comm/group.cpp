@@ -4,8 +4,11 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <utility>
 
+#include "tessera/comm/backend.h"
 #include "tessera/comm/capture.h"
 #include "tessera/comm/dry/backend.h"
 #include "tessera/comm/staging.h"
@@ -21,18 +24,18 @@ std::string shape(const at::Tensor& tensor) {
                       tensor.device().str());
 }
 
-// The text is made only when it is needed: these checks are on the way of every call.
+// Takes a function so that the text is built only on failure: every call runs these checks.
 template <typename Problem>
 void require(bool good, const Collective& what, const Problem& problem) {
   if (!good) throw UsageError(str(describe(what), ": ", problem()));
 }
 
-// Both tensors of a call live until it has ended.
+// Keeps both tensors of a call alive until it has ended.
 struct Kept {
   at::Tensor out, in;
 };
 
-// Tells an observer how long somebody waited.
+// Reports blocking waits to an observer.
 class Observed final : public WorkState {
  public:
   Observed(Work work, std::shared_ptr<Observer> observer, std::shared_ptr<const Collective> call)
@@ -51,7 +54,7 @@ class Observed final : public WorkState {
   const std::shared_ptr<const Collective> call_;
 };
 
-// What messages and observers need of a call: all but its buffers.
+// Returns the parts of a call that messages and observers use: all but its buffers.
 Collective without_buffers(const Collective& what) {
   Collective copy = what;
   copy.in = copy.out = nullptr;
@@ -66,10 +69,9 @@ DType to_dtype(at::ScalarType type) {
   if (found && std::find(kMovedTypes.begin(), kMovedTypes.end(), *found) != kMovedTypes.end()) {
     return *found;
   }
-  throw UsageError(
-      str("collectives move float, double, bfloat16, half, int, long and uint8 "
-          "tensors; got ",
-          c10::toString(type), ". View it as one of these (tensor.view(dtype))"));
+  throw UsageError(str("collectives do not support ", c10::toString(type),
+                       " tensors; must be float, double, bfloat16, half, int, long or uint8. "
+                       "View the tensor as one of these (tensor.view(dtype))"));
 }
 
 SymmetricTensor::SymmetricTensor(std::shared_ptr<SymmetricMemory> memory, at::IntArrayRef sizes,
@@ -84,10 +86,30 @@ at::Tensor SymmetricTensor::of(int rank) const {
   return at::from_blob(memory_->part(rank), local_.sizes(), keep, local_.options());
 }
 
+struct Group::State {
+  std::shared_ptr<Backend> backend;
+  std::mutex mutex;
+  std::map<std::string, int> subsets;  // number of times each was created, for unique names
+  std::mutex last_mutex;
+  Collective last;  // without its buffers
+  std::shared_ptr<Observer> observer;
+  std::uint64_t calls = 0;
+};
+
 Group::Group() : Group(dry::make_backend(0, 1, "self")) {}
 Group::Group(std::shared_ptr<Backend> backend) : state_(std::make_shared<State>()) {
   state_->backend = std::move(backend);
 }
+
+int Group::rank() const { return state_->backend->rank(); }
+int Group::size() const { return state_->backend->size(); }
+std::string Group::name() const { return state_->backend->name(); }
+std::string Group::backend() const { return state_->backend->kind(); }
+bool Group::shares_memory() const { return state_->backend->shares_memory(); }
+bool Group::simulated() const { return state_->backend->simulated(); }
+bool Group::on_device() const { return state_->backend->on_device(); }
+TrafficCounts Group::traffic() const { return state_->backend->traffic(); }
+void Group::add_traffic(const TrafficCounts& counts) const { state_->backend->add_traffic(counts); }
 
 std::string Group::last_call() const {
   const std::lock_guard lock(state_->last_mutex);
@@ -133,15 +155,15 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
     return submit_parts(what, out, in);
   }
   require(!what.shared || host.shares_memory(), what,
-          [&] { return str("the backend ", backend(), " has no memory that ranks share"); });
+          [&] { return str("the ranks of backend ", backend(), " do not share memory"); });
   if (staged && size() == 1) {
-    check(what, 1, 0);  // a copy in the current stream is all that one rank needs
+    check(what, 1, 0);  // one rank only needs a copy in the current stream
     if (what.in != what.out && out.defined()) out.copy_(in.view(out.sizes()), true);
     return Work();
   }
   require(!staged || !capturing_on((in.defined() ? in : out).device()), what, [&] {
-    return str("the backend ", backend(), " moves it through host memory, which a CUDA graph that ",
-               "is being captured cannot hold; use backend nccl, or no graph");
+    return str("backend ", backend(), " copies through host memory, which cannot be captured ",
+               "into a CUDA graph; use backend nccl, or no graph");
   });
   Attachments attachments;
   std::shared_ptr<const Collective> told;
@@ -163,7 +185,7 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
 
 namespace {
 
-// Several operations as one.
+// Several operations behind one Work.
 class AllOf final : public WorkState {
  public:
   explicit AllOf(std::vector<Work> works) : works_(std::move(works)) {}
@@ -219,8 +241,8 @@ Collective make(Op op, const at::Tensor& whole, int peer, const Call& call) {
 void require_count(const Collective& what, const at::Tensor& tensor, const char* which,
                    std::size_t wanted) {
   require(static_cast<std::size_t>(tensor.numel()) == wanted, what, [&] {
-    return str("the ", which, " has ", tensor.numel(), " elements, wanted ", wanted,
-               " (a buffer of ", what.count, " is cut into shards of ceil(count / ranks))");
+    return str("the ", which, " has ", tensor.numel(), " elements; must be ", wanted,
+               " (a buffer of ", what.count, " is split into shards of ceil(count / ranks))");
   });
 }
 
@@ -240,8 +262,10 @@ Work Group::reduce_scatter(const at::Tensor& out, const at::Tensor& in, const Ca
   Collective what = make(Op::reduce_scatter, in, -1, call);
   const bool in_place = what.parts && out.const_data_ptr() == in.const_data_ptr();
   require(what.copies == 1 || (what.copies > 1 && shares_memory() && size() % what.copies == 0),
-          what,
-          [] { return "copies of shards need ranks that share memory, in groups of one size"; });
+          what, [] {
+            return "copies of shards require ranks that share memory, and their number must "
+                   "divide the number of ranks";
+          });
   require_count(what, out, "output", in_place ? what.count : own_count(what, size(), rank()));
   return submit(std::move(what), out, in);
 }
@@ -293,7 +317,7 @@ std::string Group::name_subset(const std::vector<int>& ranks, const std::string&
   key += "]";
   if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) {
     throw UsageError(str("rank ", rank(), " called subset ", key, " of group ", name(),
-                         " but is not in the list; only its members may call it"));
+                         " but is not in the list; only ranks in the list may call it"));
   }
   int times = 0;
   {

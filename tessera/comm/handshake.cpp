@@ -25,7 +25,7 @@ void append(std::string& text, const T& value) {
   text.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
-// Everything but the run has a fixed size, so no two conversations have the same text.
+// All fields but the run have a fixed size, so two handshakes cannot have the same text.
 Digest proof(Side side, const Credentials& credentials, std::int32_t caller,
              const Digest& acceptor_nonce, const Digest& caller_nonce) {
   std::string text(kMagic.begin(), kMagic.end());
@@ -43,6 +43,8 @@ Digest proof(Side side, const Credentials& credentials, std::int32_t caller,
 }  // namespace
 
 Challenge make_challenge() { return {kMagic, random_digest()}; }
+
+bool is_challenge(const Challenge& challenge) { return challenge.magic == kMagic; }
 
 Reply make_reply(const Credentials& credentials, int rank, const Challenge& challenge) {
   Reply reply{rank, random_digest(), {}};
@@ -67,11 +69,11 @@ bool verify_verdict(const Credentials& credentials, const Challenge& challenge, 
   return verdict.accepted == 1 && equal_in_constant_time(wanted, verdict.proof);
 }
 
-HandshakeResult shake_hands(const Fd& socket, const Credentials& credentials, int rank,
-                            std::chrono::steady_clock::time_point end) {
+HandshakeResult run_handshake(const Fd& socket, const Credentials& credentials, int rank,
+                              std::chrono::steady_clock::time_point end) {
   Challenge challenge{};
   if (!receive_all(socket, &challenge, sizeof(challenge), end)) return HandshakeResult::closed;
-  if (challenge.magic != kMagic) return HandshakeResult::stranger;
+  if (!is_challenge(challenge)) return HandshakeResult::stranger;
   const Reply reply = make_reply(credentials, rank, challenge);
   if (!send_all(socket, &reply, sizeof(reply))) return HandshakeResult::closed;
   Verdict verdict{};

@@ -11,15 +11,14 @@
 namespace tessera::comm {
 
 // [Note: handshake]
-// The acceptor speaks first: a challenge, 32 random bytes. The caller answers with its rank, 32
-// random bytes of its own and a proof; the acceptor, if the proof is right, with a proof of its
-// own. A proof is HMAC-SHA256, under the job's secret, of everything that makes this conversation
-// this one: whose proof it is, what the connection is for, the run, its size, both ranks, and both
-// parties' random bytes. So a proof that was overheard is worth nothing on any other connection,
-// and a stranger who calls learns nothing but a challenge. Only the opening of a connection is
-// protected: what follows is neither encrypted nor authenticated.
+// The acceptor sends a challenge of 32 random bytes. The caller replies with its rank, 32 random
+// bytes of its own and a proof. If the proof is right, the acceptor sends its own proof. A proof is
+// the HMAC-SHA256, with the job's secret as key, of the side, the purpose of the connection, the
+// run, its size, both ranks, and the random bytes of both sides. So a recorded proof is invalid on
+// any other connection, and a caller without the secret receives only a challenge. Only the start
+// of a connection is protected: later messages are neither encrypted nor authenticated.
 
-// What both sides must have in common.
+// Values that must be equal on both sides.
 struct Credentials {
   enum class Purpose : std::uint32_t { store = 1, peer = 2 };
   Purpose purpose = Purpose::peer;
@@ -44,20 +43,22 @@ struct Verdict {
 };
 
 Challenge make_challenge();
+// Returns whether the bytes come from an acceptor of this protocol version.
+bool is_challenge(const Challenge& challenge);
 Reply make_reply(const Credentials& credentials, int rank, const Challenge& challenge);
 Verdict verify_reply(const Credentials& credentials, const Challenge& challenge,
                      const Reply& reply);
 bool verify_verdict(const Credentials& credentials, const Challenge& challenge, const Reply& reply,
                     const Verdict& verdict);
 
-// The caller's side, over a blocking socket.
+// Runs the caller's side over a blocking socket.
 enum class HandshakeResult {
   accepted,
-  closed,   // the other side ended the connection, or the time was over
-  refused,  // it says that we do not belong to it
-  stranger  // it does not know the secret itself
+  closed,   // the other side closed the connection, or the time was over
+  refused,  // the acceptor rejected the proof
+  stranger  // the acceptor does not have the secret
 };
-HandshakeResult shake_hands(const Fd& socket, const Credentials& credentials, int rank,
-                            std::chrono::steady_clock::time_point end);
+HandshakeResult run_handshake(const Fd& socket, const Credentials& credentials, int rank,
+                              std::chrono::steady_clock::time_point end);
 
 }  // namespace tessera::comm

@@ -10,7 +10,7 @@
 
 namespace tessera::comm {
 
-// "0 to 3, 5" of ranks in ascending order; "none" if there are none.
+// Formats ranks, given in ascending order: "0 to 3, 5"; "none" if there are none.
 inline std::string ranks_text(const std::vector<int>& ranks) {
   std::vector<std::string> parts;
   for (std::size_t i = 0; i < ranks.size();) {
@@ -35,12 +35,12 @@ class JoinNotice {
 
   explicit JoinNotice(std::chrono::milliseconds first) : next_(begun_ + first) {}
 
-  // Time to the next report; at least 1 ms.
+  // Returns the time to the next report, at least 1 ms.
   std::chrono::milliseconds left() const {
     return std::max(std::chrono::milliseconds(1),
                     std::chrono::duration_cast<std::chrono::milliseconds>(next_ - Clock::now()));
   }
-  // Returns whether a report is due. Answers true once for each.
+  // Returns true once for each report that is due.
   bool is_due() {
     const auto now = Clock::now();
     if (now < next_) return false;
@@ -52,8 +52,7 @@ class JoinNotice {
     const auto waited = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - begun_);
     write_all(2, str("tessera: rank ", rank, " has waited ", waited.count(), " s ", text, "\n"));
   }
-  // The report of a rank that knows which others have joined. `more`: later ranks were not looked
-  // up.
+  // Reports which ranks have joined and which are missing. `more`: later ranks were not looked up.
   void report_missing(int rank, int size, const std::vector<int>& joined,
                       const std::vector<int>& missing, bool more = false) const {
     report(rank, str("for other ranks to join. Of ", size, ", joined: ", ranks_text(joined),

@@ -31,7 +31,7 @@ class LocalSegment final : public Segment {
   ~LocalSegment() override { munmap(data_, size_); }
 };
 
-// What the threads share.
+// State shared by the threads.
 struct SharedState {
   explicit SharedState(int ranks)
       : states(static_cast<std::size_t>(ranks)), notes(static_cast<std::size_t>(ranks)) {
@@ -48,8 +48,8 @@ struct SharedState {
     std::size_t takers;
   };
   std::map<std::string, Offer> offers;
-  std::uint64_t gone = 0;      // ranks that left
-  std::vector<NoteBox> notes;  // by who gets them
+  std::uint64_t gone = 0;      // number of ranks that left
+  std::vector<NoteBox> notes;  // by receiver
 };
 
 class LocalPeers final : public Peers {
@@ -143,7 +143,7 @@ class LocalPeers final : public Peers {
 }  // namespace
 
 std::vector<std::shared_ptr<Peers>> make_local_peers(int ranks) {
-  if (ranks < 1) throw UsageError(str("a group of ", ranks, " ranks; at least 1 is needed"));
+  if (ranks < 1) throw UsageError(str("a group of ", ranks, " ranks: must have at least 1 rank"));
   auto shared = std::make_shared<SharedState>(ranks);
   std::vector<std::shared_ptr<Peers>> peers;
   for (int r = 0; r < ranks; ++r) peers.push_back(std::make_shared<LocalPeers>(shared, r));

@@ -8,8 +8,8 @@
 
 namespace tessera::comm {
 
-// The ranks of a job as a grid with the sizes of `axes`, in [Note: rank order], and the groups
-// along its axes through this rank. Copies share the groups. Not thread-safe: group() may create
+// Ranks of a job as a grid with the sizes of `axes`, in [Note: rank order], and the groups along
+// its axes that contain this rank. Copies share the groups. Not thread-safe: group() may create
 // one.
 class Mesh {
  public:
@@ -22,12 +22,12 @@ class Mesh {
   // the start. A flattened group of several is created on the first call with that set, which is
   // collective over `world`.
   const Group& group(AxisSet axes) const;
-  // The ranks that train the same parameters on other data: all shards of all replicas.
+  // Returns the ranks that train the same parameters on different data: all shards of all replicas.
   const Group& dp() const { return group(kDataAxes); }
   const Group& tp() const { return group(Axis::tp); }
   const Group& pp() const { return group(Axis::pp); }
   const Axes& axes() const { return axes_; }
-  // Coordinate of this rank.
+  // Returns the coordinate of this rank.
   const Coordinate& coordinate() const { return coordinate_; }
 
  private:

@@ -18,11 +18,12 @@ inline void check_note(const std::string& topic, const std::string& bytes) {
       bytes.size() <= kLongestNote) {
     return;
   }
-  throw UsageError(str("a note of ", bytes.size(), " bytes under ", quote(topic), "; wanted up to ",
-                       kLongestNote, " bytes, and a topic of up to 1024 without a zero"));
+  throw UsageError(str("note ", quote(topic), " of ", bytes.size(), " bytes: must have at most ",
+                       kLongestNote,
+                       " bytes and a topic of at most 1024 bytes without null characters"));
 }
 
-// [Note: notes] that have come and were not taken yet.
+// Received notes that were not taken yet ([Note: notes]).
 class NoteBox {
  public:
   void keep(int from, std::string topic, std::string bytes) {

@@ -6,19 +6,19 @@
 
 namespace tessera::comm {
 
-// Is told what the calls of a group cost. The functions are called from
-// whichever threads run the calls or wait for them; the buffers of `call` may be gone by then.
+// Callbacks with the durations of a group's calls. They are called from the threads that run the
+// calls or wait for them; `call` has no buffers.
 class Observer {
  public:
   // A clock that all ranks of a host share.
   using Time = std::chrono::steady_clock::time_point;
   virtual ~Observer() = default;
 
-  // The call moved data, or waited for its peers, from begin to end. A send or receive begins when
-  // those before it, to or from the same rank, have ended. Of a call over nccl it is the time on
-  // the GPU, told a little later; of one inside a CUDA graph nothing is told.
+  // Reports that a call moved data, or waited for its peers, from begin to end. A send or receive
+  // begins when the previous one to or from the same rank has ended. For nccl this is the time on
+  // the GPU, reported with a short delay; calls inside a CUDA graph are not reported.
   virtual void ran(const Collective& call, Time begin, Time end) = 0;
-  // A thread that needed the result was blocked from begin to end.
+  // Reports that a thread was blocked in Work::wait() from begin to end.
   virtual void waited(const Collective& call, Time begin, Time end) = 0;
 };
 

@@ -7,8 +7,8 @@
 
 namespace tessera::comm {
 
-// How a large buffer of shards ([Note: shards]) is cut for a pipeline: piece p is `quantum`
-// elements of every shard. All numbers are in elements.
+// Division of a large buffer of shards ([Note: shards]) into the pieces of a pipeline: piece p has
+// `quantum` elements of every shard. All numbers are in elements.
 class Pieces {
  public:
   Pieces(std::size_t elements, int shards, std::size_t most)
@@ -18,21 +18,21 @@ class Pieces {
         elements_(elements),
         shards_(shards) {}
 
-  const std::size_t stride;   // from shard to shard
-  const std::size_t quantum;  // of one shard in one piece
-  const std::size_t count;    // pieces
+  const std::size_t stride;   // distance between shards
+  const std::size_t quantum;  // elements of one shard in one piece
+  const std::size_t count;    // number of pieces
 
-  // Of shard s in piece p: the last shards are shorter, or empty.
+  // Returns the number of elements of shard s in piece p; the last shards are shorter or empty.
   std::size_t length(int s, std::size_t p) const noexcept {
     const std::size_t shard = shard_of(elements_, shards_, s).size;
     const std::size_t begin = p * quantum;
     return shard > begin ? std::min(quantum, shard - begin) : 0;
   }
-  // Where that begins in the buffer.
+  // Returns the offset in the buffer of shard s in piece p.
   std::size_t offset(int s, std::size_t p) const noexcept {
     return static_cast<std::size_t>(s) * stride + p * quantum;
   }
-  // The length in the longest shard.
+  // Returns the length of piece p in the longest shard.
   std::size_t width(std::size_t p) const noexcept {
     return std::min(quantum, stride - p * quantum);
   }

@@ -19,14 +19,14 @@ struct PointToPointMessage::Core {
   const std::shared_ptr<PointToPointTransport> transport;
 
   std::mutex mutex;
-  std::condition_variable submitted;                        // the progress thread waits here
-  std::condition_variable advanced;                         // and those who wait for a Work here
+  std::condition_variable submitted;                        // for the progress thread
+  std::condition_variable advanced;                         // for threads that wait for a Work
   std::vector<std::deque<std::shared_ptr<Message>>> lines;  // only the first of a line moves
   std::size_t waiting = 0;                                  // messages in all lines
-  bool driving = false;    // the right to move messages: exactly one thread has it
-  std::thread::id driver;  // that one; see [Note: own thread] in queue.cpp
+  bool driving = false;    // a thread is moving messages; only one may
+  std::thread::id driver;  // that thread; see [Note: own thread] in queue.cpp
   bool stopping = false;
-  std::thread progress;  // started by the first message that does not end at once
+  std::thread progress;  // started by the first message that does not end immediately
 
   bool advance(Message& message);
   bool round(std::unique_lock<std::mutex>& lock);
@@ -57,7 +57,8 @@ bool PointToPointMessage::Core::advance(Message& message) {
   }
 }
 
-// Moves the first message of every line once. Called, and returns, with the lock held.
+// Moves the first message of every line once. Returns whether any moved. The lock is held on entry
+// and on return.
 bool PointToPointMessage::Core::round(std::unique_lock<std::mutex>& lock) {
   std::vector<std::shared_ptr<Message>> first;
   for (const auto& line : lines) {
@@ -80,8 +81,8 @@ bool PointToPointMessage::Core::round(std::unique_lock<std::mutex>& lock) {
   return moved;
 }
 
-// Moves messages until `until` has ended, or, if it is null, until there are none. The lock is held
-// on entry and on return; nobody else drives.
+// Moves messages until `until` has ended or, if it is null, until there are none. The lock is held
+// on entry and on return. Requires that no other thread drives.
 void PointToPointMessage::Core::drive(std::unique_lock<std::mutex>& lock, const Message* until) {
   take_over();
   while (until != nullptr ? !until->ended_ : waiting > 0) {
@@ -147,7 +148,7 @@ PointToPointQueue::~PointToPointQueue() {
 }
 
 Work PointToPointQueue::submit(Collective call, Attachments attachments) {
-  const std::shared_ptr<Core> core = core_;  // *this may go in round()
+  const std::shared_ptr<Core> core = core_;  // round() may destroy *this
   auto message = core->transport->make_message(std::move(call));
   message->core_ = core;
   message->attachments_ = std::move(attachments);
@@ -155,7 +156,7 @@ Work PointToPointQueue::submit(Collective call, Attachments attachments) {
   core->lines[message->line()].push_back(message);
   ++core->waiting;
   if (core->driving) {
-    core->transport->notify();  // whoever drives may be asleep
+    core->transport->notify();  // the driving thread may be asleep
     return Work(std::move(message));
   }
   core->take_over();

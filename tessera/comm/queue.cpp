@@ -22,33 +22,33 @@ struct Queue::Item final : WorkState {
   void begin() {
     if (attachments.ran && began == Observer::Time{}) began = std::chrono::steady_clock::now();
   }
-  void tell() {
+  void report() {
     if (attachments.ran) attachments.ran(began, std::chrono::steady_clock::now());
   }
 
   const std::shared_ptr<Core> core;
   Collective call;
   Attachments attachments;
-  Observer::Time began{};  // if somebody wants to know
+  Observer::Time began{};  // set only if attachments.ran is set
   bool posted = false;
   bool ended = false;
   std::exception_ptr error;
 };
 
-// [Note: own thread] What an item keeps alive may hold the last handle of the group, so that the
-// queue is destroyed by the very thread that has just run the item, inside run(). That thread
-// cannot wait for itself: it leaves the queue to its Core, which the progress thread and every Work
-// hold, and the progress thread runs what is left and ends.
+// [Note: own thread] The attachments of an item may hold the last handle of the group. Then the
+// thread that ran the item destroys the queue inside run(), and it cannot wait for itself. It
+// leaves the remaining items to the Core, which the progress thread and every Work keep alive; the
+// progress thread runs them and ends.
 struct Queue::Core {
   std::shared_ptr<Transport> transport;
   std::string name;
 
   std::mutex mutex;
-  std::condition_variable submitted;  // the progress thread waits here
-  std::condition_variable advanced;   // and those who wait for a Work here
+  std::condition_variable submitted;  // for the progress thread
+  std::condition_variable advanced;   // for threads that wait for a Work
   std::deque<std::shared_ptr<Item>> items;
   bool busy = false;
-  std::thread::id runner;  // who made it so
+  std::thread::id runner;  // the thread that set `busy`
   bool stopping = false;
   std::thread progress;  // started by the first collective that needs it
 
@@ -59,14 +59,14 @@ struct Queue::Core {
       if (!std::exchange(item.posted, true)) transport->post(item.call);
       transport->finish(item.call, /*may_give_up=*/false);
       if (item.attachments.after) item.attachments.after();
-      item.tell();
+      item.report();
     } catch (...) {
       item.error = std::current_exception();
     }
     item.attachments = {};
   }
 
-  // Takes the transport and runs the first item. Called with the lock held, not busy, not empty.
+  // Runs the first item. Requires the lock, !busy and at least one item.
   void run_front(std::unique_lock<std::mutex>& lock) {
     busy = true;
     runner = std::this_thread::get_id();
@@ -145,7 +145,7 @@ Queue::~Queue() {
 }
 
 Work Queue::submit(Collective call, Attachments attachments) {
-  const std::shared_ptr<Core> core = core_;  // [Note: own thread]: *this may go meanwhile
+  const std::shared_ptr<Core> core = core_;  // *this may be destroyed meanwhile: [Note: own thread]
   auto item = std::make_shared<Item>(core, std::move(call), std::move(attachments));
   std::unique_lock lock(core->mutex);
   const bool plain = !item->attachments.before && !item->attachments.after;
@@ -159,7 +159,7 @@ Work Queue::submit(Collective call, Attachments attachments) {
       item->begin();
       core->transport->post(item->call);
       ended = core->transport->finish(item->call, /*may_give_up=*/true);
-      if (ended) item->tell();
+      if (ended) item->report();
     } catch (...) {
       item->error = std::current_exception();
     }
@@ -167,12 +167,12 @@ Work Queue::submit(Collective call, Attachments attachments) {
     lock.lock();
     core->busy = false;
     item->ended = ended;
-    // Others may have queued behind us meanwhile; ours still comes first.
+    // Other threads may have queued items meanwhile; this one still comes first.
     if (!ended) core->items.push_front(item);
     if (!core->items.empty()) Core::wake_progress(core);
     core->advanced.notify_all();
   } else {
-    Core::wake_progress(core);  // first: if there can be no thread, nothing was submitted
+    Core::wake_progress(core);  // first, so that nothing is queued if it cannot start a thread
     core->items.push_back(item);
   }
   return Work(std::move(item));

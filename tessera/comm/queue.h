@@ -8,18 +8,20 @@
 
 namespace tessera::comm {
 
-// Runs a transport's collectives in order, without the caller waiting for them.
+// Runs a transport's collectives asynchronously and in order.
 //
-// [Note: who runs it] One thread at a time, of three kinds. A progress thread runs what was
-// submitted. A thread that waits for a Work runs what is still ahead of it instead of sleeping,
-// which saves a hand-over and a context switch. A short collective on an idle queue is tried at
-// once by the thread that submits it, which leaves it to the others if the peers are not there
-// after a few microseconds. `busy` is the right to use the transport: exactly one thread has it.
+// [Note: running threads] One thread at a time runs collectives. It is one of three kinds. A
+// progress thread runs submitted items. A thread that waits for a Work runs the items ahead of it
+// instead of sleeping, which saves a handover and a context switch. The submitting thread tries a
+// short collective on an idle queue immediately, and leaves it to the other threads if the peers do
+// not arrive within a few microseconds. `busy` means that a thread is using the transport; only one
+// may.
 class Queue {
  public:
   Queue(std::shared_ptr<Transport> transport, std::string name);
 
-  // Finishes what was submitted; if an exception is on its way up, fails it instead.
+  // Completes all submitted operations. During stack unwinding by an exception, makes them fail
+  // instead.
   ~Queue();
 
   Queue(const Queue&) = delete;

@@ -13,8 +13,8 @@
 
 namespace tessera::comm {
 
-// What the backends that move host memory have in common: members that are ranks of a job, and one
-// queue for collectives and one for sends and receives. Each backend brings its transports.
+// Base of the backends for host memory. Its members are ranks of a job; it has one queue for
+// collectives and one for sends and receives. Derived classes provide the transports.
 class QueuedBackend : public Backend {
  public:
   int rank() const final { return rank_; }
@@ -25,23 +25,23 @@ class QueuedBackend : public Backend {
   Work submit(Collective call, Attachments attachments) final;
 
  protected:
-  // `members` are ranks of the job; throws UsageError if the caller is none of them.
+  // `members` are ranks of the job. Throws UsageError if the caller is not one of them.
   QueuedBackend(std::shared_ptr<Peers> peers, std::vector<int> members, std::string name,
                 GroupOptions options);
 
-  // Called once, at the end of construction. What runs later uses only what the transports own:
-  // members of derived classes are gone when the queues end.
+  // Called once, at the end of construction. Operations may use only state that the transports own,
+  // because members of derived classes are destroyed before the queues end.
   void start(std::shared_ptr<Transport> collectives,
              std::shared_ptr<PointToPointTransport> messages);
-  void start(std::shared_ptr<Transport> collectives);  // submit_message() is overridden
+  void start(std::shared_ptr<Transport> collectives);  // for classes that override submit_message()
 
-  // A send or a receive, checked and counted.
+  // Submits a send or a receive that was already checked and counted.
   virtual Work submit_message(Collective call, Attachments attachments);
 
-  // Throws on every rank, before anything is mapped, if they ask for different sizes.
+  // Throws on every rank, before memory is mapped, if the ranks pass different sizes.
   void agree_on_size(std::size_t bytes);
 
-  // Ranks of this group as ranks of the job.
+  // Converts ranks of this group to ranks of the job.
   std::vector<int> job_ranks(std::span<const int> members) const;
 
   const std::shared_ptr<Peers> peers_;

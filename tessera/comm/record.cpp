@@ -44,7 +44,7 @@ std::string describe(const Record& record) {
   call.peer = record.peer;
   call.count = record.count;
   call.label = record.label;
-  // Two long labels may differ only behind what fits: the hash in the text shows that they do.
+  // Truncated labels may look equal although they differ; the hash shows the difference.
   if (hash_text(call.label) != record.label_hash)
     call.label += str("… #", record.label_hash % 10'000);
   return describe(call) +
@@ -66,9 +66,9 @@ void compare_calls(int ranks, const std::function<const Record&(int rank)>& reco
 std::string compare_message(const Record& send, int sender, const Record& recv, int receiver,
                             const std::string& group) {
   if (same_buffer(send, recv)) return "";
-  return str("two ranks of group ", group, " disagree: rank ", sender, " called ", describe(send),
-             "; rank ", receiver, " called ", describe(recv),
-             ". Both must name the same count, type and label, in the same order");
+  return str("a send and its receive in group ", group, " do not match: rank ", sender, " called ",
+             describe(send), "; rank ", receiver, " called ", describe(recv),
+             ". Both must pass the same count, type and label, in the same order");
 }
 
 }  // namespace tessera::comm

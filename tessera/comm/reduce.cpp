@@ -45,19 +45,19 @@ std::span<const ReduceSet> usable_reduce_sets() {
 
 void check_reduction(const Reduction& what, std::size_t sources) {
   if (sources == 0) {
-    throw UsageError("a reduction got no source: give at least one");
+    throw UsageError("reduction without sources: pass at least one");
   }
   if (what.divisor < 1) {
-    throw UsageError("a reduction got the divisor " + std::to_string(what.divisor) +
-                     ": give the number of ranks, at least 1");
+    throw UsageError("reduction with divisor " + std::to_string(what.divisor) +
+                     ": must be the number of ranks, at least 1");
   }
   if (what.op != ReduceOp::avg && what.divisor != 1) {
-    throw UsageError("the reduction " + std::string(name(what.op)) + " got the divisor " +
-                     std::to_string(what.divisor) + ": only avg divides, leave it at 1");
+    throw UsageError("reduction " + std::string(name(what.op)) + " with divisor " +
+                     std::to_string(what.divisor) + ": must be 1, because only avg divides");
   }
   if (what.out != what.in && what.out != accumulator(what.in) && what.in != accumulator(what.out)) {
-    throw UsageError("there is no reduction from " + std::string(name(what.in)) + " to " +
-                     name(what.out) + ": give the same type twice, or f32 with bf16 or f16");
+    throw UsageError("reduction from " + std::string(name(what.in)) + " to " + name(what.out) +
+                     ": the types must be equal, or f32 and one of bf16 and f16");
   }
 }
 
@@ -69,8 +69,8 @@ void reduce_with(FindKernel find_kernel, const Reduction& what,
     for (void* to : destinations) copy_bytes(to, sources[0], count * size_of(what.in));
     return;
   }
-  // One source: every operation is x / divisor. Written so, there is always an arithmetic
-  // instruction to make a NaN the one NaN (see [Note: one NaN]).
+  // With one source every operation is x / divisor. As avg, an arithmetic instruction always runs,
+  // which canonicalizes NaNs (see [Note: one NaN]).
   Reduction chosen = what;
   if (sources.size() == 1) chosen.op = ReduceOp::avg;
   find_kernel(chosen)({.source = sources.data(),

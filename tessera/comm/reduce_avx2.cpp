@@ -1,5 +1,5 @@
-// The reductions for x86_64 with AVX2. There is no AVX-512 version: long ranges wait for memory
-// with either.
+// Reductions for x86_64 with AVX2. There is no AVX-512 version: long ranges are memory-bound with
+// either.
 #if defined(__x86_64__)
 
 #define HWY_BASELINE_TARGETS HWY_AVX2

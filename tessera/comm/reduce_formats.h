@@ -1,5 +1,5 @@
-// The formats of numbers in memory: the lower half of reduce_kernels.h. Internal; see [Note: sets]
-// in core/simd.h for how it is compiled.
+// Loads and stores of the number formats for reduce_kernels.h. Internal; [Note: sets] in
+// core/simd.h explains its compilation.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@ namespace {
 
 using namespace tessera::HWY_NAMESPACE;
 
-// load and store move the accumulators of one step, step_vectors vectors, in the order of memory
-// unless said; a step has `elements` of them.
+// load() and store() transfer the accumulators of one step: step_vectors vectors with `elements`
+// elements, in memory order unless stated otherwise.
 constexpr std::size_t vector_bytes = HWY_LANES(std::uint8_t);
 constexpr std::size_t step_vectors = 128 / vector_bytes;
 template <class T>
 constexpr std::size_t elements = step_vectors* lanes_of<T>;
 
-// Through bytes, which may lie anywhere and are part of numbers of any type.
+// Accesses memory as bytes, which need no alignment and may alias any type.
 template <class D>
 TESSERA_INLINE hn::Vec<D> read(D numbers, const char* from) {
   const hn::Repartition<std::uint8_t, D> bytes;
@@ -32,7 +32,7 @@ TESSERA_INLINE void write(char* to, X value) {
   hn::StoreU(hn::BitCast(bytes, value), bytes, reinterpret_cast<std::uint8_t*>(to));
 }
 
-// The same type in memory and in the accumulator.
+// Format with the same type in memory and in the accumulator.
 template <class T>
 struct Plain {
   using Lane = T;
@@ -47,7 +47,7 @@ struct Plain {
   }
 };
 
-// 16 bits in memory, f32 in the accumulator.
+// Format with 16 bits in memory and f32 in the accumulator.
 template <F (*widen)(Halves), Halves (*narrow)(F)>
 struct Half {
   using Lane = float;
@@ -65,15 +65,15 @@ struct Half {
     }
   }
 };
-// A NaN must be the one NaN already (see [Note: one NaN]), which rounds to itself; another could
-// carry into an infinity.
+// A NaN must already be canonical (see [Note: one NaN]), which rounds to itself. With another NaN
+// the carry of the rounding could produce an infinity.
 TESSERA_INLINE Halves narrow_bf16(F value) { return upper_half(round_to_bf16(as_bits(value))); }
 using Bf16 = Half<widen_bf16, narrow_bf16>;
 using F16 = Half<widen_f16, narrow_f16>;
 
-// bf16 on both sides, twice as many elements at once: the even ones and the odd ones of a vector
-// are widened into two, and put together again the same way. What is done to an element does not
-// depend on its place, and keeping the order would cost more.
+// bf16 in and out, with twice as many elements at once: the even and the odd elements of a vector
+// are widened into two vectors and later interleaved again. The arithmetic does not depend on the
+// position of an element, and keeping the order would be slower.
 struct Bf16Pairs {
   using Lane = float;
   using Pairs = V<std::uint16_t>;
@@ -92,9 +92,9 @@ struct Bf16Pairs {
     TESSERA_UNROLL
     for (std::size_t k = 0; k < step_vectors; k += 2) {
       const U even = as_bits(acc[k]), odd = as_bits(acc[k + 1]);
-      // Round up if lower > 0x8000, or lower == 0x8000 and upper is odd. As signed numbers less
-      // 0x8000, that is lower > 0 or lower > -1; a comparison that holds is -1.
-#if HWY_TARGET == HWY_NEON  // one instruction each; shifts have only one of the two pipes
+      // Round up if lower > 0x8000, or lower == 0x8000 and upper is odd. After subtracting 0x8000,
+      // as signed numbers, that is lower > 0 or lower > -1; a true comparison is -1.
+#if HWY_TARGET == HWY_NEON  // one instruction each; shifts run on only one of the two pipes
       const auto first = vreinterpretq_u16_u32(even.raw), second = vreinterpretq_u16_u32(odd.raw);
       const Pairs upper(vtrn2q_u16(first, second)), lower(vtrn1q_u16(first, second));
       const Pairs is_odd(vtstq_u16(upper.raw, splat<std::uint16_t>(1).raw));

@@ -8,7 +8,7 @@
 
 namespace tessera::comm {
 
-// Throws UsageError unless reduce.h allows it.
+// Throws UsageError if reduce() does not support the reduction.
 void check_reduction(const Reduction& what, std::size_t sources);
 
 inline bool is_copy(const Reduction& what, std::size_t sources) {
@@ -26,19 +26,19 @@ struct KernelArgs {
 
 using Kernel = void (*)(const KernelArgs&);
 
-// The reductions of one instruction set: see [Note: sets] in core/simd.h. `what` has passed
-// check_reduction.
+// Returns the kernel of one instruction set for a reduction that has passed check_reduction(). See
+// [Note: sets] in core/simd.h.
 using FindKernel = Kernel (*)(const Reduction& what);
 struct ReduceSet {
   const char* name = nullptr;
   FindKernel find_kernel = nullptr;
 };
 
-// Those that this processor can run, the best last. None on an x86_64 without SSSE3, where reduce()
-// is reduce_reference().
+// Returns the sets that this processor supports, fastest last. Empty on x86_64 without SSSE3, where
+// reduce() calls reduce_reference().
 std::span<const ReduceSet> usable_reduce_sets();
 
-// reduce() with the kernels of one set.
+// Same as reduce(), with the kernels of one set.
 void reduce_with(FindKernel find_kernel, const Reduction& what,
                  std::span<const void* const> sources, std::span<void* const> destinations,
                  std::size_t count);

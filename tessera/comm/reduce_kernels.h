@@ -1,13 +1,13 @@
-// The reduction loops, compiled once for each instruction set: see [Note: sets] in core/simd.h.
+// Reduction loops, compiled once for each instruction set: see [Note: sets] in core/simd.h.
 // Internal to the reduce_*.cpp files.
 //
-// [Note: one pass] All sources are read and all destinations written once, 128 bytes of
-// accumulators at a time, which stay in registers: no block goes through L1 twice. All loads of a
-// step come before its stores, so a destination may be a source. The rest of the range, shorter
-// than a step, takes the same instructions on a zero-filled buffer: its bits cannot differ.
+// [Note: one pass] Every source is read once and every destination written once. The accumulators
+// of one step, 128 bytes, stay in registers, so no block passes through L1 twice. All loads of a
+// step precede its stores, so a destination may be a source. The remainder, shorter than a step,
+// uses the same instructions on a zero-filled buffer, so its bits cannot differ.
 //
 // [Note: contraction] The only products are by powers of two (f16 subnormals, avg by a power of
-// two) and so exact or the last operation: fused multiply-add gives the same bits.
+// two). They are exact or the last operation, so fused multiply-add gives the same bits.
 #pragma once
 
 #include <cstddef>
@@ -23,14 +23,13 @@ namespace tessera::comm::HWY_NAMESPACE {
 namespace {
 
 #if HWY_TARGET == HWY_NEON
-// On a Neoverse-N1, 512 bytes ahead: ranges in L3 take 15 to 30% less time, ranges in memory the
-// same. Prefetching to write gains nothing over this, and stores with the non-temporal hint (stnp)
-// nothing over plain ones.
+// Measured on a Neoverse-N1: with prefetching 512 bytes ahead, ranges in L3 take 15 to 30% less
+// time, ranges in memory the same. Prefetching for writes and non-temporal stores gain nothing.
 constexpr std::size_t prefetch_bytes = 512;
 constexpr bool fuse = true;
 #else
 constexpr std::size_t prefetch_bytes = 0;
-constexpr bool fuse = vector_bytes > 16;  // SSSE3: processors from before 2013, small code
+constexpr bool fuse = vector_bytes > 16;  // SSSE3 is for processors before 2013: keep code small
 #endif
 
 template <class In, class Out, class Op>
@@ -60,8 +59,8 @@ struct Loop {
     }
   }
 
-  // For the usual numbers of ranks: their pointers stay in registers, which gains up to a half.
-  // Returns where it stopped, less than a step before the end.
+  // Specialization for common numbers of ranks: their pointers stay in registers, which gains up to
+  // 50%. Returns the number of elements done; less than a step remains.
   template <std::size_t Sources, std::size_t Destinations>
   TESSERA_INLINE std::size_t fused_steps(const KernelArgs& args, T factor) {
     const char* from[Sources];
@@ -165,8 +164,8 @@ Kernel float_kernel(const Reduction& what) {
   return nullptr;
 }
 
-// Processors do not divide vectors of integers. Sums wrap, so they are of unsigned numbers. Few at
-// once, so that the divisions of some overlap with the sums of the next.
+// Processors have no vector division of integers. Sums wrap, so they are unsigned. Only a few
+// elements are handled at a time, so that their divisions overlap with the next sums.
 constexpr std::size_t integers = 4;
 template <class T, class Wide>
 TESSERA_INLINE void average_some(const KernelArgs& args, std::size_t at, std::size_t n) {

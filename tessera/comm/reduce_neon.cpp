@@ -1,4 +1,4 @@
-// The reductions for aarch64.
+// Reductions for aarch64.
 #if defined(__aarch64__)
 
 #define HWY_BASELINE_TARGETS HWY_NEON

@@ -1,4 +1,4 @@
-// The operations on vectors of accumulators. Internal to reduce_kernels.h.
+// Operations on vectors of accumulators. Internal to reduce_kernels.h.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,11 @@ namespace {
 
 #if HWY_TARGET == HWY_NEON
 
-// [Note: one NaN] The processor makes every NaN result the one NaN (with FPCR.DN, bit 25, set), and
-// its minimum and maximum pass NaN on and order the zeros: two instructions per vector less, where
-// a bf16 sum of two sources takes seven. The clobber of memory keeps the loads and stores of the
-// loop, and with them its arithmetic, between the two writes of the register.
+// [Note: one NaN] Every NaN result must be the canonical NaN. With FPCR.DN (bit 25) set, the
+// processor does this itself, and its minimum and maximum propagate NaN and order the zeros. That
+// saves two instructions per vector, where a bf16 sum of two sources takes seven. The memory
+// clobber keeps the loads and stores of the loop, and with them its arithmetic, between the two
+// writes of the register.
 class OneNan {
  public:
   OneNan() {
@@ -58,8 +59,9 @@ struct OneNan {
   }
 };
 
-// Neither less nor greater: equal, so that only the signs of zeros can differ and the union of the
-// bits is the smaller; or not ordered, and the union with the bits of a NaN is a NaN.
+// If neither value is less, they are equal or unordered. Equal values differ at most in the sign of
+// zero, and the OR of their bits is the smaller one. If one is a NaN, the OR with its bits is a
+// NaN.
 template <class X>
 TESSERA_INLINE X smaller(X a, X b) {
   return hn::IfThenElse(a < b, a, hn::IfThenElse(b < a, b, hn::Or(a, b)));
@@ -71,8 +73,8 @@ TESSERA_INLINE X larger(X a, X b) {
 
 #endif
 
-// acc = combine(acc, next) for each further source, then finish(acc, factor(divisor)).
-// `fused`: worth its own loops for the usual numbers of sources and destinations.
+// A kernel computes acc = combine(acc, next) for each further source, then
+// finish(acc, factor(divisor)). `fused` enables Loop::fused_steps().
 struct Sum {
   static constexpr bool fused = true;
   template <class T>
@@ -101,7 +103,7 @@ struct Average : Sum {
   }
 };
 
-// Multiplying by 2^-k rounds the same number as dividing by 2^k: the same bits, in less time.
+// Multiplying by 2^-k rounds the same exact value as dividing by 2^k: same bits, but faster.
 struct AverageByPowerOfTwo : Sum {
   template <class T>
   TESSERA_INLINE T factor(std::int64_t divisor) {

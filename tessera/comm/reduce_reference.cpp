@@ -1,5 +1,5 @@
-// The oracle for reduce(): each element alone, in scalar arithmetic that can be read beside
-// [Note: the same bits everywhere] of reduce.h.
+// Oracle for reduce(): scalar arithmetic, one element at a time, written to be compared with
+// [Note: the same bits everywhere] in reduce.h.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -65,12 +65,12 @@ T combine(ReduceOp op, T a, T b) {
   }
   if constexpr (std::is_floating_point_v<T>) {
     return a + b;
-  } else {  // in unsigned arithmetic, which wraps; 64 bits, or u8 and i32 would be promoted to int
+  } else {  // unsigned, so that it wraps; 64 bits, because u8 and i32 would be promoted to int
     return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
   }
 }
 
-// Wide is T, or what integers are averaged in.
+// Wide is the type of the sum: T, or a 64-bit integer for averages of integers.
 template <class T, class Wide>
 T reduce_element(const Reduction& what, std::span<const void* const> sources, std::size_t i) {
   Wide total = read<T>(what.in, sources[0], i);

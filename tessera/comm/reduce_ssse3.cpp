@@ -1,4 +1,4 @@
-// The reductions for x86_64 without AVX2.
+// Reductions for x86_64 without AVX2.
 #if defined(__x86_64__)
 
 #define HWY_BASELINE_TARGETS HWY_SSSE3

@@ -26,7 +26,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The whole of a small file, whatever its offset is.
+// Reads a small file from its beginning, independently of its offset.
 std::string read_all(int fd, std::size_t bytes) {
   std::string text(bytes, '\0');
   std::size_t have = 0;
@@ -46,7 +46,7 @@ bool right_size(const struct stat& info) {
 }
 
 constexpr const char* kOtherWay =
-    "; or name a secret that all ranks can read: TESSERA_SECRET_FILE=path";
+    " Or set a secret file that all ranks can read: TESSERA_SECRET_FILE=path";
 
 }  // namespace
 
@@ -54,11 +54,11 @@ std::string random_secret() { return random_bytes(kSecretBytes); }
 
 Fd secret_descriptor(const std::string& secret) {
   const Fd made(memfd_create("tessera-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  // Above the standard ones, over which a child's are laid.
+  // Above the standard descriptors, which are replaced in a child.
   Fd fd(made.open() ? fcntl(made.get(), F_DUPFD_CLOEXEC, 3) : -1);
   if (!fd.open() ||
       pwrite(fd.get(), secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
-    throw_errno("cannot keep the job's secret in memory");
+    throw_errno("cannot store the job's secret in memory");
   }
   fchmod(fd.get(), 0400);
   fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
@@ -70,8 +70,9 @@ std::string read_secret_descriptor(int fd) {
   if (fstat(fd, &info) != 0 || !right_size(info)) {
     throw UsageError(str("TESSERA_SECRET_FD is ", fd,
                          ", but no secret can be read from that descriptor; was it closed by a "
-                         "program between the launcher and this one? Let it pass descriptors on "
-                         "(Python: close_fds=False), or start with tessera run --secret-file F",
+                         "program between the launcher and this one? Let that program keep "
+                         "descriptors open (Python: close_fds=False), or start with tessera run "
+                         "--secret-file F.",
                          kOtherWay));
   }
   fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -94,16 +95,16 @@ std::string read_secret_file(const std::string& path) {
   }
   if (!S_ISREG(info.st_mode)) return refuse("is not a regular file");
   if (info.st_uid != geteuid()) {
-    return refuse(str("belongs to user ", info.st_uid, ", wanted ", geteuid()));
+    return refuse(str("belongs to user ", info.st_uid, "; must belong to user ", geteuid()));
   }
   if ((info.st_mode & 0177) != 0) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
-    return refuse(str("has mode ", mode, ", wanted 0600 or stricter"));
+    return refuse(str("has mode ", mode, "; must be 0600 or stricter"));
   }
   if (!right_size(info)) {
     return refuse(
-        str("has ", info.st_size, " bytes, wanted ", kShortestSecret, " to ", kLongestSecret));
+        str("has ", info.st_size, " bytes; must be ", kShortestSecret, " to ", kLongestSecret));
   }
   const std::string secret = read_all(fd.get(), static_cast<std::size_t>(info.st_size));
   if (secret.size() < kShortestSecret) return refuse("became shorter while it was read");
@@ -119,14 +120,15 @@ bool same_user(const Fd& socket) {
 
 namespace {
 
-// A rank's request for the secret, and the answer. The secret follows an answer that is `good`.
+// A rank's request for rank 0's text, and the answer. If it is `good`, `bytes` of text follow.
 struct SecretRequest {
   std::int32_t rank, size;
 };
 enum class SecretVerdict : std::int32_t { good = 0, other_size = 1, taken = 2 };
 struct SecretAnswer {
   SecretVerdict verdict;
-  std::int32_t size;  // of rank 0's job
+  std::int32_t size;  // rank 0's number of ranks
+  std::int32_t bytes;
 };
 
 Fd listen_as_rank_0(const std::string& name) {
@@ -142,19 +144,20 @@ Fd listen_as_rank_0(const std::string& name) {
   return listener;
 }
 
-// Rank 0: hands the secret to every other rank once, side by side.
-std::string hand_out(const std::string& name, int size, Clock::time_point end, JoinNotice notice) {
-  const std::string secret = random_secret();
+// Rank 0: sends the text once to every other rank, serving them concurrently.
+void hand_out(const std::string& text, const std::string& name, int size, Clock::time_point end,
+              JoinNotice notice) {
   const Fd listener = listen_as_rank_0(name);
   std::map<int, Fd> served;  // by rank
-  std::vector<Fd> callers;   // whose rank is not known yet
+  std::vector<Fd> callers;   // connections whose rank is not known yet
   while (static_cast<int>(served.size()) < size - 1) {
     std::vector<int> joined{0}, missing;
     for (int r = 1; r < size; ++r) (served.contains(r) ? joined : missing).push_back(r);
     if (Clock::now() > end) {
-      throw PeerError(str("rank 0 waited in vain for rank ", ranks_text(missing),
-                          " to fetch the job's secret; did all ranks start, on this host and as "
-                          "this user? Otherwise name one: TESSERA_SECRET_FILE=path"));
+      throw PeerError(str("rank ", ranks_text(missing),
+                          " did not fetch the job's secret from rank 0 in time; did all ranks "
+                          "start, on this host and as this user?",
+                          kOtherWay));
     }
     if (notice.is_due()) notice.report_missing(0, size, joined, missing);
     std::vector<pollfd> polls{{listener.get(), POLLIN, 0}};
@@ -168,12 +171,12 @@ std::string hand_out(const std::string& name, int size, Clock::time_point end, J
       }
       SecretRequest asked{-1, -1};
       if (recv(callers[i].get(), &asked, sizeof(asked), MSG_DONTWAIT) != sizeof(asked)) continue;
-      SecretAnswer answer{SecretVerdict::good, size};
+      SecretAnswer answer{SecretVerdict::good, size, static_cast<std::int32_t>(text.size())};
       if (served.contains(asked.rank) || asked.rank == 0) answer.verdict = SecretVerdict::taken;
       if (asked.size != size) answer.verdict = SecretVerdict::other_size;
       if (asked.rank < 0 || asked.rank >= asked.size) continue;
       if (send_all(callers[i], &answer, sizeof(answer)) && answer.verdict == SecretVerdict::good &&
-          send_all(callers[i], secret.data(), secret.size())) {
+          send_all(callers[i], text.data(), text.size())) {
         served.emplace(asked.rank, std::move(callers[i]));
       }
     }
@@ -181,7 +184,6 @@ std::string hand_out(const std::string& name, int size, Clock::time_point end, J
     Fd caller(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (caller.open() && same_user(caller)) callers.push_back(std::move(caller));
   }
-  return secret;
 }
 
 std::string fetch(const std::string& name, int rank, int size, Clock::time_point end,
@@ -191,24 +193,26 @@ std::string fetch(const std::string& name, int rank, int size, Clock::time_point
     if (socket.open()) {
       if (!same_user(socket)) {
         throw Error(
-            str("a process of another user listens where rank 0 of this job should; choose "
-                "another MASTER_PORT",
+            str("a process of another user listens at the address of rank 0 of this job; choose "
+                "another MASTER_PORT.",
                 kOtherWay));
       }
       const SecretRequest own{rank, size};
       SecretAnswer answer{};
-      std::string secret(kSecretBytes, '\0');
       if (send_all(socket, &own, sizeof(own)) &&
           receive_all(socket, &answer, sizeof(answer), end)) {
         if (answer.verdict == SecretVerdict::other_size) {
           throw UsageError(str("rank ", rank, " was started with WORLD_SIZE ", size,
-                               " and rank 0 with ", answer.size, "; give all ranks the same"));
+                               " and rank 0 with ", answer.size,
+                               "; give all ranks the same WORLD_SIZE"));
         }
         if (answer.verdict == SecretVerdict::taken) {
           throw UsageError(str("another process of this job is rank ", rank,
                                " already; give every rank its own RANK"));
         }
-        if (receive_all(socket, secret.data(), secret.size(), end)) return secret;
+        std::string text(
+            std::min<std::size_t>(static_cast<std::uint32_t>(answer.bytes), kLongestSecret), '\0');
+        if (receive_all(socket, text.data(), text.size(), end)) return text;
       }
     }
     if (Clock::now() > end) {
@@ -230,9 +234,15 @@ std::string fetch(const std::string& name, int rank, int size, Clock::time_point
 
 std::string agree_on_secret(const std::string& name, int rank, int size,
                             std::chrono::milliseconds timeout, std::chrono::milliseconds notice) {
+  return share_on_host(name, rank, size, rank == 0 ? random_secret() : "", timeout, notice);
+}
+
+std::string share_on_host(const std::string& name, int rank, int size, const std::string& text,
+                          std::chrono::milliseconds timeout, std::chrono::milliseconds notice) {
   const auto end = Clock::now() + timeout;
-  return rank == 0 ? hand_out(name, size, end, JoinNotice(notice))
-                   : fetch(name, rank, size, end, JoinNotice(notice));
+  if (rank != 0) return fetch(name, rank, size, end, JoinNotice(notice));
+  hand_out(text, name, size, end, JoinNotice(notice));
+  return text;
 }
 
 }  // namespace tessera::comm

@@ -10,13 +10,13 @@
 
 namespace tessera::comm {
 
-// Symmetric memory whose parts lie side by side in one segment.
+// Symmetric memory whose parts are adjacent in one segment.
 class SegmentMemory : public SymmetricMemory {
  public:
   SegmentMemory(std::shared_ptr<Segment> segment, std::size_t stride)
       : segment_(std::move(segment)), stride_(stride) {}
 
-  // From part to part: whole cache lines, and never nothing.
+  // Returns the distance between parts: a positive number of whole cache lines.
   static std::size_t stride(std::size_t bytes) {
     return (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64;
   }

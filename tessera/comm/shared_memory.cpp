@@ -33,7 +33,7 @@ std::string size_text(std::uint64_t bytes) {
   return format_bytes(static_cast<std::int64_t>(bytes));
 }
 
-// The reason in errno, and the way out where we know it.
+// Describes errno, with a remedy if there is a known one.
 std::string reason() {
   const int error = errno;
   std::string text = std::strerror(error);
@@ -47,7 +47,7 @@ std::string reason() {
   return text;
 }
 
-// The number after `key` in a file of lines "key number" or "key: number kB".
+// Returns the number after `key` in a file with lines "key number" or "key: number kB".
 std::uint64_t number_in(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   std::string word;
@@ -61,10 +61,10 @@ std::uint64_t number_in(const std::string& path, const std::string& key) {
 std::uint64_t first_number(const std::string& path) {
   std::ifstream file(path);
   std::uint64_t value = 0;
-  return file >> value ? value : kUnknown;  // "max" is no number
+  return file >> value ? value : kUnknown;  // "max" is not a number
 }
 
-// What the groups from this process's up to the root leave to it, swap included.
+// Returns the memory left in the cgroups from this process's up to the root, swap included.
 std::uint64_t control_group_left(std::uint64_t swap) {
   std::ifstream own("/proc/self/cgroup");
   std::string path;
@@ -103,9 +103,9 @@ Fd make_shared_memory(std::size_t bytes, Pages pages) {
   }
   Fd fd(memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.open() || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    throw Error(str("cannot make ", size_text(bytes), " of shared memory: ", reason()));
+    throw Error(str("cannot create ", size_text(bytes), " of shared memory: ", reason()));
   }
-  // It cannot shrink under a reader.
+  // Sealed so that it cannot shrink while a process reads it.
   fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
   return fd;
 }
@@ -114,7 +114,7 @@ void reserve(const Fd& memory, std::size_t offset, std::size_t bytes) {
   if (bytes == 0) return;
   while (fallocate(memory.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
     if (errno == EINTR) continue;
-    if (errno == EOPNOTSUPP || errno == ENOSYS) return;  // a kernel that can only give on touch
+    if (errno == EOPNOTSUPP || errno == ENOSYS) return;  // the kernel only allocates on first touch
     throw OutOfMemoryError(
         str("cannot reserve ", size_text(bytes), " of shared memory: ", reason()));
   }

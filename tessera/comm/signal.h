@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-// Sequence numbers wrap; a is at or after b if it lies in the half circle that starts at b.
+// Returns whether value >= goal for sequence numbers that wrap and differ by less than 2^31.
 inline bool reached(std::uint32_t value, std::uint32_t goal) noexcept {
   return static_cast<std::int32_t>(value - goal) >= 0;
 }
@@ -24,8 +24,9 @@ inline void relax() noexcept {
 #endif
 }
 
-// A number in shared memory that one rank raises and others wait for: a spin, then a futex. Zeroed
-// memory is a valid Signal. On its own cache line, so that waiting does not disturb neighbours.
+// A number in shared memory that one rank raises and others wait for, first spinning, then on a
+// futex. Zeroed memory is a valid Signal. It has its own cache line, so that waiting does not slow
+// accesses to adjacent data.
 struct alignas(64) Signal {
   std::atomic<std::uint32_t> value;
   std::atomic<std::uint32_t> sleepers;
@@ -36,7 +37,7 @@ struct alignas(64) Signal {
     value.store(to, std::memory_order_seq_cst);
     wake();
   }
-  void notify() noexcept {  // with several notifiers: only that it changed matters
+  void notify() noexcept {  // for several notifiers; waiters only look for a change
     value.fetch_add(1, std::memory_order_seq_cst);
     wake();
   }
@@ -44,7 +45,7 @@ struct alignas(64) Signal {
     return reached(value.load(std::memory_order_acquire), goal);
   }
 
-  // Spins until the goal is reached or the time is up.
+  // Spins until the goal is reached or `budget` has passed. Returns whether it was reached.
   bool spin(std::uint32_t goal, std::chrono::nanoseconds budget) const noexcept {
     if (at(goal)) return true;
     if (budget.count() <= 0) return false;

@@ -9,6 +9,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/utsname.h>
@@ -16,7 +17,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -34,7 +37,7 @@ sockaddr_un abstract_address(const std::string& name, socklen_t& length) {
   return address;
 }
 
-// Whether the descriptor has `events` before the end.
+// Returns whether the descriptor has `events` before the end.
 bool wait_for(int fd, short events, Clock::time_point end) {
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
@@ -111,29 +114,38 @@ void keep_alive(const Fd& socket) {
   setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
+Fd start_connect_tcp(const std::string& address, std::uint16_t port, int& error) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    error = EADDRNOTAVAIL;
+    return Fd();
+  }
+  Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.open() && (errno == EMFILE || errno == ENFILE)) {  // retrying would not help
+    const std::string reason = std::strerror(errno);
+    freeaddrinfo(found);
+    throw UsageError(
+        str("cannot make a socket: ", reason, "; raise the limit of open files (ulimit -n)"));
+  }
+  const int begun = fd.open() ? connect(fd.get(), found->ai_addr, found->ai_addrlen) : -1;
+  error = begun != 0 && errno != EINPROGRESS ? errno : 0;
+  freeaddrinfo(found);
+  return error == 0 ? std::move(fd) : Fd();
+}
+
 Fd connect_tcp(const std::vector<std::string>& addresses, std::uint16_t port,
                std::chrono::milliseconds timeout) {
   const auto end = Clock::now() + timeout;
   const auto step = timeout / static_cast<int>(addresses.size() + 1);
   for (const std::string& text : addresses) {
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICHOST;
-    addrinfo* found = nullptr;
-    if (getaddrinfo(text.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) continue;
-    Fd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd.open() && (errno == EMFILE || errno == ENFILE)) {  // trying again would not help
-      const std::string reason = std::strerror(errno);
-      freeaddrinfo(found);
-      throw UsageError(str("cannot make a socket: ", reason, "; raise that limit (ulimit -n)"));
-    }
-    const int begun = fd.open() ? connect(fd.get(), found->ai_addr, found->ai_addrlen) : -1;
-    freeaddrinfo(found);
-    if (begun != 0 && errno != EINPROGRESS) continue;
     int error = 0;
+    Fd fd = start_connect_tcp(text, port, error);
     socklen_t size = sizeof(error);
-    if (begun != 0 && (!wait_for(fd.get(), POLLOUT, std::min(end, Clock::now() + step)) ||
-                       getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error)) {
+    if (!fd.open() || !wait_for(fd.get(), POLLOUT, std::min(end, Clock::now() + step)) ||
+        getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) {
       continue;
     }
     fcntl(fd.get(), F_SETFL, fcntl(fd.get(), F_GETFL) & ~O_NONBLOCK);
@@ -189,7 +201,8 @@ std::optional<std::size_t> send_some(const Fd& socket, const void* data, std::si
     sent = sendmsg(socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (sent < 0 && errno == EINTR);
   if (sent >= 0) return static_cast<std::size_t>(sent);
-  // Also what passes when others have read: too many descriptors on their way, no buffers.
+  // Includes errors that pass when receivers have read: too many descriptors in transit, no
+  // buffers.
   const bool later = errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS ||
                      errno == ENOBUFS || errno == ENOMEM;
   return later ? std::optional<std::size_t>(0) : std::nullopt;
@@ -243,6 +256,32 @@ std::string random_token() {
     token += "0123456789abcdef"[byte & 15];
   }
   return token;
+}
+
+namespace {
+
+rlim_t open_files_limit() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
+}
+
+}  // namespace
+
+std::string open_files_advice() {
+  return str("this process may have ", open_files_limit(),
+             " open files; raise the limit (ulimit -n)");
+}
+
+void require_open_files(int rank, int size, std::size_t peers) {
+  constexpr rlim_t kBesides = 16;
+  const rlim_t wanted = 2 * static_cast<rlim_t>(peers) + kBesides;
+  std::error_code full;  // set if no file can be opened at all
+  const std::filesystem::directory_iterator own("/proc/self/fd", full);
+  const auto open =
+      full ? open_files_limit() : static_cast<rlim_t>(std::distance(begin(own), end(own)));
+  if (open + wanted <= open_files_limit()) return;
+  throw Error(str("rank ", rank, " of ", size, " needs ", wanted, " files besides the ", open,
+                  " that are open; ", open_files_advice()));
 }
 
 }  // namespace tessera::comm

@@ -15,8 +15,8 @@ at::Tensor pinned_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
 }
 
-// Everything that must live until the operation has ended. Written against c10's device-neutral
-// streams and events, so that this file needs no CUDA header.
+// State that must live until the operation has ended. Uses c10's device-neutral streams and events,
+// so that this file needs no CUDA header.
 struct Staged {
   at::Tensor out, in;            // on the device
   at::Tensor host_out, host_in;  // pinned
@@ -32,8 +32,8 @@ Work submit_staged(Backend& backend, Collective what, const at::Tensor& out, con
   auto staged = std::make_shared<Staged>();
   staged->out = out;
   staged->in = in;
-  // What the operation leaves untouched (a reduce off the root) must survive the copy back, so an
-  // output that is also the input shares its buffer.
+  // Values that the operation does not change (a reduce on a rank other than the root) must survive
+  // the copy back, so an output that is also the input shares its buffer.
   if (in.defined()) {
     staged->host_in = pinned_like(in);
     staged->host_in.copy_(in, /*non_blocking=*/true);
@@ -45,7 +45,7 @@ Work submit_staged(Backend& backend, Collective what, const at::Tensor& out, con
                            : pinned_like(out);
     what.out = staged->host_out.data_ptr();
   }
-  // Also orders the operation after everything the stream still does with `out`.
+  // Also orders the operation after pending work on `out` in the stream.
   staged->copied_in = std::make_unique<c10::Event>(device.type());
   staged->copied_in->record(guard.getStream(device));
 

@@ -6,9 +6,9 @@
 
 namespace tessera::comm {
 
-// Runs a collective on device tensors over a backend that moves host memory: through pinned
-// buffers, in order with the current stream. The result is on the device when the Work is done.
-// `attachments` may ask when it ran; the rest of it is filled in here.
+// Runs a collective on device tensors over a backend for host memory, through pinned buffers and
+// ordered with the current stream. The result is on the device when the Work is done. The caller
+// may set `attachments.ran`; the other members are set here.
 Work submit_staged(Backend& backend, Collective what, const at::Tensor& out, const at::Tensor& in,
                    Attachments attachments = {});
 

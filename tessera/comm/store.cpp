@@ -28,12 +28,12 @@ class SealedStore final : public Store {
       std::string value = text.substr(digest.size());
       if (equal_in_constant_time(digest, seal(key, value))) return value;
     }
-    throw DataError(str("what the store holds under ", quote(key), " (", text.size(),
-                        " bytes) was not written by a rank of this job, or by one with another "
-                        "secret; look who else can reach the store"));
+    throw DataError(str("the value of ", quote(key), " in the store (", text.size(),
+                        " bytes) was written by another program, or by a rank with another "
+                        "secret; find out which other programs use this store"));
   }
 
-  // A count is the store's own; whoever forges one makes the ranks miss each other, no more.
+  // Counters are not authenticated. A forged one can only prevent the ranks from joining.
   std::int64_t count(const std::string& key) override { return store_->count(key); }
 
  private:

@@ -5,26 +5,35 @@
 #include <memory>
 #include <string>
 
+#include "tessera/core/errors.h"
+
 namespace tessera::comm {
 
-// Where ranks that do not know each other's addresses yet exchange them: a key is written once and
-// read by many.
+// Key-value store through which ranks exchange their addresses at startup. A key is written once
+// and read by many.
+// A key that was not written in time.
+class StoreTimeout : public Error {
+ public:
+  using Error::Error;
+};
+
 class Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  // Waits for the key; throws Error naming it if it does not come in time.
+  // Waits until the key exists and returns its value. Throws StoreTimeout with the key after the
+  // timeout.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
-  // How often this key has been counted, this time included.
+  // Increments the key's counter, which starts at 0, and returns the new value.
   virtual std::int64_t count(const std::string& key) = 0;
 };
 
-// More than any rank writes. Whoever asks for more is refused before memory is taken.
+// Limits in bytes, larger than any rank needs. Larger requests are rejected before allocating.
 inline constexpr std::size_t kLongestKey = 1024;
 inline constexpr std::size_t kLongestValue = 64 * 1024;
 
-// The same store, with every value sealed by the secret: one that somebody else wrote, or moved
-// from another key, is a DataError instead of a value. For stores that let anybody write.
+// Wraps a store without access control: every value is authenticated with the secret. get() throws
+// DataError for a value that another program wrote, or that was moved from another key.
 std::shared_ptr<Store> make_sealed_store(std::shared_ptr<Store> store, const std::string& secret);
 
 }  // namespace tessera::comm

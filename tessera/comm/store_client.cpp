@@ -20,7 +20,9 @@ using Clock = std::chrono::steady_clock;
 
 class StoreClient final : public Store {
  public:
-  explicit StoreClient(const StoreClientOptions& options) : options_(options) { connect(); }
+  explicit StoreClient(const StoreClientOptions& options) : options_(options) {
+    connect(options_.timeout);
+  }
 
   void set(const std::string& key, const std::string& value) override {
     ask(StoreOp::set, key, value, options_.timeout);
@@ -34,23 +36,26 @@ class StoreClient final : public Store {
     const std::string text = ask(StoreOp::count, key, "", options_.timeout);
     std::int64_t times = 0;
     if (text.size() != sizeof(times)) {
-      throw DataError(str("the store at ", place(), " counts ", quote(key), " in ", text.size(),
-                          " bytes, wanted ", sizeof(times)));
+      throw DataError(str("the store at ", place(), " returned ", text.size(),
+                          " bytes for the counter ", quote(key), "; must be ", sizeof(times),
+                          ". Use the same version of Tessera on all hosts"));
     }
     std::memcpy(&times, text.data(), sizeof(times));
     return times;
   }
 
  private:
+  static constexpr std::chrono::seconds kReconnect{1};
+
   std::string place() const {
     return str(join(options_.addresses, " or "), " port ", options_.port);
   }
 
-  // The server may not have started yet, and one that is flooded may drop us: so, again.
-  void connect() {
+  // Retries, because the server may not have started yet, or may be flooded and drop connections.
+  void connect(std::chrono::milliseconds timeout) {
     const Credentials credentials{Credentials::Purpose::store, options_.secret, options_.run,
                                   options_.size, -1};
-    const auto end = Clock::now() + options_.timeout;
+    const auto end = Clock::now() + timeout;
     JoinNotice notice(options_.notice);
     std::string why;
     for (;;) {
@@ -58,15 +63,15 @@ class StoreClient final : public Store {
       try {
         socket_ = connect_tcp(options_.addresses, static_cast<std::uint16_t>(options_.port),
                               std::max(left, std::chrono::milliseconds(1)));
-        switch (shake_hands(socket_, credentials, options_.rank, end)) {
+        switch (run_handshake(socket_, credentials, options_.rank, end)) {
           case HandshakeResult::accepted: return;
-          case HandshakeResult::closed: why = "it says nothing, or ends the connection"; break;
+          case HandshakeResult::closed: why = "it did not answer, or closed the connection"; break;
           case HandshakeResult::refused:
             throw UsageError(str("the store at ", place(), " refuses rank ", options_.rank, " of ",
-                                 options_.size, ": it has another secret, or is that of another ",
+                                 options_.size, ": it has another secret, or belongs to another ",
                                  "run; give all ranks the same secret"));
           case HandshakeResult::stranger:
-            throw UsageError(str("who answers at ", place(), " does not know the secret of this ",
+            throw UsageError(str("the program at ", place(), " does not have the secret of this ",
                                  "job; is the address of the store right?"));
         }
       } catch (const UsageError&) {
@@ -77,14 +82,14 @@ class StoreClient final : public Store {
       socket_.reset();
       if (Clock::now() > end) {
         throw Error(str("rank ", options_.rank, " cannot reach the rendezvous store at ", place(),
-                        " within ", static_cast<double>(options_.timeout.count()) / 1000.0,
+                        " within ", static_cast<double>(timeout.count()) / 1000.0,
                         " s; is rank 0, or the launcher, running? (", why, ")"));
       }
       if (notice.is_due()) {
         notice.report(
             options_.rank,
             str("for the rendezvous store at ", place(), ". Rank 0, or the launcher, has ",
-                "not started, cannot be reached there, or waits for other ranks itself ",
+                "not started, is not reachable there, or is itself waiting for other ranks ",
                 "and reports which (", why, ")."));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -94,11 +99,10 @@ class StoreClient final : public Store {
   std::string ask(StoreOp op, const std::string& key, const std::string& value,
                   std::chrono::milliseconds timeout) {
     if (key.empty() || key.size() > kLongestKey || value.size() > kLongestValue) {
-      throw UsageError(str("a key of ", key.size(), " bytes and a value of ", value.size(),
-                           " for the store; the longest are ", kLongestKey, " and ",
-                           kLongestValue));
+      throw UsageError(str("store: a key of ", key.size(), " bytes and a value of ", value.size(),
+                           " bytes; must be 1 to ", kLongestKey, " and at most ", kLongestValue));
     }
-    if (!socket_.open()) connect();
+    if (!socket_.open()) connect(std::max<std::chrono::milliseconds>(timeout, kReconnect));
     const StoreRequest request{op, static_cast<std::uint32_t>(key.size()),
                                static_cast<std::uint32_t>(value.size())};
     std::string text(reinterpret_cast<const char*>(&request), sizeof(request));
@@ -115,15 +119,16 @@ class StoreClient final : public Store {
       whole = receive_all(socket_, answer.data(), answer.size(), end);
     }
     if (whole && header.verdict == StoreVerdict::good) return answer;
-    socket_.reset();  // a late answer would be taken for that of the next question
+    socket_.reset();  // a late answer would be mistaken for that of the next request
     if (whole && header.verdict == StoreVerdict::rank_failed) throw failure_of(answer);
     if (whole) throw Error(str("the store at ", place(), " refuses ", quote(key), ": ", answer));
     if (op == StoreOp::get && Clock::now() > end) {
-      throw Error(str("no rank wrote ", quote(key), " to the store at ", place(), " within ",
-                      static_cast<double>(timeout.count()) / 1000.0, " s; did all ranks start?"));
+      throw StoreTimeout(str("no rank wrote ", quote(key), " to the store at ", place(), " within ",
+                             static_cast<double>(timeout.count()) / 1000.0,
+                             " s; did all ranks start?"));
     }
-    throw Error(str("the store at ", place(), " ended the connection while rank ", options_.rank,
-                    " asked for ", quote(key), "; did rank 0, or the launcher, end?"));
+    throw Error(str("the store at ", place(), " closed the connection while rank ", options_.rank,
+                    " requested ", quote(key), "; did rank 0, or the launcher, end?"));
   }
 
   PeerError failure_of(const std::string& text) const {

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
@@ -9,7 +10,6 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
-#include <list>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -26,17 +26,19 @@
 namespace tessera::comm {
 namespace {
 
-constexpr std::size_t kPerKey = 128;  // what a key costs besides its bytes
+constexpr std::size_t kPerKey = 128;  // bytes charged for a key besides its length
+constexpr int kServedAtOnce = 64;     // so that many requests do not starve new connections
 
-// A rank may join several times at once, but not without end.
+// A rank may join several times at once, within limits.
 std::size_t most_members(int size) { return 64 + 8 * static_cast<std::size_t>(size); }
 
 struct Member {
   Fd socket;
-  std::string request{};    // as far as it has come; never more than one
-  std::string answer{};     // as far as it has not gone
-  std::string waits_for{};  // the key, while it waits for one
-  bool leaves = false;      // when its answer has gone
+  std::string request{};     // received part of the current request
+  std::string answer{};      // unsent part
+  std::string waits_for{};   // key that it waits for, if any
+  bool leaves = false;       // is closed when its answer is sent
+  std::uint32_t events = 0;  // for which it is registered
 };
 
 }  // namespace
@@ -49,8 +51,10 @@ class StoreServer::Service {
         most_bytes_(options.most_bytes),
         acceptor_(one(std::move(listener)),
                   {Credentials::Purpose::store, options.secret, options.run, options.size, -1}),
-        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    // The program's signals are for its own threads.
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        ready_(epoll_create1(EPOLL_CLOEXEC)) {
+    if (!wake_.open() || !ready_.open()) throw_errno("cannot make descriptors for the store");
+    // Signals are handled by the threads of the program.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -65,7 +69,7 @@ class StoreServer::Service {
 
   int port() const { return port_; }
 
-  void tell_failure(int rank, const std::string& how) {
+  void report_failure(int rank, const std::string& how) {
     std::lock_guard lock(mutex_);
     if (failure_.empty()) failure_ = str(rank, " ", how);
     wake();
@@ -97,7 +101,7 @@ class StoreServer::Service {
     if (::write(wake_.get(), &one, sizeof(one)) < 0) std::terminate();
   }
 
-  // False when the service has to end.
+  // Returns false if the service must end.
   bool run_command() {
     std::uint64_t count = 0;
     if (::read(wake_.get(), &count, sizeof(count)) < 0) return true;
@@ -110,11 +114,13 @@ class StoreServer::Service {
     }
     if (told_.empty() && !failure_.empty()) {
       told_ = failure_;
-      for (Member& member : members_) {
+      waiting_.clear();
+      for (auto& [fd, member] : members_) {
         if (member.waits_for.empty()) continue;
         member.waits_for.clear();
         member.leaves = true;
         member.answer = framed(StoreVerdict::rank_failed, told_);  // sent by the loop
+        watch(member);
       }
     }
     return true;
@@ -122,37 +128,65 @@ class StoreServer::Service {
 
   void serve() {
     for (;;) {
-      std::vector<pollfd> polls{{wake_.get(), POLLIN, 0}};
-      for (const Member& member : members_) {
-        short events = POLLIN;
-        if (!member.waits_for.empty()) events = POLLRDHUP;
-        if (!member.answer.empty()) events = POLLOUT;
-        polls.push_back({member.socket.get(), events, 0});
-      }
+      // Members are polled through one descriptor: a job has thousands of them.
+      std::vector<pollfd> polls{{wake_.get(), POLLIN, 0}, {ready_.get(), POLLIN, 0}};
       const std::size_t inside = polls.size();
       acceptor_.add_to(polls);
       if (poll(polls.data(), polls.size(), acceptor_.wait_ms()) < 0) {
         if (errno != EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(50));
         continue;
       }
-      std::size_t i = 1;
-      for (auto member = members_.begin(); member != members_.end(); ++i) {
-        const bool stays = polls[i].revents == 0 || serve_member(*member, polls[i].revents);
-        member = stays ? std::next(member) : members_.erase(member);
-      }
+      if (polls[1].revents != 0) serve_members();
       for (Accepted& peer : acceptor_.act_on(std::span(polls).subspan(inside))) {
-        if (members_.size() < most_members_) members_.push_back({std::move(peer.socket)});
+        if (members_.size() >= most_members_) continue;
+        const int fd = peer.socket.get();
+        if (!watch(members_[fd] = {std::move(peer.socket)})) members_.erase(fd);
       }
       if (polls[0].revents != 0 && !run_command()) return;
     }
   }
 
-  // False when the member has gone.
-  bool serve_member(Member& member, short events) {
+  void serve_members() {
+    epoll_event events[kServedAtOnce];
+    const int count = epoll_wait(ready_.get(), events, kServedAtOnce, 0);
+    for (int i = 0; i < count; ++i) {
+      const auto member = members_.find(events[i].data.fd);
+      if (member == members_.end()) continue;
+      if (!serve_member(member->second, events[i].events) || !watch(member->second)) {
+        remove(member->first);
+      }
+    }
+  }
+
+  // Registers the events that a member needs. Returns false if the kernel refuses that.
+  bool watch(Member& member) {
+    std::uint32_t events = EPOLLIN;
+    if (!member.waits_for.empty()) events = EPOLLRDHUP;
+    if (!member.answer.empty()) events = EPOLLOUT;
+    if (events == member.events) return true;
+    epoll_event event{};
+    event.events = events;
+    event.data.fd = member.socket.get();
+    const int change = member.events == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
+    member.events = events;
+    return epoll_ctl(ready_.get(), change, event.data.fd, &event) == 0;
+  }
+
+  void remove(int fd) {
+    auto [entry, end] = waiting_.equal_range(members_[fd].waits_for);
+    while (entry != end && entry->second != fd) ++entry;
+    if (entry != end) waiting_.erase(entry);
+    // Closing does not suffice while a process that was forked holds the socket too.
+    epoll_ctl(ready_.get(), EPOLL_CTL_DEL, fd, nullptr);
+    members_.erase(fd);
+  }
+
+  // Returns false if the member must be removed.
+  bool serve_member(Member& member, std::uint32_t events) {
     if (!member.answer.empty()) return send_answer(member);
-    if (!member.waits_for.empty()) return false;  // hung up while it waited
-    if ((events & (POLLIN | POLLHUP | POLLERR)) == 0) return true;
-    // No more than the request at hand, so that nobody makes us hold what we have not asked for.
+    if (!member.waits_for.empty()) return false;  // it closed the connection while it waited
+    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return true;
+    // Reads one request at most, so that unread requests stay in the kernel.
     StoreRequest header{};
     std::size_t wanted = sizeof(header);
     if (member.request.size() >= sizeof(header)) {
@@ -174,10 +208,10 @@ class StoreServer::Service {
           header.value_bytes > (sets ? kLongestValue : 0)) {
         return refuse(member, str("a request of kind ", static_cast<std::uint32_t>(header.op),
                                   " with a key of ", header.key_bytes, " bytes and a value of ",
-                                  header.value_bytes, "; the longest are ", kLongestKey, " and ",
-                                  kLongestValue));
+                                  header.value_bytes, " bytes; must be 1 to ", kLongestKey,
+                                  " and at most ", kLongestValue));
       }
-      return true;  // the rest comes
+      return serve_member(member, events);  // the rest may have arrived too
     }
     const std::string key = member.request.substr(sizeof(header), header.key_bytes);
     const std::string value = member.request.substr(sizeof(header) + header.key_bytes);
@@ -194,6 +228,7 @@ class StoreServer::Service {
       const auto found = values_.find(key);
       if (found == values_.end()) {
         member.waits_for = key;
+        waiting_.emplace(key, member.socket.get());
         return true;
       }
       return answer(member, StoreVerdict::good, found->second);
@@ -203,7 +238,8 @@ class StoreServer::Service {
     const std::size_t freed = op == StoreOp::set && known ? found->second.size() : 0;
     const std::size_t after = bytes_ - freed + value.size() + (known ? 0 : key.size() + kPerKey);
     if (after > most_bytes_) {
-      return refuse(member, str("the store is full: it holds ", bytes_, " bytes"));
+      return refuse(member, str("the store is full: it holds ", bytes_, " of at most ", most_bytes_,
+                                " bytes"));
     }
     bytes_ = after;
     if (op == StoreOp::count) {
@@ -212,11 +248,14 @@ class StoreServer::Service {
                     std::string(reinterpret_cast<const char*>(&times), sizeof(times)));
     }
     values_[key] = value;
-    for (Member& other : members_) {
-      if (other.waits_for != key) continue;
+    const auto [begin, end] = waiting_.equal_range(key);
+    for (auto entry = begin; entry != end; ++entry) {
+      Member& other = members_[entry->second];
       other.waits_for.clear();
-      other.answer = framed(StoreVerdict::good, value);  // sent by the loop
+      answer(other, StoreVerdict::good, value);  // the loop finds out if that fails
+      watch(other);
     }
+    waiting_.erase(begin, end);
     return answer(member, StoreVerdict::good, "");
   }
 
@@ -248,15 +287,17 @@ class StoreServer::Service {
   const std::size_t most_bytes_;
   Acceptor acceptor_;
   Fd wake_;
-  std::list<Member> members_;
+  Fd ready_;                                 // epoll of the members
+  std::map<int, Member> members_;            // by descriptor
+  std::multimap<std::string, int> waiting_;  // descriptors of the members that wait for a key
   std::map<std::string, std::string> values_;
   std::map<std::string, std::int64_t> counts_;
   std::size_t bytes_ = 0;
-  std::string told_;  // what members are told of a rank that failed; "" while none has
+  std::string told_;  // sent to members after a rank has failed; empty before
   std::mutex mutex_;
   std::condition_variable changed_;
   Command command_ = Command::none;
-  std::string failure_;  // as it was told to us
+  std::string failure_;  // argument of report_failure()
   bool closed_ = false;
   std::thread thread_;
 };
@@ -278,8 +319,8 @@ StoreServer::StoreServer(const StoreServerOptions& options) {
 StoreServer::~StoreServer() = default;
 int StoreServer::port() const { return service_->port(); }
 void StoreServer::stop_listening() { service_->stop_listening(); }
-void StoreServer::tell_failure(int rank, const std::string& how) {
-  service_->tell_failure(rank, how);
+void StoreServer::report_failure(int rank, const std::string& how) {
+  service_->report_failure(rank, how);
 }
 
 }  // namespace tessera::comm

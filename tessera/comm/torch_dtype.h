@@ -8,7 +8,8 @@
 
 namespace tessera::comm {
 
-// Between torch's types and ours; nothing where the other has no such type.
+// Convert between torch's types and Tessera's. find_dtype() returns nullopt and to_scalar_type()
+// returns Undefined if there is no corresponding type.
 constexpr std::optional<DType> find_dtype(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return DType::f32;
@@ -36,5 +37,8 @@ constexpr at::ScalarType to_scalar_type(DType type) {
   }
   return at::ScalarType::Undefined;
 }
+
+// Returns the type of a tensor that collectives carry. Throws UsageError for other types.
+DType to_dtype(at::ScalarType type);
 
 }  // namespace tessera::comm

@@ -5,37 +5,39 @@
 #include <chrono>
 #include <cstdint>
 
-#include "tessera/comm/collective.h"
+#include "tessera/comm/call.h"
 
 namespace tessera::comm {
 
-// What one rank sent through one group, as a plain value; subtract two to get an interval.
+struct Collective;
+
+// Traffic of one rank in one group. Subtract two readings to get that of an interval.
 struct TrafficCounts {
   std::uint64_t sent_bytes = 0;     // ring-equivalent, Traffic::model, padding included
   std::uint64_t control_bytes = 0;  // ring-equivalent, Traffic::control
   std::uint64_t copied_bytes = 0;   // physically written by this rank's copy and reduce loops
-  // Spent in these loops, where the backend has loops of its own; over nccl the time that calls
-  // were on the GPU, waiting for other ranks included.
+  // Time in these loops, for backends that have them. For nccl: the time that calls ran on the GPU,
+  // including waits for other ranks.
   std::uint64_t busy_ns = 0;
-  std::array<std::uint64_t, kOpCount> calls{};
+  std::array<std::uint64_t, kOpCount> calls{};  // number of calls by Op
 };
-// What was sent between two readings.
+// Returns the traffic between two readings.
 TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier) noexcept;
-// What two groups sent together.
+// Returns the traffic of two groups together.
 TrafficCounts operator+(const TrafficCounts& one, const TrafficCounts& other) noexcept;
 
-// The counters themselves; threads of one rank may count at the same time.
+// Atomic counters behind TrafficCounts; threads of one rank may use them concurrently.
 class TrafficMeter {
  public:
-  // Counts a call as a ring would send it, whatever the backend does.
+  // Counts a call as if it ran as a ring, independently of the backend's algorithm.
   void charge(const Collective& call, int ranks, int rank) noexcept;
-  // Counts what a copy or reduce loop wrote.
+  // Counts bytes written by a copy or reduce loop.
   void copied(std::uint64_t bytes) noexcept { copied_.fetch_add(bytes, std::memory_order_relaxed); }
-  // Counts time spent in such loops.
+  // Counts time spent in copy and reduce loops.
   void busy(std::chrono::nanoseconds time) noexcept {
     busy_.fetch_add(static_cast<std::uint64_t>(time.count()), std::memory_order_relaxed);
   }
-  // What was sent without being charged call by call.
+  // Adds traffic that was not charged call by call.
   void add(const TrafficCounts& counts) noexcept;
   TrafficCounts counts() const noexcept;
 

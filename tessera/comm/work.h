@@ -5,32 +5,32 @@
 
 namespace tessera::comm {
 
-// The running operation behind a Work; each backend has its own.
+// State of an operation behind a Work, implemented by each backend.
 class WorkState {
  public:
   virtual ~WorkState() = default;
-  // Until the result may be read; throws what went wrong.
+  // Waits until the result may be read. Throws if the operation failed.
   virtual void wait() = 0;
-  // Whether wait() would return or throw at once.
+  // Returns whether wait() would return or throw immediately.
   virtual bool done() const = 0;
 };
 
-// Handle of an operation in flight. A small value: copy it and keep it. The operation goes on and
-// keeps its buffers alive without it, but only wait() reports a failure. A default-constructed Work
-// is complete. Any thread may wait.
+// Handle of an asynchronous operation. Cheap to copy. Without the handle the operation continues
+// and keeps its buffers alive, but only wait() reports a failure. A default-constructed Work is
+// complete. Any thread may wait.
 class [[nodiscard]] Work {
  public:
   Work() = default;
-  // Of a backend's running operation.
+  // Called by backends.
   explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {}
 
-  // Returns when the result may be read, or throws what went wrong. For CPU buffers it blocks the
-  // calling thread; for CUDA buffers it makes the current stream wait.
+  // Waits until the result may be read. Throws if the operation failed. For CPU buffers it blocks
+  // the calling thread; for CUDA buffers it makes the current stream wait.
   void wait() const {
     if (state_) state_->wait();
   }
 
-  // Whether wait() would return or throw at once.
+  // Returns whether wait() would return or throw immediately.
   bool done() const { return !state_ || state_->done(); }
 
  private:

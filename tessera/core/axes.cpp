@@ -130,7 +130,8 @@ void Axes::check_replicas() const {
   const int replicas = given_[Axis::dp_replicate];
   if (replicas >= 1 && dp() % replicas == 0) return;
   throw UsageError(
-      str("--dp-replicate ", replicas, ": must divide the ", dp(), " data-parallel ranks (--dp)"));
+      str("--dp-replicate ", replicas, ": must divide the ", dp(), " data-parallel ranks (--dp)"),
+      "dp-replicate");
 }
 
 Axes Axes::with(Axis axis, int size) const {

@@ -1,5 +1,7 @@
 #include "tessera/core/errors.h"
 
+#include <utility>
+
 namespace tessera {
 
 // The destructors are out of line so that the type information of each class is emitted once:
@@ -8,7 +10,13 @@ namespace tessera {
 Error::Error(const std::string& message) : std::runtime_error(message) {}
 Error::~Error() = default;
 
-UsageError::UsageError(const std::string& message) : Error(message) {}
+UsageError::UsageError(const std::string& message, std::string field)
+    : Error(message), field_(std::move(field)) {}
+UsageError::UsageError(const Flag& flag, const std::string& problem)
+    : Error("--" + flag.name + ": " + problem), field_(flag.name) {}
+UsageError UsageError::within(const std::string& where) const {
+  return UsageError(where + ": " + what(), field_);
+}
 UsageError::~UsageError() = default;
 
 PeerError::PeerError(const std::string& message, int rank) : Error(message), rank_(rank) {}

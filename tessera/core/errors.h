@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace tessera {
 
@@ -16,12 +17,29 @@ class Error : public std::runtime_error {
   ~Error() override;
 };
 
+// Name of a command-line flag without its dashes, for UsageError.
+struct Flag {
+  // Explicit, so that a message is not taken for a flag.
+  explicit Flag(std::string_view flag) : name(flag) {}
+  std::string name;
+};
+
 // The call is wrong: fix the call.
 class UsageError : public Error {
  public:
   // `message` names the argument, its value and what is allowed.
-  explicit UsageError(const std::string& message);
+  explicit UsageError(const std::string& message, std::string field = {});
+  // The message is "--flag: problem".
+  UsageError(const Flag& flag, const std::string& problem);
   ~UsageError() override;
+
+  // Name of the field that the error is about, as a flag without dashes; "" if unknown.
+  const std::string& field() const noexcept { return field_; }
+  // Returns the same error with "where: " before its message.
+  UsageError within(const std::string& where) const;
+
+ private:
+  std::string field_;
 };
 
 // Another rank failed: this process is fine, look at that rank.

@@ -1,22 +1,13 @@
 #include "tessera/core/learning_rate.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numbers>
-#include <string>
-#include <vector>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 
 namespace tessera {
-namespace {
-
-constexpr std::array<std::string_view, 4> kNames = {"constant", "linear", "cosine", "wsd"};
-
-}  // namespace
-
 double LrSchedule::factor(std::int64_t step) const {
   if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
   // The decay starts after step `start` and ends at the last step.
@@ -32,17 +23,6 @@ double LrSchedule::factor(std::int64_t step) const {
   if (kind == Kind::cosine) left = 0.5 * (1 + std::cos(std::numbers::pi * progress));
   return min_ratio + (1 - min_ratio) * left;
 }
-
-LrSchedule::Kind parse_lr_schedule(std::string_view text) {
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == text) return static_cast<LrSchedule::Kind>(i);
-  }
-  const std::vector<std::string> names(kNames.begin(), kNames.end());
-  throw UsageError(str("--lr-schedule: got ", quote(text), "; must be one of ", join(names, ", "),
-                       did_you_mean(text, names)));
-}
-
-std::string_view name(LrSchedule::Kind kind) { return kNames[static_cast<std::size_t>(kind)]; }
 
 void check(const LrSchedule& schedule) {
   if (schedule.total < 1) throw UsageError(str("steps is ", schedule.total, "; must be above 0"));

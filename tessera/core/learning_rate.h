@@ -1,12 +1,16 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
+
+#include "tessera/core/enum_names.h"
 
 namespace tessera {
 
 // Learning-rate schedule: linear warm-up, then as `kind` says.
 struct LrSchedule {
+  // Rate after the warm-up.
   enum class Kind : std::uint8_t {
     constant,
     linear,  // linear decay to the last step
@@ -26,8 +30,11 @@ struct LrSchedule {
   friend bool operator==(const LrSchedule&, const LrSchedule&) = default;
 };
 
-LrSchedule::Kind parse_lr_schedule(std::string_view text);  // throws UsageError
-std::string_view name(LrSchedule::Kind kind);
+// Names on the command line.
+template <>
+struct EnumNames<LrSchedule::Kind> {
+  static constexpr std::array<std::string_view, 4> kNames{"constant", "linear", "cosine", "wsd"};
+};
 // Throws UsageError if the warm-up is longer than the run or a fraction is outside [0, 1].
 void check(const LrSchedule& schedule);
 

@@ -114,10 +114,11 @@ std::vector<Adapter> adapters_of(const ModelShape& shape) {
       any = true;
     }
     if (any) continue;
-    throw UsageError(str("--lora-targets: got ", quote(word), " in ", quote(shape.lora.targets),
-                         "; must be auto, all, or some of ", join(known, ", "),
-                         " (the linears of this model), separated by commas",
-                         did_you_mean(word, known)));
+    throw UsageError(
+        Flag("lora-targets"),
+        str("got ", quote(word), " in ", quote(shape.lora.targets),
+            "; must be auto, all, or some of ", join(known, ", "),
+            " (the linears of this model), separated by commas", did_you_mean(word, known)));
   }
   std::erase_if(all, [&](const Adapter& adapter) {
     return std::find(requested.begin(), requested.end(), adapter.target) == requested.end();
@@ -140,15 +141,16 @@ void check_lora(const ModelShape& shape) {
     return;
   }
   if (lora.rank < 0 || lora.rank > kMaxRank) {
-    throw UsageError(str("--lora-rank: got ", lora.rank, "; must be 1 to ", kMaxRank,
-                         ", or 0 for a model without adapters"));
+    throw UsageError(Flag("lora-rank"), str("got ", lora.rank, "; must be 1 to ", kMaxRank,
+                                            ", or 0 for a model without adapters"));
   }
   if (!std::isfinite(lora.alpha) || lora.alpha <= 0) {
-    throw UsageError(str("--lora-alpha: got ", lora.alpha, "; must be a positive number"));
+    throw UsageError(Flag("lora-alpha"), str("got ", lora.alpha, "; must be a positive number"));
   }
   if (!(lora.dropout >= 0) || lora.dropout >= 1) {
-    throw UsageError(str("--lora-dropout: got ", lora.dropout,
-                         "; must be at least 0 (no dropout) and less than 1"));
+    throw UsageError(
+        Flag("lora-dropout"),
+        str("got ", lora.dropout, "; must be at least 0 (no dropout) and less than 1"));
   }
   adapters_of(shape);
 }

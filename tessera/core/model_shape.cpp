@@ -256,7 +256,7 @@ void check(const ModelShape& shape) {
   const auto within = [](const char* what, std::int64_t value, std::int64_t least,
                          std::int64_t most) {
     if (value < least || value > most) {
-      throw UsageError(str(what, " is ", value, "; must be ", least, " to ", most));
+      throw UsageError(str(what, " is ", value, "; must be ", least, " to ", most), what);
     }
   };
   // Within these bounds no count overflows 64 bits: 10^5 · (40 · 10^12) < 2^63.
@@ -273,11 +273,13 @@ void check(const ModelShape& shape) {
   within("the period of layers without a window", shape.window_period, 0, 100'000);
   if (shape.head_width == 0 && shape.hidden % shape.heads != 0) {
     throw UsageError(
-        str("hidden is ", shape.hidden, "; must be a multiple of the ", shape.heads, " heads"));
+        str("hidden is ", shape.hidden, "; must be a multiple of the ", shape.heads, " heads"),
+        "hidden");
   }
   if (shape.heads % shape.kv_heads != 0) {
     throw UsageError(
-        str("heads is ", shape.heads, "; must be a multiple of the ", shape.kv_heads, " kv-heads"));
+        str("heads is ", shape.heads, "; must be a multiple of the ", shape.kv_heads, " kv-heads"),
+        "heads");
   }
   const auto positive = [](const char* what, double value, bool zero) {
     if (std::isfinite(value) && (value > 0 || (zero && value == 0))) return;

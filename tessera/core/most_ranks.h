@@ -4,8 +4,8 @@ namespace tessera {
 
 // Maximum number of ranks. A larger number is most likely a typing error. Starting that many
 // processes would exhaust the memory and the process limit of the machine.
-inline constexpr int kMostRanks = 4096;
-inline constexpr const char* kMostRanksWhy =
+inline constexpr int kMaxRanks = 4096;
+inline constexpr const char* kMaxRanksWhy =
     "each rank is a process with a connection to every other rank. Use tessera plan to plan larger "
     "runs, and tessera run --nodes to start ranks on several machines";
 

@@ -1,4 +1,4 @@
-#include "tessera/core/normals.h"
+#include "tessera/core/philox.h"
 
 #include <algorithm>
 #include <array>

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "tessera/core/enum_names.h"
 
 namespace tessera {
 
@@ -47,6 +50,11 @@ Sharding sharding_of_stage(int stage);
 // Time of the gradient reduction: after each micro-batch, or once after the last. With `last` every
 // rank stores the whole gradient until then, at any stage.
 enum class ReducePolicy : std::uint8_t { each, last };
+// Names on the command line.
+template <>
+struct EnumNames<ReducePolicy> {
+  static constexpr std::array<std::string_view, 2> kNames{"each", "last"};
+};
 ReducePolicy default_reduce_policy(int stage);  // last for stages 0 and 1, each for 2 and 3
 
 }  // namespace tessera

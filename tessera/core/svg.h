@@ -7,10 +7,10 @@
 // calls give the same bytes.
 namespace tessera {
 
-// [Note: colours] Meaning of the colors in all images: here, in docs and on the page, where
+// [Note: colors] Meaning of the colors in all images: here, in docs and on the page, where
 // web/src/palette.css has the same names (tests/web compares them). The colors are safe for color
 // blindness, based on Paul Tol's schemes.
-namespace colours {
+namespace colors {
 inline constexpr const char* kParams = "#4477aa";
 inline constexpr const char* kGrads = "#ccbb44";
 inline constexpr const char* kOptimizer = "#aa3377";
@@ -28,7 +28,7 @@ inline constexpr const char* kLaw = "#aa3377";
 inline constexpr const char* kTime = "#4477aa";
 inline constexpr const char* kLimit = "#cc3311";
 inline constexpr const char* kRule = "#dddddd";
-}  // namespace colours
+}  // namespace colors
 
 // Escapes &, <, > and quotes for XML. Characters that XML does not allow become question marks.
 std::string svg_escaped(std::string_view text);

@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
 #include <locale>
 #include <sstream>
 
+#include "tessera/core/portable_math.h"
 #include "tessera/core/utf8.h"
 
 namespace tessera {
@@ -118,7 +122,7 @@ std::string concatenate(const TextPart* parts, std::size_t count) {
         out.imbue(std::locale::classic());
         out << std::boolalpha;
         part->other_.write(out, part->other_.value);
-        append(out.view());
+        append(out.str());
         break;
       }
     }
@@ -127,6 +131,27 @@ std::string concatenate(const TextPart* parts, std::size_t count) {
 }
 
 std::string fixed(double value, int decimals) { return fmt::format("{:.{}f}", value, decimals); }
+
+std::string shortest(double value) {
+  const std::string plain = fmt::format("{}", value);  // the digits, perhaps in another notation
+  if (!std::isfinite(value)) return plain;
+  const std::size_t mark = plain.find('e');
+  int exponent = mark == std::string::npos ? 0 : std::stoi(plain.substr(mark + 1));
+  int count = 0, zeros = 0;  // of significant digits; of zeros at their end
+  bool fraction = false;
+  for (const char c : std::string_view(plain).substr(0, mark)) {
+    if (c == '.') fraction = true;
+    if (c < '0' || c > '9') continue;
+    if (fraction) --exponent;
+    if (c != '0' || count > 0) ++count;
+    zeros = c == '0' ? zeros + 1 : 0;
+  }
+  count -= std::min(zeros, count);
+  exponent += zeros;  // now of the last significant digit
+  const int least = count == 1 ? -3 : -(count + 3), most = count == 1 ? 4 : 5;
+  if (exponent < least || exponent > most) return fmt::format("{:.{}e}", value, count - 1);
+  return fmt::format("{:.{}f}", value, std::max(0, -exponent));
+}
 
 std::string hex(std::uint64_t value, int digits) { return fmt::format("{:0{}x}", value, digits); }
 
@@ -144,6 +169,31 @@ void cut_list(std::vector<std::string>& parts, std::size_t most) {
   const std::size_t more = parts.size() - most;
   parts.resize(most);
   parts.push_back(str("and ", more, " more"));
+}
+
+std::errc read_double(std::string_view text, double& value) {
+  // "nan", "inf", and what strtod() accepts besides: a leading space or +, hexadecimal digits.
+  if (text.empty() || text[0] == '+' ||
+      text.find_first_not_of("0123456789.eE+-") != std::string_view::npos) {
+    return std::errc::invalid_argument;
+  }
+#if defined(__cpp_lib_to_chars)
+  double read = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, problem] = std::from_chars(text.data(), end, read);
+  if (problem != std::errc()) return problem;
+  if (at != end) return std::errc::invalid_argument;
+#else
+  const std::string copy(text);
+  char* end = nullptr;
+  const double read = std::strtod(copy.c_str(), &end);
+  if (end != copy.c_str() + copy.size()) return std::errc::invalid_argument;
+  const std::string_view digits = text.substr(0, text.find_first_of("eE"));
+  const bool is_zero = digits.find_first_of("123456789") == std::string_view::npos;
+  if (std::isinf(read) || (read == 0 && !is_zero)) return std::errc::result_out_of_range;
+#endif
+  value = read;
+  return {};
 }
 
 std::string plural(std::int64_t count, std::string_view noun) {

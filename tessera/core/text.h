@@ -8,9 +8,12 @@
 #include <type_traits>
 #include <vector>
 
+#include "tessera/core/enum_names.h"
+
 namespace tessera {
 
-// One argument of str(). Types other than numbers and text are written with their operator<<.
+// One argument of str(). Named enums are written by name, and types other than numbers and text
+// with their operator<<.
 class TextPart {
  public:
   template <typename T>
@@ -33,6 +36,8 @@ class TextPart {
     } else if constexpr (std::is_integral_v<Plain>) {
       kind_ = Kind::kUnsigned;
       unsigned_ = value;
+    } else if constexpr (NamedEnum<Plain>) {
+      set(name(value));
     } else if constexpr (std::is_same_v<Plain, float> || std::is_same_v<Plain, double>) {
       kind_ = Kind::kDouble;
       double_ = value;

@@ -72,4 +72,8 @@ Utf8Sequence utf8_sequence(std::string_view text, std::size_t at);
 // a sequence that is not valid.
 std::size_t utf8_valid_until(std::string_view text, std::size_t at = 0);
 
+// Returns one line of UTF-8 without terminal control characters and bytes that are not UTF-8; each
+// such byte becomes a dot.
+std::string printable(std::string_view text);
+
 }  // namespace tessera

@@ -16,19 +16,6 @@
 namespace tessera::dashboard {
 namespace {
 
-Json model_json(const ModelShape& m) {
-  return {{"name", m.name},
-          {"params", m.params()},
-          {"layers", m.layers},
-          {"hidden", m.hidden},
-          {"heads", m.heads},
-          {"kv_heads", m.kv_heads},
-          {"ffn", m.ffn},
-          {"vocab", m.vocab},
-          {"positions", m.positions},
-          {"context", m.rotary() ? m.context : m.positions}};
-}
-
 Json hardware_json(const planner::Hardware& h) {
   return {{"name", h.name},
           {"memory", h.memory},
@@ -60,7 +47,7 @@ Json setting_json(const planner::Field& field) {
 
 // Returns the smallest dp with which the stage fits, with everything else unchanged; nullopt if
 // none does.
-std::optional<int> fits_from(planner::Question q, int stage, int most) {
+std::optional<int> fits_from(planner::RunConfig q, int stage, int most) {
   const double usable = planner::usable_memory(q.hardware);
   q = q.at_stage(stage);
   q.gpus = q.nodes = 0;  // derived from dp
@@ -84,7 +71,7 @@ std::optional<int> fits_from(planner::Question q, int stage, int most) {
 
 // Returns the formula of the state with its numbers.
 std::string stage_formula(const planner::StageAnswer& s) {
-  const planner::Question& q = s.plan.question;
+  const planner::RunConfig& q = s.plan.question;
   const auto term = [&](int bytes, bool cut) {
     return cut && q.shards() > 1 ? str(bytes, "/", q.shards()) : str(bytes);
   };
@@ -103,12 +90,14 @@ Json about_answer(const Knowledge& known, Ask& ask) {
   ask.nothing_else();
   Json models = Json::array(), hardware = Json::array(), settings = Json::array();
   for (const ModelShape& shape : model_shapes()) models.push_back(model_json(shape));
-  for (const planner::Hardware& each : known.catalogue.all()) {
+  for (const planner::Hardware& each : known.catalog.all()) {
     hardware.push_back(hardware_json(each));
   }
   for (const planner::Field& field : planner::fields(planner::Command::plan)) {
     settings.push_back(setting_json(field));
   }
+  Json axes = Json::array();
+  for (const Axis axis : kPrintedAxes) axes.push_back(axis_name(axis));
   Json layouts = Json::array();
   for (const StateLayout& layout : state_layouts()) {
     layouts.push_back({{"name", layout.name},
@@ -122,6 +111,7 @@ Json about_answer(const Knowledge& known, Ask& ask) {
           {"hardware", std::move(hardware)},
           {"layouts", std::move(layouts)},
           {"schedules", schedule::names()},
+          {"axes", std::move(axes)},
           {"settings", std::move(settings)},
           {"limits",
            {{"ranks", known.limits.ranks},
@@ -129,45 +119,40 @@ Json about_answer(const Knowledge& known, Ask& ask) {
             {"search_gpus", known.limits.search_gpus}}}};
 }
 
-std::string plan_answer(const Knowledge& known, Ask& ask) {
-  const planner::Question settled = ask.question(known.catalogue, known.limits);
-  planner::JsonText more;
-  more.object().member("command", ask.command("plan")).end_object();
-  return planner::merged(planner::to_json(planner::advised_plan(settled)), more.take());
+Json plan_answer(const Knowledge& known, Ask& ask) {
+  Json json = planner::tree_of(planner::advised_plan(ask.question(known.catalog, known.limits)));
+  json["command"] = ask.command("plan");
+  return json;
 }
 
-std::string zero_answer(const Knowledge& known, Ask& ask) {
+Json zero_answer(const Knowledge& known, Ask& ask) {
   const bool modelled = ask.has("model") || ask.has("layers") || ask.has("hidden");
   if (!modelled) ask.otherwise("params", "7B");
   if (!ask.has("gpus") && !ask.has("nodes")) ask.otherwise("dp", "8");
   // Stage 0 does not support replicas. The command compares all stages regardless of --zero.
   const bool hybrid = ask.has("dp_replicate") || ask.has("dp-replicate");
   if (hybrid) ask.otherwise("zero", "3");
-  const planner::Question settled = ask.question(known.catalogue, known.limits);
+  const planner::RunConfig settled = ask.question(known.catalog, known.limits);
   const auto stages = planner::compare_stages(settled);
-  planner::JsonText more;
-  more.object()
-      .member("capacity", planner::usable_memory(settled.hardware))
-      .member("capacity_total", settled.hardware.memory)
-      .member("hardware", settled.hardware.name);
-  more.object("layout_bytes")
-      .member("param", settled.layout.param)
-      .member("grad", settled.layout.grad)
-      .member("optimizer", settled.layout.optimizer())
-      .end_object();
-  more.object("fits_from_dp");
+  Json json = planner::tree_of(stages);
+  json["capacity"] = planner::usable_memory(settled.hardware);
+  json["capacity_total"] = settled.hardware.memory;
+  json["hardware"] = settled.hardware.name;
+  json["seq"] = settled.state_only() ? Json() : Json(settled.seq);
+  json["layout_bytes"] = {{"param", settled.layout.param},
+                          {"grad", settled.layout.grad},
+                          {"optimizer", settled.layout.optimizer()}};
+  Json &fits_from_dp = json["fits_from_dp"], formulas = Json::array();
   for (const planner::StageAnswer& s : stages) {
     const std::optional<int> least = fits_from(settled, s.stage, 1 << 16);
-    more.member_if(least.has_value(), std::to_string(s.stage), least.value_or(0));
+    fits_from_dp[std::to_string(s.stage)] = least ? Json(*least) : Json();
+    formulas.push_back({{"stage", s.stage}, {"text", stage_formula(s)}});
   }
-  more.end_object().list("formula");
-  for (const planner::StageAnswer& s : stages) {
-    more.object().member("stage", s.stage).member("text", stage_formula(s)).end_object();
-  }
+  json["formula"] = std::move(formulas);
   const std::set<std::string> without =
       hybrid ? std::set<std::string>{"zero"} : std::set<std::string>{};
-  more.end_list().member("command", ask.command("explain zero", without)).end_object();
-  return planner::merged(planner::to_json(stages), more.take());
+  json["command"] = ask.command("explain zero", without);
+  return json;
 }
 
 }  // namespace tessera::dashboard

@@ -55,6 +55,10 @@ Json one_schedule(const std::string& name, const PipelineAsk& p) {
     json["actions"] = rows_of(schedule::timeline(schedule, durations));
   }
   json["in_flight"] = proof.in_flight;
+  // A pass of one chunk holds the activations of a fraction of the rank's layers.
+  Json held = Json::array();
+  for (const int passes : proof.in_flight) held.push_back(passes * share);
+  json["held_micro_batches"] = std::move(held);
   const double backward = p.backward_input + p.backward_weight;
   std::string command =
       p.hop > 0 ? str("tessera simulate --pp ", p.pp, " --grad-accum ", p.micros, " --schedule ",
@@ -71,8 +75,8 @@ Json one_schedule(const std::string& name, const PipelineAsk& p) {
 Json schedule_answer(const Knowledge& known, Ask& ask) {
   PipelineAsk p;
   p.pp = static_cast<int>(ask.integer("pp", 4, 1, 64));
-  p.micros = static_cast<int>(ask.integer("micros", 8, 1, 512));
-  p.chunks = static_cast<int>(ask.integer("chunks", 1, 1, 16));
+  p.micros = static_cast<int>(ask.integer("micros", 8, 1, 16384));
+  p.chunks = static_cast<int>(ask.integer("chunks", 1, 1, 1024));
   p.forward = ask.number("forward", 1, 1e-6, 1e6);
   const double backward = ask.number("backward", 2, 1e-6, 1e6);
   p.backward_input = ask.number("backward_input", backward / 2, 1e-6, 1e6);
@@ -82,7 +86,8 @@ Json schedule_answer(const Knowledge& known, Ask& ask) {
   const auto several = ask.words("schedules", schedule::names(), 8);
   ask.nothing_else();
   if (static_cast<std::int64_t>(p.pp) * p.micros * p.chunks > known.limits.drawn) {
-    throw UsageError(str("--micros: got ", p.micros, " in ", p.pp, " stages of ", p.chunks,
+    throw UsageError(Flag("micros"),
+                     str("got ", p.micros, " in ", p.pp, " stages of ", p.chunks,
                          " chunks; their product must be at most ", known.limits.drawn));
   }
   if (several.empty()) return one_schedule(one, p);

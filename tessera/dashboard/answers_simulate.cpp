@@ -1,6 +1,7 @@
 // Answers of the simulator: one step, and its scaling.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <map>
 
@@ -13,7 +14,7 @@
 namespace tessera::dashboard {
 namespace {
 
-simulator::Scenario scenario_of(const planner::Question& settled) {
+simulator::Scenario scenario_of(const planner::RunConfig& settled) {
   simulator::Scenario scenario;
   static_cast<planner::Step&>(scenario) = planner::describe_step(settled);
   return scenario;
@@ -27,9 +28,10 @@ void check_work(const simulator::Scenario& s, const Limits& limits) {
   }
   const double work = 4 * units * static_cast<double>(s.micros) * (s.irregular() ? s.dp() : 1);
   if (work > static_cast<double>(limits.events)) {
-    throw UsageError(str("--grad-accum: such a step takes about ", fixed(work / 1e6, 0),
-                         " million events; this page allows ", limits.events / 1'000'000,
-                         ". Use fewer ranks or micro-batches, or tessera simulate."));
+    throw UsageError(
+        Flag("grad-accum"),
+        str("such a step takes about ", fixed(work / 1e6, 0), " million events; this page allows ",
+            limits.events / 1'000'000, ". Use fewer ranks or micro-batches, or tessera simulate."));
   }
 }
 
@@ -42,9 +44,9 @@ std::vector<simulator::Straggler> stragglers_of(Ask& ask) {
     const double rank = good ? each["rank"].get<double>() : -1;
     const double factor = good ? each["factor"].get<double>() : -1;
     if (!(rank >= 0 && rank < 1e9 && factor > 0 && factor <= 1e6)) {
-      throw UsageError(
-          "--stragglers: must be objects such as {\"rank\":3,\"factor\":1.5}, with a factor above "
-          "0");
+      throw UsageError(Flag("stragglers"),
+                       "must be objects such as {\"rank\":3,\"factor\":1.5}, with a factor above "
+                       "0");
     }
     all.push_back({static_cast<int>(rank), factor});
   }
@@ -71,7 +73,9 @@ Json stops_paying(const std::vector<simulator::SweepRow>& rows,
                   double simulator::SweepRow::*efficiency) {
   const simulator::SweepRow* last = nullptr;
   for (const simulator::SweepRow& row : rows) {
-    if (!row.refused.empty()) continue;
+    // A dp that was given beside the powers of two is not a doubling.
+    if (!row.refused.empty() || !std::has_single_bit(static_cast<std::uint64_t>(row.size)))
+      continue;
     if (last != nullptr && last->*efficiency > 0) {
       const double grown = static_cast<double>(row.gpus) / last->gpus;
       const double gained = grown * (row.*efficiency) / (last->*efficiency);
@@ -90,7 +94,7 @@ Json simulate_answer(const Knowledge& known, Ask& ask) {
   const int traced = static_cast<int>(ask.integer("trace_ranks", 0, 0, 64));
   const auto stragglers = stragglers_of(ask);
   simulator::Simulation s;
-  s.question = ask.question(known.catalogue, known.limits);
+  s.question = ask.question(known.catalog, known.limits);
   s.scenario = scenario_of(s.question);
   s.scenario.jitter = jitter;
   s.scenario.seed = static_cast<std::uint64_t>(seed);
@@ -98,8 +102,9 @@ Json simulate_answer(const Knowledge& known, Ask& ask) {
   std::string given = jitter > 0 ? str(" --jitter ", jitter, " --seed ", seed) : "";
   for (const simulator::Straggler& each : stragglers) {
     if (each.rank >= s.scenario.world()) {
-      throw UsageError(str("--stragglers: got rank ", each.rank,
-                           "; must be less than dp · tp · pp = ", s.scenario.world()));
+      throw UsageError(
+          Flag("stragglers"),
+          str("got rank ", each.rank, "; must be less than dp · tp · pp = ", s.scenario.world()));
     }
     given += str(" --straggler ", each.rank, ":", each.factor);
   }
@@ -107,7 +112,8 @@ Json simulate_answer(const Knowledge& known, Ask& ask) {
   const double drawn = static_cast<double>(traced) * static_cast<double>(s.scenario.micros) *
                        s.scenario.chunks_per_rank();
   if (drawn > static_cast<double>(known.limits.drawn)) {
-    throw UsageError(str("--trace-ranks: got ", traced, " ranks with ", s.scenario.micros,
+    throw UsageError(Flag("trace-ranks"),
+                     str("got ", traced, " ranks with ", s.scenario.micros,
                          " micro-batches; the drawn passes must be at most ", known.limits.drawn));
   }
   simulator::Options options;
@@ -128,18 +134,22 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
   const bool overlap = ask.flag("overlap", true);
   const double bandwidth = ask.number("bandwidth", 0, 0, 1e15);
   const auto most = ask.integer("max_dp", 4096, 1, 4096);
-  (void)ask.integer("dp", 1, 1, 1 << 30);  // marked on the page; the sweep has its own
-  planner::Settings settings = ask.settings();
+  const auto dp_given = ask.integer("dp", 1, 1, 1 << 20);  // a row besides the powers of two
+  planner::RunConfig settings = ask.settings();
   if (!overlap) {
     settings.set("overlap-grad-reduce", "false");
     settings.set("overlap-param-gather", "false");
   }
-  simulator::SweepRange range = simulator::parse_sweep(str("dp=1..", most));
+  std::string swept = str("dp=1..", most);
+  if (!std::has_single_bit(static_cast<std::uint64_t>(dp_given)) || dp_given > most) {
+    swept += str(",", dp_given);
+  }
+  const simulator::SweepRange range = simulator::parse_sweep(swept);
   std::map<int, simulator::Fit> fits;
   const auto rows = simulator::sweep(range, overhead, [&](int size) {
-    planner::Settings one = settings;
+    planner::RunConfig one = settings;
     one.set("dp", std::to_string(size));
-    planner::Question settled = planner::settle(one.question(known.catalogue));
+    planner::RunConfig settled = planner::resolve(planner::look_up(one, known.catalog));
     check_limits(settled, known.limits);
     if (bandwidth > 0) settled.hardware.between.bandwidth = bandwidth;
     simulator::SweepCase each;
@@ -150,12 +160,14 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
     fits[size] = simulator::fit_of(settled);
     return each;
   });
-  Json dp = Json::array(), steps = Json::array(), ideal = Json::array(), fit = Json::array();
+  Json dp = Json::array(), gpus = Json::array(), steps = Json::array(), ideal = Json::array(),
+       fit = Json::array();
   Json refused = Json::array(), throughput = Json::array(), efficiency = Json::array();
   Json exposed = Json::array(), law_throughput = Json::array(), law = Json::array();
   double first = 0;  // tokens/s of one replica
   for (const simulator::SweepRow& row : rows) {
     dp.push_back(row.size);
+    gpus.push_back(row.gpus);
     const bool possible = row.refused.empty();
     if (possible && first == 0) first = row.tokens_per_s / row.size;
     const auto put = [&](Json& list, double value) {
@@ -176,8 +188,9 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
   if (!overlap) command += " --no-overlap-grad-reduce --no-overlap-param-gather";
   if (jitter > 0) command += str(" --jitter ", exact_word(jitter));
   if (bandwidth > 0) command += str(" --between-bandwidth ", rate_word(bandwidth));
-  command += str(" --sweep dp=1..", most, " --law-cost ", exact_word(overhead));
+  command += str(" --sweep ", swept, " --law-cost ", exact_word(overhead));
   return {{"dp", std::move(dp)},
+          {"gpus", std::move(gpus)},
           {"step", std::move(steps)},
           {"simple", {{"throughput", std::move(law_throughput)}, {"efficiency", std::move(law)}}},
           {"simulated",
@@ -196,7 +209,7 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
 Json pipeline_with_hops(const std::string& schedule, int ranks, int micros, int chunks,
                         const planner::StepChunk& chunk, double hop) {
   simulator::Scenario scenario;
-  scenario.schedule = schedule;
+  scenario.schedule = *find_named<ScheduleChoice>(schedule);
   scenario.micros = micros;
   scenario.chunks = planner::equal_chunks(ranks, chunks, chunk);
   scenario.axes.set(Axis::pp, ranks);
@@ -217,7 +230,7 @@ Json pipeline_with_hops(const std::string& schedule, int ranks, int micros, int 
          {"end", span.end}});
   }
   return {
-      {"step", result.step}, {"bubble", 1 - result.utilisation}, {"actions", std::move(actions)}};
+      {"step", result.step}, {"bubble", 1 - result.utilization}, {"actions", std::move(actions)}};
 }
 
 }  // namespace tessera::dashboard

@@ -18,7 +18,7 @@ namespace tessera::dashboard {
 namespace {
 
 constexpr double kSyncSeconds = 60;
-constexpr std::size_t kMostOutput = std::size_t{8} << 20;
+constexpr std::size_t kMaxOutput = std::size_t{8} << 20;
 
 struct Ended {
   int status = -1;  // as in a shell: 128 + n after signal n
@@ -60,7 +60,7 @@ Ended run_program(const std::vector<std::string>& words,
   const auto until = Clock::now() + std::chrono::duration<double>(kSyncSeconds);
   std::vector<char> buffer(1 << 16);
   bool whole = false;
-  while (ended.out.size() < kMostOutput) {
+  while (ended.out.size() < kMaxOutput) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
     pollfd entry{in.get(), POLLIN, 0};
@@ -86,15 +86,16 @@ Ended run_program(const std::vector<std::string>& words,
 
 Json sync_answer(const Knowledge& known, Ask& ask) {
   const auto ranks = ask.integer("ranks", 2, 1, 4);
-  const auto bucket = ask.integer("bucket_size", 150, 16, 1 << 26);
-  const auto width = ask.integer("width", 256, 16, 1024);
-  const auto layers = ask.integer("layers", 6, 1, 12);
+  const auto bucket = ask.integer("bucket_size", 2'000'000, 16, 1 << 26);
+  const auto width = ask.integer("width", 512, 16, 1024);
+  const auto layers = ask.integer("layers", 8, 1, 12);
   ask.nothing_else();
   if (known.torch_program.empty()) {
     throw Unavailable("this view needs tessera-torch, which is built if LibTorch is found");
   }
-  const std::vector<std::string> flags = {"--ranks", str(ranks), "--bucket-size", str(bucket),
-                                          "--width", str(width), "--layers",      str(layers)};
+  const std::vector<std::string> flags = {"--ranks",  str(ranks), "--bucket-size", str(bucket),
+                                          "--width",  str(width), "--layers",      str(layers),
+                                          "--rounds", "5"};
   std::vector<std::string> words = {known.torch_program, "explain_sync", "--json"};
   words.insert(words.end(), flags.begin(), flags.end());
   const Ended ended = run_program(words, known.environment);

@@ -1,33 +1,32 @@
 #include "tessera/dashboard/api.h"
 
+#include <algorithm>
+
 #include "tessera/core/errors.h"
-#include "tessera/core/text.h"
 
 namespace tessera::dashboard {
-namespace {
-
-// Returns the field that a message is about: it starts with "--name: " or with the quoted name.
-std::string field_of(const std::string& message) {
-  std::string name;
-  if (message.rfind("--", 0) == 0) {
-    name = message.substr(2, message.find_first_of(": ", 2) - 2);
-  } else if (message.rfind('"', 0) == 0) {
-    name = message.substr(1, message.find('"', 1) - 1);
-  }
-  if (name.size() > 40) return "";
-  for (char& c : name) {
-    if (c == '-') c = '_';
-  }
-  return name;
+Answer calculator_answer(const Knowledge& known, std::string_view method, std::string_view path,
+                         const std::string& body) {
+  static const std::vector<Route> routes = calculator_routes();
+  return guarded_answer([&] {
+    for (const Route& route : routes) {
+      if (route.method != method || route.path != path) continue;
+      Ask ask(body);
+      Answer answer;
+      answer.body = route.answer(known, ask);
+      return answer;
+    }
+    return refusal(404, "not found");
+  });
 }
-
-}  // namespace
 
 Answer guarded_answer(const std::function<Answer()>& body) {
   try {
     return body();
   } catch (const UsageError& error) {
-    return refusal(400, error.what(), field_of(error.what()));
+    std::string field = error.field();
+    std::replace(field.begin(), field.end(), '-', '_');  // as keys of JSON
+    return refusal(400, error.what(), field);
   } catch (const Unavailable& error) {
     return refusal(503, error.what());
   } catch (const std::exception& error) {

@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "tessera/core/errors.h"
-#include "tessera/core/json_error.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
-#include "tessera/planner/setting_text.h"
+#include "tessera/planner/json.h"
 
 namespace tessera::dashboard {
 namespace {
@@ -18,9 +18,10 @@ std::string flag_name(std::string key) {
 
 [[noreturn]] void refuse_value(const std::string& key, const Json& got,
                                const std::string& allowed) {
-  throw UsageError(str("--", flag_name(key), ": got ",
-                       got.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60),
-                       "; must be ", allowed));
+  throw UsageError(
+      Flag(flag_name(key)),
+      str("got ", got.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60),
+          "; must be ", allowed));
 }
 
 }  // namespace
@@ -110,26 +111,38 @@ std::vector<std::string> Ask::words(const std::string& key, const std::vector<st
   return all;
 }
 
+std::string Ask::object_text(const std::string& key) {
+  const auto found = body_.find(key);
+  if (found == body_.end()) return "";
+  const Json value = *found;
+  body_.erase(found);
+  taken_.insert(key);
+  if (value.is_null()) return "";
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_object()) refuse_value(key, value, "an object");
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 void Ask::otherwise(const std::string& key, const std::string& text) {
   if (!has(key)) body_[key] = text;
 }
 
-planner::Settings Ask::settings() const {
+planner::RunConfig Ask::settings() const {
   // Sorted by name, like planner::read_json(), so that both report the same of two errors.
   std::vector<const Json::object_t::value_type*> rest;
   for (const auto& each : body_.get_ref<const Json::object_t&>()) {
     if (!each.second.is_null() && taken_.count(each.first) == 0) rest.push_back(&each);
   }
   std::sort(rest.begin(), rest.end(), [](auto* a, auto* b) { return a->first < b->first; });
-  planner::Settings settings;
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   for (const auto* each : rest) {
     settings.set(each->first, planner::setting_text(each->first, each->second));
   }
   return settings;
 }
 
-planner::Question Ask::question(const planner::Catalogue& catalogue, const Limits& limits) const {
-  planner::Question settled = planner::settle(settings().question(catalogue));
+planner::RunConfig Ask::question(const planner::Catalog& catalog, const Limits& limits) const {
+  planner::RunConfig settled = planner::resolve(planner::look_up(settings(), catalog));
   check_limits(settled, limits);
   return settled;
 }
@@ -137,8 +150,9 @@ planner::Question Ask::question(const planner::Catalogue& catalogue, const Limit
 void Ask::nothing_else() const {
   for (const auto& [key, value] : body_.items()) {
     if (taken_.count(key) > 0) continue;
-    throw UsageError(str("--", flag_name(key).substr(0, 60), ": is not a key of this view",
-                         did_you_mean(key, {taken_.begin(), taken_.end()})));
+    throw UsageError(
+        Flag(flag_name(key).substr(0, 60)),
+        str("is not a key of this view", did_you_mean(key, {taken_.begin(), taken_.end()})));
   }
 }
 
@@ -157,15 +171,16 @@ std::string Ask::command(const std::string& words, const std::set<std::string>& 
   return text;
 }
 
-void check_limits(const planner::Question& q, const Limits& limits) {
+void check_limits(const planner::RunConfig& q, const Limits& limits) {
   if (q.axes.world() > limits.ranks) {
-    throw UsageError(str("--gpus: got ", q.axes.world(), "; must be at most ", limits.ranks,
-                         " on this page. tessera plan accepts more."));
+    throw UsageError(Flag("gpus"), str("got ", q.axes.world(), "; must be at most ", limits.ranks,
+                                       " on this page. tessera plan accepts more."));
   }
   const double slots =
       static_cast<double>(q.pp()) * static_cast<double>(q.micros()) * static_cast<double>(q.chunks);
   if (q.pp() > 1 && slots > static_cast<double>(limits.slots)) {
-    throw UsageError(str("--grad-accum: got ", q.micros(), " micro-batches in ", q.pp(),
+    throw UsageError(Flag("grad-accum"),
+                     str("got ", q.micros(), " micro-batches in ", q.pp(),
                          " stages; their product must be at most ", limits.slots,
                          " on this page. tessera plan accepts more."));
   }

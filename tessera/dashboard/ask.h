@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/planner/fields.h"
 #include "tessera/planner/plan.h"
-#include "tessera/planner/settings.h"
 
 namespace tessera::dashboard {
 
@@ -44,12 +44,15 @@ class Ask {
                                  std::size_t most);
   Json list(const std::string& key, std::size_t most);
 
+  // Removes a key and returns its object as text; "" if it is absent. A text is returned unchanged.
+  std::string object_text(const std::string& key);
+
   // Sets a default for a key that is not given.
   void otherwise(const std::string& key, const std::string& text);
   // Returns the keys that were not taken, as settings of a question.
-  planner::Settings settings() const;
+  planner::RunConfig settings() const;
   // Returns the question of these settings, resolved. Throws UsageError if it exceeds the limits.
-  planner::Question question(const planner::Catalogue& catalogue, const Limits& limits) const;
+  planner::RunConfig question(const planner::Catalog& catalog, const Limits& limits) const;
   // Throws UsageError if keys remain. For views without a question.
   void nothing_else() const;
   // Returns the command that prints the same: "tessera plan --model gpt2-xl --dp 8".
@@ -62,7 +65,7 @@ class Ask {
   std::set<std::string> taken_;
 };
 
-void check_limits(const planner::Question& settled, const Limits& limits);
+void check_limits(const planner::RunConfig& settled, const Limits& limits);
 
 // Quotes a word for a shell if necessary.
 std::string shell_word(const std::string& text);

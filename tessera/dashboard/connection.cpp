@@ -10,7 +10,7 @@
 namespace tessera::dashboard {
 namespace {
 
-constexpr std::size_t kMostDrained = std::size_t{1} << 20;
+constexpr std::size_t kMaxDrained = std::size_t{1} << 20;
 constexpr double kDrainSeconds = 0.5;
 
 Connection::Clock::duration lasting(double seconds) {
@@ -96,7 +96,7 @@ bool Connection::drain() {
     at_ = 0;
   }
   char buffer[16 << 10];
-  while (drained_ < kMostDrained) {
+  while (drained_ < kMaxDrained) {
     const ssize_t got = ::recv(fd_.get(), buffer, sizeof buffer, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && would_wait()) return true;

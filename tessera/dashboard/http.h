@@ -26,11 +26,13 @@ struct Request {
 };
 
 // Source of server-sent events. next() waits for a limited time and returns the text to send, or ""
-// if there is nothing new. over() ends the stream.
+// if there is nothing new. last() returns the text to send when the server stops. over() ends the
+// stream.
 class EventSource {
  public:
   virtual ~EventSource() = default;
   virtual std::string next() = 0;
+  virtual std::string last() { return ""; }
   virtual bool over() const = 0;
 };
 

@@ -12,7 +12,7 @@ Json setting_schema(const planner::Field& field) {
   } else if (!field.choices.empty() && !field.free_in_plans) {
     schema["type"] = "string";
     schema["enum"] = field.choices;
-  } else if (std::holds_alternative<std::string planner::RunSettings::*>(field.member)) {
+  } else if (field.kind == planner::Field::Kind::text) {
     schema["type"] = "string";
   } else {
     // "7B" and "25MB" are accepted too.
@@ -27,6 +27,11 @@ Json question_schema() {
     std::string key = field.name;
     for (char& c : key) c = c == '-' ? '_' : c;
     properties[key] = setting_schema(field);
+    if (field.formerly.empty()) continue;
+    key = field.formerly;
+    for (char& c : key) c = c == '-' ? '_' : c;
+    properties[key] = setting_schema(field);
+    properties[key]["deprecated"] = true;
   }
   return properties;
 }
@@ -51,7 +56,7 @@ Json operation(const Route& route) {
     for (const std::string& field : route.fields) answer["properties"][field] = Json::object();
   }
   const bool list = route.path == "/api/runs";
-  const bool events = route.path == "/api/runs/{id}/events";
+  const bool events = route.path.ends_with("/events");
   Json json = {{"summary", route.summary}};
   json["responses"]["200"] = events
                                  ? response("events", {{"type", "string"}}, "text/event-stream")
@@ -71,6 +76,13 @@ Json operation(const Route& route) {
                           {"schema", {{"type", "integer"}, {"minimum", 2}, {"maximum", 10000}}}});
     parameters.push_back(
         {{"name", "from"}, {"in", "query"}, {"schema", {{"type", "integer"}, {"minimum", 0}}}});
+  }
+  if (route.path == "/api/runs/events") {
+    parameters.push_back({{"name", "runs"},
+                          {"in", "query"},
+                          {"required", true},
+                          {"description", "ids, separated by commas"},
+                          {"schema", {{"type", "string"}}}});
   }
   if (!parameters.empty()) json["parameters"] = std::move(parameters);
   if (route.body.is_null()) return json;

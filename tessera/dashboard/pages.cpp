@@ -15,7 +15,7 @@ namespace tessera::dashboard {
 
 namespace {
 
-constexpr std::int64_t kMostPage = std::int64_t{16} << 20;
+constexpr std::int64_t kMaxPage = std::int64_t{16} << 20;
 
 std::string type_of(const std::string& path) {
   const std::size_t dot = path.rfind('.');
@@ -81,11 +81,11 @@ Pages pages_of_folder(const std::string& folder) {
     if (!entry->is_regular_file()) continue;
     Page& page = all["/" + fs::relative(entry->path(), folder).generic_string()];
     page.type = type_of(entry->path().string());
-    page.plain = read_small_file(entry->path().string(), kMostPage, "a file of the page");
+    page.plain = read_small_file(entry->path().string(), kMaxPage, "a file of the page");
     page.etag = etag_of(page.plain);
   }
   if (problem) {
-    throw UsageError(str("--pages: cannot read ", quote(folder), ": ", problem.message()));
+    throw UsageError(Flag("pages"), str("cannot read ", quote(folder), ": ", problem.message()));
   }
   return all;
 }

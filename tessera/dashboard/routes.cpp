@@ -28,8 +28,8 @@ Json schedule_body() {
   return {{"schedule", word},
           {"schedules", {{"type", "array"}, {"maxItems", 8}, {"items", word}}},
           {"pp", integer(1, 64, "ranks of the pipeline")},
-          {"micros", integer(1, 512, "micro-batches per step")},
-          {"chunks", integer(1, 16, "interleaved: stages per rank")},
+          {"micros", integer(1, 16384, "micro-batches per step")},
+          {"chunks", integer(1, 1024, "interleaved: stages per rank")},
           {"forward", number(1e-6, 1e6, kSeconds)},
           {"backward", number(1e-6, 1e6, kSeconds)},
           {"backward_input", number(1e-6, 1e6, kSeconds)},
@@ -69,18 +69,37 @@ Json simulate_body() {
           {"stragglers", {{"type", "array"}, {"maxItems", 64}, {"items", straggler}}}};
 }
 
-Json sync_body() {
-  return {{"ranks", integer(1, 4, "ranks, which are threads")},
-          {"bucket_size", integer(16, 1 << 26, "bytes of a bucket of the small network")},
-          {"width", integer(16, 1024, "width of the timed network")},
-          {"layers", integer(1, 12, "layers of the timed network")}};
+Json config_schema() {
+  return {{"type", "object"}, {"description", "a model: config.json of Hugging Face"}};
+}
+Json example_config() {
+  return {{"model_type", "llama"},       {"num_hidden_layers", 32},
+          {"hidden_size", 4096},         {"num_attention_heads", 32},
+          {"num_key_value_heads", 8},    {"intermediate_size", 14336},
+          {"vocab_size", 128256},        {"max_position_embeddings", 8192},
+          {"tie_word_embeddings", false}};
+}
+
+Json cost_body() {
+  const auto list = [](const char* help) {
+    return Json{{"type", "array"},
+                {"maxItems", 64},
+                {"items", {{"type", "number"}, {"minimum", 1e-9}, {"maximum", 1e18}}},
+                {"description", help}};
+  };
+  return {{"tokens", number(1, 1e18, "tokens to train on")},
+          {"hardware", {{"type", "string"}, {"description", "name of the GPU"}}},
+          {"watts", number(0, 1e6, "of one GPU; left out: the hardware's")},
+          {"price_per_hour", number(0, 1e6, "of one GPU; left out: the hardware's")},
+          {"gpus", list("numbers of GPUs")},
+          {"tokens_per_s", list("throughput of each number of GPUs")}};
 }
 
 }  // namespace
 
-std::vector<Route> all_routes() {
+std::vector<Route> calculator_routes() {
   const Json none = Json::object();
-  return {
+  std::vector<Route> routes = {
       {"GET",
        "/api/about",
        "the available models, hardware, layouts, schedules and settings",
@@ -98,7 +117,7 @@ std::vector<Route> all_routes() {
        {"parameters", "memory", "traffic", "fits", "question", "command"},
        {{"model", "gpt2-xl"}, {"dp", 8}, {"zero", 1}},
        false,
-       plan_answer},
+       printed(plan_answer)},
       {"POST",
        "/api/zero",
        "DDP and ZeRO-1, 2, 3 side by side, as tessera explain zero --json",
@@ -107,7 +126,43 @@ std::vector<Route> all_routes() {
        {"stages", "owners", "capacity", "fits_from_dp", "formula", "command"},
        {{"params", "7B"}, {"dp", 8}},
        false,
-       zero_answer},
+       printed(zero_answer)},
+      {"POST",
+       "/api/model",
+       "the model of a config.json of Hugging Face",
+       {{"config", config_schema()}},
+       false,
+       {"params", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "notes"},
+       {{"config", example_config()}},
+       false,
+       printed(model_answer)},
+      {"POST",
+       "/api/cost",
+       "duration, energy and price of a training at given throughputs",
+       cost_body(),
+       false,
+       {"tokens", "watts", "watts_basis", "price_per_hour", "price_basis", "rows"},
+       {{"tokens", 1e12}, {"gpus", {8}}, {"tokens_per_s", {34000}}},
+       false,
+       printed(cost_answer)},
+      {"POST",
+       "/api/memory_over_step",
+       "memory of a pipeline rank in the course of a step, by category",
+       {{"pipeline_rank", integer(-1, 1 << 20, "-1: the one that needs most")}},
+       true,
+       {"pipeline_rank", "step", "peak", "peak_at", "seconds", "activations", "temporary"},
+       {{"model", "gpt2-xl"}, {"dp", 8}, {"grad_accum", 2}},
+       true,
+       printed(memory_over_step_answer)},
+      {"POST",
+       "/api/questions",
+       "questions about a plan, with answers and explanations",
+       none,
+       true,
+       {"questions", "batch", "command"},
+       {{"model", "gpt2-xl"}, {"dp", 8}, {"zero", 1}},
+       false,
+       printed(questions_answer)},
       {"POST",
        "/api/scaling",
        "throughput against dp, by the simple law and by the simulator",
@@ -140,7 +195,7 @@ std::vector<Route> all_routes() {
        "the schedule of a pipeline with its times, or several",
        schedule_body(),
        false,
-       {"ranks", "actions", "step", "bubble", "in_flight", "command"},
+       {"ranks", "actions", "step", "bubble", "in_flight", "held_micro_batches", "command"},
        {{"schedule", "1f1b"}, {"pp", 4}, {"micros", 8}},
        false,
        printed(schedule_answer)},
@@ -171,45 +226,13 @@ std::vector<Route> all_routes() {
        {{"model", "gpt2-xl"}, {"dp", 8}, {"trace_ranks", 2}},
        true,
        printed(simulate_answer)},
-      {"POST",
-       "/api/sync",
-       "gradients before and after synchronization, from a real run",
-       sync_body(),
-       false,
-       {"ranks", "parameters", "buckets", "ways", "command"},
-       {{"ranks", 2}, {"bucket_size", 150}},
-       true,
-       printed(sync_answer)},
-      {"GET", "/api/runs", "the watched runs, newest first", nullptr, false, {}, nullptr},
-      {"GET",
-       "/api/runs/{id}",
-       "the series of a run, downsampled",
-       nullptr,
-       false,
-       {"id", "name", "state", "steps", "marks"},
-       nullptr},
-      {"GET",
-       "/api/runs/{id}/events",
-       "new points and states of a run, as server-sent events",
-       nullptr,
-       false,
-       {},
-       nullptr},
-      {"GET",
-       "/api/runs/{id}/trace",
-       "the trace of a run, if it wrote one",
-       nullptr,
-       false,
-       {},
-       nullptr},
-      {"GET",
-       "/openapi.json",
-       "this description",
-       nullptr,
-       false,
-       {"openapi", "info", "paths"},
-       nullptr},
   };
+  for (Route& route : routes) {
+    if (!route.question) continue;
+    route.body["config"] = config_schema();
+    route.answer = with_pasted_model(std::move(route.answer));
+  }
+  return routes;
 }
 
 }  // namespace tessera::dashboard

@@ -11,11 +11,13 @@
 namespace tessera::dashboard {
 
 // Figures of a step that are kept, with the names of `tessera train --metrics`.
-inline constexpr std::array<const char*, 20> kSeriesNames = {
-    "loss",      "grad_norm",       "lr",         "tokens_per_s",   "step_s",
-    "forward_s", "backward_s",      "comm_s",     "comm_exposed_s", "optimizer_s",
-    "data_s",    "bubble_s",        "mem_bytes",  "mem_peak_bytes", "sent_bytes",
-    "eval_loss", "gpu_utilisation", "gpu_memory", "gpu_power_w",    "gpu_temperature_c"};
+// The last two are sums since the first line: tokens, and seconds in steps.
+inline constexpr std::array<const char*, 22> kSeriesNames = {
+    "loss",         "grad_norm",       "lr",         "tokens_per_s",   "step_s",
+    "forward_s",    "backward_s",      "comm_s",     "comm_exposed_s", "optimizer_s",
+    "data_s",       "bubble_s",        "mem_bytes",  "mem_peak_bytes", "sent_bytes",
+    "eval_loss",    "gpu_utilization", "gpu_memory", "gpu_power_w",    "gpu_temperature_c",
+    "tokens_total", "elapsed_s"};
 inline constexpr std::size_t kSeries = kSeriesNames.size();
 
 struct Point {
@@ -47,6 +49,10 @@ class RunSeries {
   const std::vector<Mark>& marks() const { return marks_; }
   const Json& start() const { return start_; }      // the run and its prediction; null: absent
   const Json& summary() const { return summary_; }  // null: not ended
+  const Json& failure() const { return failure_; }  // {"state": "failed", "reason"}; null: none
+  // Returns the mean of a series over the last points that have it, at most 50; NaN if none has.
+  double recent_mean(const char* name) const;
+  double maximum(const char* name) const;  // over all points; NaN if none has it
   // Ranks of the last line that had them: "ranks", a column by rank per phase, and "slow_ranks".
   const Json& ranks() const { return ranks_; }        // null: no line had them
   std::uint64_t version() const { return version_; }  // grows with each line
@@ -64,7 +70,7 @@ class RunSeries {
   std::size_t most_points_;
   std::vector<Point> points_;
   std::vector<Mark> marks_;
-  Json start_, summary_, ranks_;
+  Json start_, summary_, failure_, ranks_;
   std::uint64_t version_ = 0, epoch_ = 0;
   std::int64_t damaged_ = 0;
 };

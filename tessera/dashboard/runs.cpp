@@ -17,21 +17,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kMostRuns = 256;
+constexpr std::size_t kMaxRuns = 256;
 constexpr std::size_t kSlice = std::size_t{4} << 20;  // bytes read before the lock is released
 constexpr double kSilent = 30;  // seconds without a line after which a run counts as silent
-constexpr std::int64_t kMostTrace = std::int64_t{64} << 20;
+constexpr std::int64_t kMaxTrace = std::int64_t{64} << 20;
 constexpr int kDeepest = 2;
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-// Returns an id that is stable across restarts of the server and does not reveal the path.
-std::string id_of(const std::string& path) {
-  std::error_code problem;
-  const fs::path whole = fs::absolute(path, problem);
-  return to_hex(sha256(whole.lexically_normal().string())).substr(0, 12);
 }
 
 Json marks_json(const std::vector<Mark>& marks, std::size_t from = 0) {
@@ -50,62 +43,97 @@ std::string dumped(const Json& json) {
 
 }  // namespace
 
-// Events of one run: its new points, or "again" if old ones were removed and the client must
-// request everything again.
+// Events of some runs: their new points, or "again" if old ones were removed and the client must
+// request everything again. The data of an event has the id of its run.
 class RunEvents : public EventSource {
  public:
-  RunEvents(const RunStore& store, std::string id) : store_(store), id_(std::move(id)) {
-    const RunStore::Run& run = *store_.runs_.at(id_);
-    note(run);
-    state_ = store_.state_of(run);
+  RunEvents(RunStore& store, const std::vector<std::string>& ids) : store_(store) {
+    for (const std::string& id : ids) {
+      const auto found = store_.runs_.find(id);
+      const auto is_same = [&](const Followed& other) { return other.id == id; };
+      if (found == store_.runs_.end() || std::any_of(followed_.begin(), followed_.end(), is_same)) {
+        continue;
+      }
+      followed_.push_back({id, *found->second, store_.state_of(*found->second)});
+      note(followed_.back());
+    }
   }
+  bool empty() const { return followed_.empty(); }
 
   std::string next() override {
     std::unique_lock lock(store_.mutex_);
-    const RunStore::Run& run = *store_.runs_.at(id_);
-    store_.news_.wait_for(lock, std::chrono::milliseconds(500),
-                          [&] { return store_.stopping_ || run.series.version() != version_; });
+    store_.news_.wait_for(lock, std::chrono::milliseconds(500), [&] {
+      return store_.stopping_ ||
+             std::any_of(followed_.begin(), followed_.end(), [](const Followed& each) {
+               return each.run.series.version() != each.version;
+             });
+    });
     std::string text;
     if (!greeted_) text = "retry: 1000\n\n";
     greeted_ = true;
-    if (run.series.epoch() != epoch_) {
-      text += event("again", {{"steps", run.series.points().size()}});
-      note(run);
-    } else if (run.series.version() != version_) {
-      const std::vector<Point>& points = run.series.points();
-      Json news = RunSeries::columns(
-          downsampled(points.data() + seen_, points.size() - seen_, kMostAtOnce));
-      news["marks"] = marks_json(run.series.marks(), std::min(marks_, run.series.marks().size()));
-      if (!run.series.summary().is_null()) news["summary"] = run.series.summary();
-      text += event("points", news);
-      note(run);
-    }
-    const std::string state = store_.state_of(run);
-    if (state != state_) text += event("state", {{"state", state}});
-    state_ = state;
+    text += news();
     // Sends a comment now and then, so that a closed connection is noticed.
     if (text.empty() && ++quiet_ % 20 == 0) text = ": still here\n\n";
     return text;
   }
+  // Reads the files to their ends: the server may have been stopped because the run ended.
+  std::string last() override {
+    store_.catch_up();
+    const std::lock_guard lock(store_.mutex_);
+    return news();
+  }
   bool over() const override { return store_.stopping_; }
 
  private:
-  static constexpr std::size_t kMostAtOnce = 1000;
+  static constexpr std::size_t kMaxAtOnce = 1000;
+  struct Followed {
+    std::string id;
+    const RunStore::Run& run;  // runs are never removed from the store
+    std::string state;
+    std::uint64_t version = 0, epoch = 0;
+    std::size_t seen = 0, marks = 0;
+  };
 
-  void note(const RunStore::Run& run) {
-    version_ = run.series.version();
-    epoch_ = run.series.epoch();
-    seen_ = run.series.points().size();
-    marks_ = run.series.marks().size();
+  static void note(Followed& each) {
+    const RunSeries& series = each.run.series;
+    each.version = series.version();
+    each.epoch = series.epoch();
+    each.seen = series.points().size();
+    each.marks = series.marks().size();
   }
-  static std::string event(const char* name, const Json& data) {
+  static std::string event(const char* name, const Followed& each, Json data) {
+    data["id"] = each.id;
     return str("event: ", name, "\ndata: ", dumped(data), "\n\n");
   }
+  // Called with the store's lock held.
+  std::string news() {
+    std::string text;
+    for (Followed& each : followed_) {
+      const RunSeries& series = each.run.series;
+      if (series.epoch() != each.epoch) {
+        text += event("again", each, {{"steps", series.points().size()}});
+      } else if (series.version() != each.version) {
+        const std::vector<Point>& points = series.points();
+        Json data = RunSeries::columns(
+            downsampled(points.data() + each.seen, points.size() - each.seen, kMaxAtOnce));
+        data["marks"] = marks_json(series.marks(), std::min(each.marks, series.marks().size()));
+        if (!series.summary().is_null()) data["summary"] = series.summary();
+        text += event("points", each, std::move(data));
+      }
+      note(each);
+      const std::string state = store_.state_of(each.run);
+      if (state != each.state) {
+        Json data = {{"state", state}};
+        if (series.failure().is_object()) data["reason"] = series.failure().value("reason", "");
+        text += event("state", each, std::move(data));
+      }
+      each.state = state;
+    }
+    return text;
+  }
 
-  const RunStore& store_;
-  std::string id_, state_;
-  std::uint64_t version_ = 0, epoch_ = 0;
-  std::size_t seen_ = 0, marks_ = 0;
+  RunStore& store_;
+  std::vector<Followed> followed_;
   int quiet_ = 0;
   bool greeted_ = false;
 };
@@ -115,8 +143,8 @@ RunStore::RunStore(const std::vector<std::string>& paths, double every)
   for (const std::string& path : paths_) {
     const std::string kind = kind_of_file(path);
     if (kind == "a regular file" || kind == "a folder" || kind == "nothing") continue;
-    throw UsageError(str("--runs: ", quote(path), " is ", kind,
-                         "; must be a metrics file of tessera train, or a folder"));
+    throw UsageError(Flag("runs"), str(quote(path), " is ", kind,
+                                       "; must be a metrics file of tessera train, or a folder"));
   }
   thread_ = std::thread([this] { work(); });
 }
@@ -134,7 +162,7 @@ void RunStore::stop() {
 
 void RunStore::look_for_files() {
   const auto add = [&](const std::string& path, const std::string& name) {
-    if (runs_.size() >= kMostRuns) return;
+    if (runs_.size() >= kMaxRuns) return;
     std::unique_ptr<Run>& run = runs_[id_of(path)];
     if (!run) run = std::make_unique<Run>(path, name);
   };
@@ -192,6 +220,7 @@ std::string RunStore::state_of(const Run& run) const {
   if (!summary.is_null()) {
     return summary.contains("interrupted") && summary["interrupted"] == true ? "stopped" : "done";
   }
+  if (!run.series.failure().is_null()) return "failed";
   if (run.series.points().empty()) return "waiting";
   double patience = kSilent;
   const double step = run.series.points().back().values[4];
@@ -217,6 +246,14 @@ Json RunStore::about(const std::string& id, const Run& run) const {
                {"command", "tessera dashboard --runs " + shell_word(run.tail.path())}};
   if (start.is_object() && start.contains("time")) json["started"] = start["time"];
   if (start.is_object() && start.contains("steps")) json["steps_in_all"] = start["steps"];
+  const Json& failure = run.series.failure();
+  if (failure.is_object() && failure.contains("reason")) json["reason"] = failure["reason"];
+  if (json["state"] == "running" && json.contains("steps_in_all") &&
+      json["steps_in_all"].is_number()) {
+    const double left = json["steps_in_all"].get<double>() - json["steps"].get<double>();
+    const double seconds = left * run.series.recent_mean("step_s");
+    if (std::isfinite(seconds) && left >= 0) json["eta_s"] = seconds;
+  }
   if (run.series.damaged() > 0) json["damaged_lines"] = run.series.damaged();
   return json;
 }
@@ -256,6 +293,9 @@ Answer RunStore::run(const std::string& id, std::size_t points, std::int64_t fro
   }
   if (json.contains("measured") && json["measured"].contains("memory")) {
     json["memory"] = json["measured"]["memory"];
+    // `start` has the peak of the first step only.
+    const double peak = run.series.maximum("mem_peak_bytes");
+    if (std::isfinite(peak)) json["memory"]["peak"] = peak;
   }
   if (!summary.is_null()) json["summary"] = summary;
   json["phases"] = phases_of(run.series);
@@ -283,14 +323,21 @@ Answer RunStore::trace(const std::string& id) const {
     return refusal(404, "the trace does not exist yet: the run writes it when it ends");
   }
   Answer answer;
-  answer.body = read_small_file(path, kMostTrace, "a trace");
+  answer.body = read_small_file(path, kMaxTrace, "a trace");
   if (answer.body.find("\"traceEvents\"") >= 4096) return refusal(404, "that file is not a trace");
   return answer;
 }
 
-std::shared_ptr<EventSource> RunStore::events(const std::string& id) const {
+std::shared_ptr<EventSource> RunStore::events(const std::vector<std::string>& ids) {
   const std::lock_guard lock(mutex_);
-  return runs_.count(id) == 0 ? nullptr : std::make_shared<RunEvents>(*this, id);
+  auto events = std::make_shared<RunEvents>(*this, ids);
+  return events->empty() ? nullptr : events;
+}
+
+std::string RunStore::id_of(const std::string& path) {
+  std::error_code problem;
+  const fs::path whole = fs::absolute(path, problem);
+  return to_hex(sha256(whole.lexically_normal().string())).substr(0, 12);
 }
 
 }  // namespace tessera::dashboard

@@ -30,8 +30,11 @@ class RunStore {
   Json list() const;
   Answer run(const std::string& id, std::size_t points, std::int64_t from) const;
   Answer trace(const std::string& id) const;
-  // Returns the events from now on; null for an unknown id.
-  std::shared_ptr<EventSource> events(const std::string& id) const;
+  // Returns the events of these runs from now on. Ignores unknown ids; null if all are unknown.
+  std::shared_ptr<EventSource> events(const std::vector<std::string>& ids);
+  // Returns the id of the run with this metrics file. It is stable across restarts of the server
+  // and does not reveal the path.
+  static std::string id_of(const std::string& path);
 
   // Reads everything available now, for tests and for the first answer.
   void catch_up();

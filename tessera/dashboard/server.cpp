@@ -31,7 +31,8 @@ Fd bound_socket(const std::string& address, int port) {
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   if (::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
-    throw UsageError(str("--address: got ", quote(address),
+    throw UsageError(Flag("address"),
+                     str("got ", quote(address),
                          "; must be a numeric address of this machine, such as 127.0.0.1"));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, ::freeaddrinfo);
@@ -56,6 +57,8 @@ int port_of(int fd) {
   return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
                                              : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
 }
+
+constexpr double kLastSeconds = 0.5;  // for the last event of a stream
 
 int cores() { return static_cast<int>(std::thread::hardware_concurrency()); }
 
@@ -250,12 +253,13 @@ class Server::Implementation {
   void stream(Connection& connection, EventSource& events) {
     const WorkerPool::Blocked blocked(pool_);
     while (connection.wait_until_sent(options_.request_seconds) && !connection.gone()) {
-      if (events.over() || stopping_) {
-        connection.write("0\r\n\r\n");
-        return;
-      }
-      const std::string text = events.next();
+      const bool over = events.over() || stopping_;
+      const std::string text = over ? events.last() : events.next();
       if (!text.empty()) connection.write(str(hex(text.size()), "\r\n", text, "\r\n"));
+      if (!over) continue;
+      connection.write("0\r\n\r\n");
+      connection.wait_until_sent(kLastSeconds);
+      return;
     }
   }
 

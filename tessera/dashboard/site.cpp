@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -124,6 +125,7 @@ class CountedEvents : public EventSource {
       : counted_(count, most, "too many pages listen to runs; close some"),
         inner_(std::move(inner)) {}
   std::string next() override { return inner_->next(); }
+  std::string last() override { return inner_->last(); }
   bool over() const override { return inner_->over(); }
 
  private:
@@ -139,16 +141,26 @@ std::int64_t query_number(const Request& request, const std::string& key, std::i
   std::int64_t value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (problem != std::errc() || end != text.data() + text.size() || value < least || value > most) {
-    throw UsageError(
-        str("--", key, ": got ", quote(text), "; must be an integer from ", least, " to ", most));
+    throw UsageError(Flag(key),
+                     str("got ", quote(text), "; must be an integer from ", least, " to ", most));
   }
   return value;
+}
+
+// Returns the ids of the query "runs=A,B".
+std::vector<std::string> query_ids(const Request& request) {
+  std::vector<std::string> ids;
+  const auto found = request.query.find("runs");
+  if (found == request.query.end()) return ids;
+  std::istringstream text(found->second);
+  for (std::string id; std::getline(text, id, ',');) ids.push_back(id);
+  return ids;
 }
 
 class Dashboard {
  public:
   explicit Dashboard(SiteOptions options)
-      : options_(std::move(options)), heavy_(options_.most_heavy, kMostWaiting) {
+      : options_(std::move(options)), heavy_(options_.most_heavy, kMaxWaiting) {
     const std::vector<Route> routes = all_routes();
     description_ = openapi(routes).dump();
     for (const Route& route : routes) {
@@ -228,8 +240,9 @@ class Dashboard {
     const std::string id = rest.substr(0, rest.find('/'));
     const std::string what = rest.size() > id.size() ? rest.substr(id.size()) : "";
     if (what == "/trace") return options_.runs->trace(id);
-    if (what == "/events") {
-      auto events = options_.runs->events(id);
+    const bool several = rest == "events";
+    if (several || what == "/events") {
+      auto events = options_.runs->events(several ? query_ids(request) : std::vector{id});
       if (!events) return refusal(404, "there is no such run");
       Answer answer;
       answer.type = "text/event-stream";
@@ -248,7 +261,7 @@ class Dashboard {
   std::map<std::string, Route> calculators_;
   std::string description_;
   AnswerCache cache_;
-  static constexpr std::size_t kMostWaiting = 16;
+  static constexpr std::size_t kMaxWaiting = 16;
   AdmissionQueue heavy_;
   std::atomic<int> listeners_{0};
 };

@@ -55,11 +55,11 @@ const ByteAlphabet& byte_alphabet() {
 
 // One cache line, with the word in its first bytes.
 struct alignas(64) Bpe::Scratch::Word {
-  static constexpr std::size_t kMostBytes = 24, kMostIds = 9;
+  static constexpr std::size_t kMaxBytes = 24, kMaxIds = 9;
   static constexpr std::size_t kWords = std::size_t{1} << 15;
-  char text[kMostBytes];
+  char text[kMaxBytes];
   std::uint8_t size, count;  // size 0: unused
-  TokenId ids[kMostIds];
+  TokenId ids[kMaxIds];
 };
 
 struct Bpe::Scratch::Node {
@@ -263,7 +263,7 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<TokenId>& 
   const std::size_t size = word.size();
   if (size == 0) return;
   Word* known = nullptr;
-  if (size <= Word::kMostBytes) {
+  if (size <= Word::kMaxBytes) {
     if (scratch.words_ == nullptr) scratch.words_.reset(new Word[Word::kWords]());
     const char* text = word.data();
     std::uint64_t first = 0, second = 0, third = 0;
@@ -299,7 +299,7 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<TokenId>& 
     }
   }
   out.insert(out.end(), symbols.begin(), symbols.end());
-  if (known != nullptr && symbols.size() <= Word::kMostIds) {
+  if (known != nullptr && symbols.size() <= Word::kMaxIds) {
     std::memcpy(known->text, word.data(), size);
     known->size = static_cast<std::uint8_t>(size);
     known->count = static_cast<std::uint8_t>(symbols.size());

@@ -13,7 +13,8 @@ namespace {
 TokenId special_of(const Tokenizer& tokenizer, const std::string& text, const std::string& name) {
   if (const std::optional<TokenId> id = tokenizer.find(text)) return *id;
   throw UsageError(str("--template ", name, ": the tokenizer ", quote(tokenizer.name()),
-                       " has no token ", text, ". Use --template plain, which needs none."));
+                       " has no token ", text, ". Use --template plain, which needs none."),
+                   "template");
 }
 
 std::string trimmed(const std::string& text) {
@@ -52,8 +53,8 @@ ChatTemplate::ChatTemplate(const std::string& name, const Tokenizer& tokenizer, 
     header_end_ = close.value_or(0);
   } else if (name != "plain") {
     throw UsageError(
-        str("--template: got ", quote(name), ", must be ", join(names(), ", "),
-            did_you_mean(name, names()),
+        Flag("template"),
+        str("got ", quote(name), ", must be ", join(names(), ", "), did_you_mean(name, names()),
             "; Jinja templates are not supported. Write the conversation as text or as "
             "prompt and response, and use --format text or prompt."));
   }

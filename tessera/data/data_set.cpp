@@ -9,7 +9,7 @@
 #include "tessera/core/text.h"
 #include "tessera/data/interleave.h"
 #include "tessera/data/source.h"
-#include "tessera/data/token_views.h"
+#include "tessera/data/token_data.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/data/windows.h"
 
@@ -72,7 +72,8 @@ Order order_of(const DataOptions& options, const std::string& path) {
   const bool walks = options.epochs > 0 || options.pack == "none";
   if (options.order == "random") {
     if (walks) {
-      throw UsageError(str("--order: got random with ",
+      throw UsageError(Flag("order"),
+                       str("got random with ",
                            options.epochs > 0 ? "--epochs, but random order has no epochs"
                                               : "--pack none, whose rows are whole documents",
                            "; must be shuffle or sequential"));
@@ -123,8 +124,8 @@ std::unique_ptr<Source> validation_part(const DataOptions& options, const std::s
 
 void check_options(const DataOptions& options) {
   if (!options.val_data.empty() && options.val_fraction > 0) {
-    throw UsageError(str("--val-fraction: got ", options.val_fraction, " with --val-data ",
-                         options.val_data, "; give only one of them"));
+    throw UsageError(Flag("val-fraction"), str("got ", options.val_fraction, " with --val-data ",
+                                               options.val_data, "; give only one of them"));
   }
   if (options.val_fraction == 0 && options.epochs == 0) return;
   for (const WeightedPath& each : parse_data(options.data)) {
@@ -166,8 +167,8 @@ std::unique_ptr<Source> training_source(const DataOptions& options) {
     texts.push_back(each.weight);
     counts.push_back(sources.back()->samples_per_epoch());
     if (each.weight.empty() && counts.back() == 0) {
-      throw UsageError(str("--data: ", each.path,
-                           " is unlimited and needs a weight, as in a=0.7,b=0.3",
+      throw UsageError(Flag("data"),
+                       str(each.path, " is unlimited and needs a weight, as in a=0.7,b=0.3",
                            each.path == kSynthetic ? "" : ", or --order shuffle"));
     }
   }

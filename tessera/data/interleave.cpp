@@ -10,8 +10,8 @@
 namespace tessera::data {
 namespace {
 
-constexpr std::uint64_t kMostWeight = (std::uint64_t{1} << 31) - 1;
-constexpr int kMostDigits = 9;
+constexpr std::uint64_t kMaxWeight = (std::uint64_t{1} << 31) - 1;
+constexpr int kMaxDigits = 9;
 
 // Returns how many of the first n samples at a branch go left.
 std::uint64_t count_left(std::uint64_t n, std::uint64_t left, std::uint64_t both) {
@@ -36,7 +36,7 @@ struct Decimal {
 Decimal parse_weight(const std::string& text, const std::string& flag) {
   const auto refuse = [&] {
     throw UsageError(str(flag, ": got the weight ", quote(text),
-                         ", must be a positive number with at most ", kMostDigits,
+                         ", must be a positive number with at most ", kMaxDigits,
                          " digits, such as 0.7 or 3"));
   };
   std::string digits = text;
@@ -47,7 +47,7 @@ Decimal parse_weight(const std::string& text, const std::string& flag) {
     out.behind = static_cast<int>(digits.size() - point);
   }
   digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size()));
-  if (digits.empty() || digits.size() > kMostDigits || out.behind > kMostDigits ||
+  if (digits.empty() || digits.size() > kMaxDigits || out.behind > kMaxDigits ||
       digits.find_first_not_of("0123456789") != std::string::npos) {
     refuse();
   }
@@ -60,15 +60,15 @@ Decimal parse_weight(const std::string& text, const std::string& flag) {
 Interleave::Interleave(std::vector<std::uint64_t> weights) : weights_(std::move(weights)) {
   sums_.push_back(0);
   for (const std::uint64_t weight : weights_) {
-    if (weight == 0 || weight > kMostWeight) {
+    if (weight == 0 || weight > kMaxWeight) {
       throw UsageError(
-          str("a mixture has a weight of ", weight, "; must be from 1 to ", kMostWeight));
+          str("a mixture has a weight of ", weight, "; must be from 1 to ", kMaxWeight));
     }
     sums_.push_back(sums_.back() + weight);
   }
-  if (weights_.empty() || sums_.back() > kMostWeight) {
+  if (weights_.empty() || sums_.back() > kMaxWeight) {
     throw UsageError(str("a mixture has ", weights_.size(), " sources with a total weight of ",
-                         sums_.back(), "; must have at least one, and at most ", kMostWeight));
+                         sums_.back(), "; must have at least one, and at most ", kMaxWeight));
   }
 }
 
@@ -123,12 +123,12 @@ std::vector<std::uint64_t> whole_weights(const std::vector<std::string>& texts,
   }
   reduce(weights);
   for (const std::uint64_t weight : weights) {
-    if (weight > kMostWeight || sum_of(weights) > kMostWeight) {
+    if (weight > kMaxWeight || sum_of(weights) > kMaxWeight) {
       throw UsageError(
           str(flag, ": the weights ", join(texts, ", "),
               " differ too much or have too many digits; the sum of the reduced integer weights "
               "must be at most ",
-              kMostWeight));
+              kMaxWeight));
     }
   }
   return weights;
@@ -136,7 +136,7 @@ std::vector<std::uint64_t> whole_weights(const std::vector<std::string>& texts,
 
 std::vector<std::uint64_t> weights_of_counts(std::vector<std::uint64_t> counts) {
   reduce(counts);
-  while (sum_of(counts) > kMostWeight) {
+  while (sum_of(counts) > kMaxWeight) {
     for (std::uint64_t& count : counts) count = std::max<std::uint64_t>(1, count / 2);
     reduce(counts);
   }

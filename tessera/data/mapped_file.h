@@ -28,7 +28,7 @@ class MappedFile {
 };
 
 // Maps a file of an untrusted folder: a regular file, not a link (see [Note: no links] in
-// checkpoint/files.h). Throws DataError.
+// checkpoint/file_system.h). Throws DataError.
 MappedFile map_file_of_folder(const std::string& path);
 
 }  // namespace tessera::data

@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <string>
 #include <thread>
 
 #include "tessera/checkpoint/checksum.h"
-#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/file_system.h"
 #include "tessera/checkpoint/lock.h"
 #include "tessera/core/crypto.h"
 #include "tessera/core/errors.h"
@@ -15,18 +17,41 @@
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/data/prepare_names.h"
+#include "tessera/data/documents.h"
 #include "tessera/data/prepare_run.h"
 #include "tessera/data/prepare_state.h"
 #include "tessera/data/token_data.h"
 
 namespace tessera::data {
+
 namespace {
 
 namespace fs = std::filesystem;
 using Call = std::map<std::string, std::string>;
 
-constexpr std::int64_t kMostStateBytes = std::int64_t{256} << 20;
+// Names used in flags and files.
+std::string name_of(DocumentFormat format) {
+  return format == DocumentFormat::text     ? "text"
+         : format == DocumentFormat::prompt ? "prompt"
+                                            : "chat";
+}
+std::string name_of(SplitDocuments split) {
+  return split == SplitDocuments::file   ? "file"
+         : split == SplitDocuments::line ? "line"
+                                         : "blank-line";
+}
+
+// Files that a tokenizer's folder may contain.
+constexpr std::array<const char*, 8> kTokenizerFiles = {"tokenizer.json",
+                                                        "tokenizer_config.json",
+                                                        "special_tokens_map.json",
+                                                        "added_tokens.json",
+                                                        "vocab.json",
+                                                        "merges.txt",
+                                                        "tokenizer.model",
+                                                        "chat_template.jinja"};
+
+constexpr std::int64_t kMaxStateBytes = std::int64_t{256} << 20;
 // Hash of the inputs' names and sizes: equal on every machine.
 constexpr const char* kNames = "names";
 // Hash of the inputs' paths, sizes and times on this machine.
@@ -56,7 +81,8 @@ DocumentOptions document_options(const PrepareOptions& options, const Tokenizer&
   if (options.begin == PrepareOptions::Begin::always && out.begin.empty()) {
     const std::optional<TokenId> begin = tokenizer.begin_of_text();
     if (!begin) {
-      throw UsageError("--begin-token always: the tokenizer names no begin-of-text token");
+      throw UsageError("--begin-token always: the tokenizer names no begin-of-text token",
+                       "begin-token");
     }
     out.begin = {*begin};
   }
@@ -146,16 +172,16 @@ void remove_own_drafts(const std::string& out) {
 // Throws if `out` contains files that prepare did not write.
 void check_out(const std::string& out) {
   std::error_code error;
-  if (out.empty()) throw UsageError("--out: got \"\", must be the folder to write");
+  if (out.empty()) throw UsageError(Flag("out"), "got \"\", must be the folder to write");
   if (!is_there(out)) return;
   if (!fs::is_directory(out, error)) {
-    throw UsageError(str("--out: ", quote(out), " is ", kind_of_file(out), "; must be a folder"));
+    throw UsageError(Flag("out"), str(quote(out), " is ", kind_of_file(out), "; must be a folder"));
   }
   if (is_there(in_folder(out, kTokensName)) || is_there(in_folder(out, kPreparingName))) return;
   for (const std::string& name : checkpoint::local_files()->list(out)) {
     if (name.starts_with(".") || is_own_draft(name)) continue;
-    throw UsageError(str("--out: ", quote(out), " contains other files, such as ", quote(name),
-                         "; must be a new folder, an empty one, or one with tokens"));
+    throw UsageError(Flag("out"), str(quote(out), " contains other files, such as ", quote(name),
+                                      "; must be a new folder, an empty one, or one with tokens"));
   }
 }
 
@@ -219,7 +245,7 @@ Start start_from(const PrepareOptions& options, const Tokenizer& tokenizer, bool
     const std::string number = last == manifest.reading.end() ? "" : last->second;
     std::optional<PrepareState> left;  // left by a run that was stopped between its last two steps
     if (is_there(state_path)) {
-      left = parse_prepare_state(read_small_file(state_path, kMostStateBytes), state_path);
+      left = parse_prepare_state(read_small_file(state_path, kMaxStateBytes), state_path);
       if (call_id(left->call) != number) left.reset();
     }
     Call same = call;
@@ -231,29 +257,33 @@ Start start_from(const PrepareOptions& options, const Tokenizer& tokenizer, bool
       return start;
     }
     if (!options.append) {
-      throw UsageError(str("--out: ", quote(out), " has ",
-                           format_grouped(static_cast<std::int64_t>(manifest.tokens())),
-                           " tokens from another call. Choose another folder, add to them "
-                           "with --append, or replace them with --restart."));
+      throw UsageError(
+          Flag("out"),
+          str(quote(out), " has ", format_grouped(static_cast<std::int64_t>(manifest.tokens())),
+              " tokens from another call. Choose another folder, add to them "
+              "with --append, or replace them with --restart."));
     }
     if (manifest.fingerprint != tokenizer.fingerprint()) {
-      throw UsageError(str("--append: the tokens in ", quote(out), " were made with the tokenizer ",
-                           quote(manifest.tokenizer), " (", manifest.fingerprint.substr(0, 12),
-                           "), but --tokenizer ", options.tokenizer, " is ",
-                           quote(tokenizer.name()), " (", tokenizer.fingerprint().substr(0, 12),
-                           "). A folder must have one tokenizer."));
+      throw UsageError(
+          Flag("append"),
+          str("the tokens in ", quote(out), " were made with the tokenizer ",
+              quote(manifest.tokenizer), " (", manifest.fingerprint.substr(0, 12),
+              "), but --tokenizer ", options.tokenizer, " is ", quote(tokenizer.name()), " (",
+              tokenizer.fingerprint().substr(0, 12), "). A folder must have one tokenizer."));
     }
     if (manifest.masked != masked) {
-      throw UsageError(str("--append: the tokens in ", quote(out),
-                           manifest.masked ? " have a loss mask" : " have no loss mask",
-                           ", those of --format ", name_of(options.format),
-                           manifest.masked ? " do not" : " do",
-                           ". Prepare them in a separate folder."));
+      throw UsageError(
+          Flag("append"),
+          str("the tokens in ", quote(out),
+              manifest.masked ? " have a loss mask" : " have no loss mask", ", those of --format ",
+              name_of(options.format), manifest.masked ? " do not" : " do",
+              ". Prepare them in a separate folder."));
     }
     call[kAppendedTo] = checkpoint::to_hex({checkpoint::crc32c(to_text(manifest))});
     for (std::size_t i = 0; i < manifest.shards.size(); ++i) {
       if (manifest.shards[i].name != shard_name(i)) {
-        throw UsageError(str("--append: the shards in ", quote(out), " have other names; expected ",
+        throw UsageError(Flag("append"),
+                         str("the shards in ", quote(out), " have other names; expected ",
                              shard_name(i), ".bin"));
       }
     }
@@ -262,16 +292,98 @@ Start start_from(const PrepareOptions& options, const Tokenizer& tokenizer, bool
   }
   start.state.call = call;
   if (!is_there(state_path)) return start;
-  PrepareState state =
-      parse_prepare_state(read_small_file(state_path, kMostStateBytes), state_path);
+  PrepareState state = parse_prepare_state(read_small_file(state_path, kMaxStateBytes), state_path);
   if (state.call != call) {
     throw UsageError(
-        str("--out: ", quote(out), " is unfinished, from a call that differed in ",
+        Flag("out"),
+        str(quote(out), " is unfinished, from a call that differed in ",
             differences(state.call, call),
             ". Finish that call, choose another folder, or start over with --restart."));
   }
   start.state = std::move(state);
   return start;
+}
+
+// Formats other than text consist of JSON lines.
+void check_extensions(const PrepareOptions& options, const InputList& list) {
+  if (options.format == DocumentFormat::text) return;
+  for (const InputFile& file : list.files) {
+    if (file.jsonl) continue;
+    throw UsageError(str("--format ", name_of(options.format), ": ", quote(file.path),
+                         " does not end in .jsonl or .ndjson; must be a file of JSON lines"),
+                     "format");
+  }
+}
+
+std::vector<std::string> notes_of(const PrepareOptions& options, const Tokenizer& tokenizer) {
+  std::vector<std::string> notes = tokenizer.notes();
+  if (options.format == DocumentFormat::chat) {
+    for (std::string& note : template_notes(options.chat_template, options.tokenizer)) {
+      notes.push_back(std::move(note));
+    }
+  }
+  return notes;
+}
+
+// Encodes the input from `state` on. Sets the shards of the manifest, and the counts of the
+// summary.
+void write_shards(const PrepareOptions& options, const Tokenizer& tokenizer,
+                  const DocumentEncoder& encoder, const InputList& list, const PrepareState& state,
+                  PrepareSummary& summary) {
+  TokenWriter writer(
+      {.folder = options.out,
+       .bytes_per_token = bytes_per_token(tokenizer.vocab()),
+       .masked = encoder.masked(),
+       .shard_bytes = options.shard_bytes,
+       .direct_bytes = list.bytes >= options.direct_input ? options.direct_bytes : 0},
+      state.writer);
+  PartReader reader(list,
+                    {.split = options.split,
+                     .part_bytes = options.part_bytes,
+                     .longest_line = options.longest_line,
+                     .at_space = tokenizer.may_cut_at_space()},
+                    state.position);
+  summary.resumed_at = state.position.offset + reader.consumed();
+  RunOptions running;
+  running.threads = options.threads > 0
+                        ? options.threads
+                        : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  running.save_seconds = options.save_seconds;
+  running.save = [&](const InputPosition& position, const WriterState& written,
+                     const DocumentCounts& counts) {
+    publish(in_folder(options.out, kPreparingName),
+            to_text(PrepareState{state.call, position, written, counts}));
+  };
+  if (options.told) {
+    running.told = [&](std::uint64_t done) { options.told(done, list.bytes); };
+  }
+  PrepareRun run(reader, encoder, writer, running, state.counts);
+  run.run();
+  summary.counts = run.counts();
+  summary.empty_files = reader.position().empty_files;
+  summary.cuts = reader.position().cuts;
+  summary.manifest.shards = writer.finish();
+}
+
+// Sets everything in the manifest but its shards.
+void describe_tokens(TokenManifest& manifest, const Tokenizer& tokenizer,
+                     const DocumentOptions& documents, bool masked, const InputList& list,
+                     const Call& call) {
+  manifest.tokenizer = tokenizer.name();
+  manifest.fingerprint = tokenizer.fingerprint();
+  manifest.vocab = tokenizer.vocab();
+  manifest.end_of_text = documents.end;
+  manifest.bytes_per_token = bytes_per_token(tokenizer.vocab());
+  manifest.masked = masked;
+  for (const char* key : {"format", "split_documents", "text_field", "template", "invalid_utf8",
+                          "special_text", "begin_token"}) {
+    if (const auto found = call.find(key); found != call.end())
+      manifest.reading[key] = found->second;
+  }
+  manifest.reading["input"] =
+      str(plural(static_cast<std::int64_t>(list.files.size()), "file"), ", ",
+          format_grouped(static_cast<std::int64_t>(list.bytes)), " bytes");
+  manifest.reading["call"] = call_id(call);
 }
 
 }  // namespace
@@ -281,24 +393,13 @@ PrepareSummary prepare(const PrepareOptions& options) {
   const DocumentOptions documents = document_options(options, *tokenizer);
   const DocumentEncoder encoder(*tokenizer, documents);
   const InputList list = list_inputs(options.inputs, options.out);
-  if (options.format != DocumentFormat::text) {
-    for (const InputFile& file : list.files) {
-      if (file.jsonl) continue;
-      throw UsageError(str("--format ", name_of(options.format), ": ", quote(file.path),
-                           " does not end in .jsonl or .ndjson; must be a file of JSON lines"));
-    }
-  }
+  check_extensions(options, list);
   Call call = call_of(options, documents, *tokenizer, list);
   check_out(options.out);
   const checkpoint::FolderLock lock(options.out, "tessera data prepare");
 
   PrepareSummary summary;
-  summary.notes = tokenizer->notes();
-  if (options.format == DocumentFormat::chat) {
-    for (std::string& note : template_notes(options.chat_template, options.tokenizer)) {
-      summary.notes.push_back(std::move(note));
-    }
-  }
+  summary.notes = notes_of(options, *tokenizer);
   summary.input_bytes = list.bytes;
   summary.input_files = list.files.size();
   summary.left_out = list.left_out;
@@ -309,70 +410,22 @@ PrepareSummary prepare(const PrepareOptions& options) {
     summary.was_finished = true;
     return summary;
   }
-  PrepareState& state = start.state;
   const std::string state_path = in_folder(options.out, kPreparingName);
-  if (!is_there(state_path)) publish(state_path, to_text(state));
+  if (!is_there(state_path)) publish(state_path, to_text(start.state));
   copy_tokenizer(options.tokenizer, options.out);
 
-  const std::uint64_t documents_before = start.base ? start.base->documents() : 0;
-  TokenWriter writer(
-      {.folder = options.out,
-       .bytes_per_token = bytes_per_token(tokenizer->vocab()),
-       .masked = encoder.masked(),
-       .shard_bytes = options.shard_bytes,
-       .direct_bytes = list.bytes >= options.direct_input ? options.direct_bytes : 0},
-      state.writer);
-  PartReader reader(list,
-                    {.split = options.split,
-                     .part_bytes = options.part_bytes,
-                     .longest_line = options.longest_line,
-                     .at_space = tokenizer->may_cut_at_space()},
-                    state.position);
-  summary.resumed_at = state.position.offset + reader.consumed();
-  RunOptions running;
-  running.threads = options.threads > 0
-                        ? options.threads
-                        : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  running.save_seconds = options.save_seconds;
-  running.save = [&](const InputPosition& position, const WriterState& written,
-                     const DocumentCounts& counts) {
-    publish(state_path, to_text(PrepareState{call, position, written, counts}));
-  };
-  if (options.told) {
-    running.told = [&](std::uint64_t done) { options.told(done, list.bytes); };
-  }
-  PrepareRun run(reader, encoder, writer, running, state.counts);
-  run.run();
-  summary.counts = run.counts();
-  summary.empty_files = reader.position().empty_files;
-  summary.cuts = reader.position().cuts;
-
+  write_shards(options, *tokenizer, encoder, list, start.state, summary);
   TokenManifest& manifest = summary.manifest;
-  manifest.shards = writer.finish();
-  if (manifest.documents() == documents_before) {
+  if (manifest.documents() == (start.base ? start.base->documents() : 0)) {
     remove_empty_output(options.out, start.base.has_value());
     throw DataError(str(
         "no documents in the input: ", plural(static_cast<std::int64_t>(list.files.size()), "file"),
         " with ", list.bytes, " bytes, all without text"));
   }
-  manifest.tokenizer = tokenizer->name();
-  manifest.fingerprint = tokenizer->fingerprint();
-  manifest.vocab = tokenizer->vocab();
-  manifest.end_of_text = documents.end;
-  manifest.bytes_per_token = bytes_per_token(tokenizer->vocab());
-  manifest.masked = encoder.masked();
+  describe_tokens(manifest, *tokenizer, documents, encoder.masked(), list, call);
   manifest.bytes_of_text =
       summary.counts.bytes_of_text + (start.base ? start.base->bytes_of_text : 0);
-  for (const char* key : {"format", "split_documents", "text_field", "template", "invalid_utf8",
-                          "special_text", "begin_token"}) {
-    if (const auto found = call.find(key); found != call.end())
-      manifest.reading[key] = found->second;
-  }
-  manifest.reading["input"] =
-      str(plural(static_cast<std::int64_t>(list.files.size()), "file"), ", ",
-          format_grouped(static_cast<std::int64_t>(list.bytes)), " bytes");
   manifest.reading["replaced"] = std::to_string(summary.counts.replaced);
-  manifest.reading["call"] = call_id(call);
   checkpoint::local_files()->sync_folder(options.out);
   publish(in_folder(options.out, kTokensName), to_text(manifest));
   checkpoint::local_files()->remove(state_path);

@@ -28,7 +28,7 @@ std::uint64_t state_number(const StateJson& value, std::uint64_t most) {
 TokenShard shard_of(const StateJson& value) {
   TokenShard shard;
   shard.name = value.at(0).get<std::string>();
-  shard.tokens = state_number(value.at(1), kMostTokens);
+  shard.tokens = state_number(value.at(1), kMaxTokens);
   shard.documents = state_number(value.at(2), shard.tokens);
   shard.bin_crc = static_cast<std::uint32_t>(state_number(value.at(3), UINT32_MAX));
   shard.idx_crc = static_cast<std::uint32_t>(state_number(value.at(4), UINT32_MAX));
@@ -78,7 +78,7 @@ PrepareState parse_prepare_state(std::string_view text, const std::string& where
         throw DataError(str("a shard has the unexpected name ", quote(last.name)));
       }
       tokens += last.tokens;
-      if (tokens > kMostTokens) throw DataError("too many tokens");
+      if (tokens > kMaxTokens) throw DataError("too many tokens");
     }
     state.writer.open = shard_of(json.at("open"));
     state.writer.mask_rest =

@@ -19,7 +19,7 @@ class Sorting final : public Source {
       : seq_(seq), digits_(std::min(kDigits, seq / 2)), random_(seed, stream_of("data.sorting")) {
     if (seq < 2) {
       throw UsageError(
-          str("--seq is ", seq, "; the sorting task needs at least 2, and 16 to be hard"));
+          str("--seq is ", seq, "; the sorting task needs at least 2, and 16 to be hard"), "seq");
     }
   }
 

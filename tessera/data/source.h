@@ -25,6 +25,24 @@ struct Batch {
   // documents are not separated.
   at::Tensor document_starts = {};
 };
+
+// Assignment of samples to ranks. A step's global batch is `ranks · micro_batches · micro_batch`
+// consecutive samples: first those of rank 0, divided into its micro-batches, then rank 1, and so
+// on. One process that takes the whole batch sees the same samples.
+struct Sampler {
+  std::int64_t ranks = 1;
+  std::int64_t micro_batches = 1;
+  std::int64_t micro_batch = 1;
+
+  std::int64_t global_batch() const { return ranks * micro_batches * micro_batch; }
+  // Returns the first of the `micro_batch` samples of a micro-batch.
+  std::uint64_t first(std::int64_t step, std::int64_t rank, std::int64_t micro) const {
+    const std::int64_t before = (rank * micro_batches + micro) * micro_batch;
+    return static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(global_batch()) +
+           static_cast<std::uint64_t>(before);
+  }
+};
+
 // One row of a batch, to be filled.
 struct Row {
   std::span<Token> ids, targets;
@@ -82,10 +100,6 @@ void blank(const Row& row);
 // sequence is full. Only the sorted half is predicted. The loss of a small transformer falls from
 // ln(vocab), where vocab is the model's, to nearly 0.
 std::unique_ptr<Source> sorting(std::int64_t seq, std::uint64_t seed);
-
-// Random windows of a file, one token per byte (0 to 255). Throws UsageError if the file does not
-// exist, and DataError if it is empty or shorter than a window.
-std::unique_ptr<Source> text_file(const std::string& path, std::int64_t seq, std::uint64_t seed);
 
 // Mixes several sources of equal sequence length in these proportions: see [Note: interleave]. An
 // epoch has as many samples as those of the sources together.

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "tessera/checkpoint/checksum.h"
-#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/file_system.h"
 #include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -84,7 +84,7 @@ TokenShard parse_shard(const TokenFields& fields, bool masked) {
                         ", must be the name of a .bin in the folder itself"));
   }
   shard.name = file.substr(0, file.size() - 4);
-  shard.tokens = fields.count("tokens", kMostTokens);
+  shard.tokens = fields.count("tokens", kMaxTokens);
   shard.documents = fields.count("documents", shard.tokens);
   if (shard.tokens == 0) throw DataError(str(fields.where(), " has no tokens"));
   shard.bin_crc = fields.checksum("bin");
@@ -203,13 +203,12 @@ TokenManifest parse_token_manifest(std::string_view text, const std::string& whe
     if (!names.insert(shard.name).second) {
       throw DataError(str(where, " names ", quote(shard.name + ".bin"), " twice"));
     }
-    tokens += shard.tokens;  // both are at most kMostTokens
-    if (tokens > kMostTokens)
-      throw DataError(str(where, " has more than ", kMostTokens, " tokens"));
+    tokens += shard.tokens;  // both are at most kMaxTokens
+    if (tokens > kMaxTokens) throw DataError(str(where, " has more than ", kMaxTokens, " tokens"));
     manifest.shards.push_back(std::move(shard));
   }
-  const std::uint64_t declared = top.count("tokens", kMostTokens);
-  const std::uint64_t declared_documents = top.count("documents", kMostTokens);
+  const std::uint64_t declared = top.count("tokens", kMaxTokens);
+  const std::uint64_t declared_documents = top.count("documents", kMaxTokens);
   if (declared != tokens || declared_documents != manifest.documents()) {
     throw DataError(str(where, " declares ", declared, " tokens in ", declared_documents,
                         " documents, but its shards have ", tokens, " in ", manifest.documents()));
@@ -221,7 +220,7 @@ TokenManifest parse_token_manifest(std::string_view text, const std::string& whe
 TokenManifest read_token_manifest(const std::string& folder) {
   const std::string path = str(folder, "/", kTokensName);
   const auto files = checkpoint::local_files();
-  return parse_token_manifest(checkpoint::read_text(*files, path, kMostTokensJson), path);
+  return parse_token_manifest(checkpoint::read_text(*files, path, kMaxTokensJson), path);
 }
 
 }  // namespace tessera::data

@@ -11,8 +11,8 @@ namespace tessera::data {
 
 inline constexpr const char* kTokensName = "tokens.json";
 // Maximum of all shards together: byte counts do not overflow, and JSON readers do not round them.
-inline constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 52;
-inline constexpr std::int64_t kMostTokensJson = std::int64_t{64} << 20;  // bytes of tokens.json
+inline constexpr std::uint64_t kMaxTokens = std::uint64_t{1} << 52;
+inline constexpr std::int64_t kMaxTokensJson = std::int64_t{64} << 20;  // bytes of tokens.json
 
 // Shard of a token folder.
 struct TokenShard {

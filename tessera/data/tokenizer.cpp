@@ -15,8 +15,8 @@
 namespace tessera::data {
 namespace {
 
-constexpr std::int64_t kMostTokenizerBytes = std::int64_t{256} << 20;
-constexpr std::int64_t kMostConfigBytes = std::int64_t{16} << 20;
+constexpr std::int64_t kMaxTokenizerBytes = std::int64_t{256} << 20;
+constexpr std::int64_t kMaxConfigBytes = std::int64_t{16} << 20;
 constexpr TokenId kByteEnd = 256;
 
 class ByteTokenizer final : public Tokenizer {
@@ -68,7 +68,7 @@ NumberedTokens end_tokens(const std::string& folder, const TokenizerSpec& spec) 
   for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
     const std::string path = folder + name;
     if (!file_exists(path)) continue;
-    const NamedTokens named = parse_named_tokens(read_small_file(path, kMostConfigBytes), path);
+    const NamedTokens named = parse_named_tokens(read_small_file(path, kMaxConfigBytes), path);
     const auto number = [&](const std::string& token, std::optional<TokenId>& id) {
       if (token.empty() || id) return;
       id = find_token(spec, token);
@@ -86,7 +86,7 @@ NumberedTokens end_tokens(const std::string& folder, const TokenizerSpec& spec) 
     const std::string path = folder + name;
     if ((out.begin && out.end) || !file_exists(path)) continue;
     const NumberedTokens numbered =
-        parse_numbered_tokens(read_small_file(path, kMostConfigBytes), path);
+        parse_numbered_tokens(read_small_file(path, kMaxConfigBytes), path);
     if (!out.begin) out.begin = numbered.begin;
     if (!out.end) out.end = numbered.end;
   }
@@ -101,7 +101,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& where) {
   if (where == "bytes") return byte_tokenizer();
   const std::string path = is_folder(where) ? where + "/tokenizer.json" : where;
   const std::string text = read_small_file(
-      path, kMostTokenizerBytes,
+      path, kMaxTokenizerBytes,
       "\"bytes\", a tokenizer.json of the tokenizers package, or a folder that has one");
   TokenizerSpec spec = parse_tokenizer(text, path);
   const std::size_t slash = path.rfind('/');

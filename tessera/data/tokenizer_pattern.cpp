@@ -165,10 +165,10 @@ class Llama3Pattern final : public Pattern {
 namespace {
 
 // Far more than any tokenizer's pattern needs, but still fast.
-constexpr std::uint32_t kMostSteps = 10'000'000;
+constexpr std::uint32_t kMaxSteps = 10'000'000;
 constexpr std::uint32_t kFirstSteps = 1'000;
 constexpr std::size_t kFirstWindow = 256;  // bytes
-constexpr std::size_t kMostStack = 1 << 20;
+constexpr std::size_t kMaxStack = 1 << 20;
 
 struct PcreDeleter {
   void operator()(pcre2_code* it) const { pcre2_code_free(it); }
@@ -190,7 +190,7 @@ T* pcre_made(T* made) {
 struct PatternScratch::State {
   PcrePointer<pcre2_match_context> context{pcre_made(pcre2_match_context_create(nullptr))};
   PcrePointer<pcre2_match_data> match{pcre_made(pcre2_match_data_create(1, nullptr))};
-  PcrePointer<pcre2_jit_stack> stack{pcre2_jit_stack_create(32 << 10, kMostStack, nullptr)};
+  PcrePointer<pcre2_jit_stack> stack{pcre2_jit_stack_create(32 << 10, kMaxStack, nullptr)};
 
   State() {
     if (stack != nullptr) pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
@@ -248,9 +248,9 @@ class PcrePattern final : public Pattern {
         spend(scratch, end - from, from);
         return false;
       }
-      if (rc == PCRE2_ERROR_MATCHLIMIT && steps < kMostSteps) {
+      if (rc == PCRE2_ERROR_MATCHLIMIT && steps < kMaxSteps) {
         spend(scratch, steps, from);
-        steps = std::min(kMostSteps, steps * 8);
+        steps = std::min(kMaxSteps, steps * 8);
       } else if (!whole && (rc == PCRE2_ERROR_PARTIAL || rc == PCRE2_ERROR_NOMATCH)) {
         spend(scratch, end - from, from);
         window *= 2;

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kMostNesting = 16;
+constexpr int kMaxNesting = 16;
 
 TokenId id_in(const std::unordered_map<std::string, TokenId>& ids, const std::string& token,
               const std::string& where, std::string_view what) {
@@ -151,7 +151,7 @@ std::string fingerprint_of(const Json& json) {
 }  // namespace
 
 TokenizerSpec parse_tokenizer(std::string_view text, const std::string& where) {
-  const Json json = checkpoint::parse_strictly(text, kMostNesting, where);
+  const Json json = checkpoint::parse_strictly(text, kMaxNesting, where);
   TokenizerFields fields(json, where);
   if (const std::string version = fields.text("version", "1.0"); version != "1.0") {
     fields.bad("version", "\"1.0\"");
@@ -188,7 +188,7 @@ TokenizerSpec parse_tokenizer(std::string_view text, const std::string& where) {
 }
 
 NamedTokens parse_named_tokens(std::string_view text, const std::string& where) {
-  const Json json = checkpoint::parse_strictly(text, kMostNesting, where);
+  const Json json = checkpoint::parse_strictly(text, kMaxNesting, where);
   TokenizerFields fields(json, where);
   const auto named = [&](const std::string& key) -> std::string {
     const Json* token = fields.get(key);

@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kMostTokenizerSteps = 32;
+constexpr std::size_t kMaxTokenizerSteps = 32;
 
 // Calls `read` for the step, or for each step of a sequence.
 template <typename Read>
@@ -26,7 +26,7 @@ void each_step(const Json& json, const std::string& where, const std::string& li
     return;
   }
   const Json& steps = fields.list(list);
-  if (depth > 4 || steps.size() > kMostTokenizerSteps) {
+  if (depth > 4 || steps.size() > kMaxTokenizerSteps) {
     throw DataError(str(where, ": a sequence has too many steps"));
   }
   for (std::size_t i = 0; i < steps.size(); ++i) {

@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/data/printable.h"
+#include "tessera/core/utf8.h"
 #include "tessera/data/shuffle.h"
+#include "tessera/data/source.h"
+#include "tessera/data/token_data.h"
+#include "tessera/data/tokenizer.h"
 
 namespace tessera::data {
 namespace {
@@ -210,6 +214,34 @@ std::string decode_bytes(std::span<const Token> ids) {
 std::unique_ptr<Source> windows(std::shared_ptr<const TokenData> data, const WindowOptions& options,
                                 Decode decode) {
   return std::make_unique<Windows>(std::move(data), options, std::move(decode));
+}
+
+Decode decoder_of(const TokenData& data) {
+  std::shared_ptr<const Tokenizer> tokenizer;
+  try {
+    tokenizer = tokenizer_of(data);
+  } catch (const Error&) {
+    // Without a tokenizer, tokens are shown as numbers; training needs no text.
+  }
+  if (!tokenizer) return nullptr;
+  return [tokenizer](std::span<const Token> ids) {
+    std::string text;
+    std::vector<TokenId> known;
+    const auto flush = [&] {
+      text += tokenizer->decode(known);
+      known.clear();
+    };
+    for (const Token id : ids) {
+      if (id >= 0 && id < tokenizer->vocab()) {
+        known.push_back(static_cast<TokenId>(id));
+      } else {  // the model's vocabulary may be padded beyond the tokenizer's
+        flush();
+        text += "?";
+      }
+    }
+    flush();
+    return text;
+  };
 }
 
 }  // namespace tessera::data

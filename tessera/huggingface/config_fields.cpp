@@ -8,7 +8,7 @@
 namespace tessera::huggingface {
 namespace {
 
-constexpr std::int64_t kMostSize = (std::int64_t{1} << 31) - 1;  // products of two do not overflow
+constexpr std::int64_t kMaxSize = (std::int64_t{1} << 31) - 1;  // products of two do not overflow
 
 }  // namespace
 
@@ -22,12 +22,12 @@ std::optional<std::int64_t> Fields::whole(const std::string& name, std::int64_t 
   const Json* const value = find(name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_number_integer() ||
-      (value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{kMostSize})) {
+      (value->is_number_unsigned() && value->get<std::uint64_t>() > std::uint64_t{kMaxSize})) {
     refuse(name, *value, str("a whole number of at least ", least));
   }
   const auto number = value->get<std::int64_t>();
-  if (number < least || number > kMostSize) {
-    refuse(name, *value, str("a whole number from ", least, " to ", kMostSize));
+  if (number < least || number > kMaxSize) {
+    refuse(name, *value, str("a whole number from ", least, " to ", kMaxSize));
   }
   return number;
 }

@@ -6,7 +6,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/config.h"
+#include "tessera/huggingface/model_config.h"
 
 namespace tessera::huggingface {
 namespace {

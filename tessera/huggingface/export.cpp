@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "tessera/checkpoint/dtype.h"
+#include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/safetensors_writer.h"
 #include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
@@ -14,9 +14,9 @@
 #include "tessera/core/fingerprint.h"
 #include "tessera/core/index.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/config.h"
-#include "tessera/huggingface/folder.h"
 #include "tessera/huggingface/merge.h"
+#include "tessera/huggingface/model_config.h"
+#include "tessera/huggingface/model_folder.h"
 #include "tessera/huggingface/publish_folder.h"
 #include "tessera/huggingface/shape_json.h"
 
@@ -28,7 +28,7 @@ using checkpoint::Checkpoint;
 using checkpoint::Outgoing;
 using checkpoint::Rounding;
 
-constexpr std::int64_t kMostBytesCopied = std::int64_t{512} << 20;
+constexpr std::int64_t kMaxBytesCopied = std::int64_t{512} << 20;
 
 const char* torch_name(DType dtype) {
   return dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
@@ -125,7 +125,7 @@ std::string config_text(const ModelShape& shape, const std::string& companions, 
   const std::string fresh = made.dump(2) + "\n";
   const std::string path = companions + "/" + kConfigName;
   if (companions.empty() || !has_config(companions)) return fresh;
-  const std::string text = read_small_file(path, kMostBytesCopied);
+  const std::string text = read_small_file(path, kMaxBytesCopied);
   try {
     ModelShape was = parse_config(text, path).shape, is = parse_config(fresh, path).shape;
     was.tied = is.tied;  // may differ from the tensors: see Folder::shape()
@@ -244,11 +244,12 @@ WrittenFolder export_folder(Checkpoint& from, const std::string& path,
                             const FolderOptions& options) {
   const std::string target = target_of(path);
   if (options.shard_bytes < 1) {
-    throw UsageError(str("--shard-size: got ", options.shard_bytes, "; must be at least 1 byte"));
+    throw UsageError(Flag("shard-size"),
+                     str("got ", options.shard_bytes, "; must be at least 1 byte"));
   }
   if (!options.tokenizer.empty() && kind_of_file(options.tokenizer) != "a folder") {
-    throw UsageError(str("--tokenizer: ", quote(options.tokenizer), " is ",
-                         kind_of_file(options.tokenizer), "; must be a folder"));
+    throw UsageError(Flag("tokenizer"), str(quote(options.tokenizer), " is ",
+                                            kind_of_file(options.tokenizer), "; must be a folder"));
   }
   ModelShape shape = parse_shape(from.about().model, from.folder());
   family_of(shape);  // throws if no family matches
@@ -296,12 +297,52 @@ WrittenFolder export_folder(Checkpoint& from, const std::string& path,
         if (kind_of_file(companions + "/" + name) != "a regular file") continue;
         checkpoint::write_text(files, draft + "/" + name,
                                checkpoint::read_text(*checkpoint::local_files(),
-                                                     file_in(companions, name), kMostBytesCopied));
+                                                     file_in(companions, name), kMaxBytesCopied));
         written.companions.push_back(name);
       }
     }
   });
   return written;
+}
+
+const std::vector<std::string>& companion_names() {
+  static const std::vector<std::string> names = {"generation_config.json",
+                                                 "tokenizer.json",
+                                                 "tokenizer_config.json",
+                                                 "special_tokens_map.json",
+                                                 "added_tokens.json",
+                                                 "tokenizer.model",
+                                                 "vocab.json",
+                                                 "merges.txt",
+                                                 "chat_template.jinja",
+                                                 "chat_template.json"};
+  return names;
+}
+
+void keep_companions(const std::string& from, const std::string& dir) {
+  const auto files = checkpoint::local_files();
+  files->make_folder(dir);
+  const std::string draft = str(dir, "/.tmp-", kCompanionsName),
+                    place = str(dir, "/", kCompanionsName),
+                    away = str(dir, "/.old-", kCompanionsName);
+  for (const std::string& left : {draft, away}) checkpoint::remove_tree(*files, left);
+  files->make_folder(draft);
+  std::vector<std::string> names = companion_names();
+  names.push_back(kConfigName);
+  for (const std::string& name : names) {
+    if (kind_of_file(from + "/" + name) != "a regular file") continue;
+    checkpoint::write_text(*files, draft + "/" + name,
+                           checkpoint::read_text(*files, file_in(from, name), kMaxBytesCopied));
+  }
+  files->sync_folder(draft);
+  const std::string old = checkpoint::put_in_place(*files, draft, place, away);
+  files->sync_folder(dir);
+  if (!old.empty()) checkpoint::remove_tree(*files, old);
+}
+
+std::string companions_of(const std::string& checkpoint_folder) {
+  const std::string path = checkpoint_folder + "/../" + kCompanionsName;
+  return kind_of_file(path) == "a folder" ? path : "";
 }
 
 }  // namespace tessera::huggingface

@@ -12,9 +12,9 @@
 #include "tessera/core/index.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/folder.h"
+#include "tessera/huggingface/model_folder.h"
+#include "tessera/huggingface/param_pieces.h"
 #include "tessera/huggingface/shape_json.h"
-#include "tessera/huggingface/tensors.h"
 
 namespace tessera::huggingface {
 namespace {

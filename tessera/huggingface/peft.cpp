@@ -6,25 +6,25 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "tessera/checkpoint/dtype.h"
-#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/convert_dtype.h"
+#include "tessera/checkpoint/file_system.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/index.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/folder.h"
-#include "tessera/huggingface/tensors.h"
+#include "tessera/huggingface/model_folder.h"
+#include "tessera/huggingface/param_pieces.h"
 
 namespace tessera::huggingface {
 namespace {
 
 using AdapterJson = nlohmann::json;
 
-constexpr std::int64_t kMostAdapterConfig = std::int64_t{4} << 20;
-constexpr std::int64_t kMostAdapterBytes = std::int64_t{1} << 36;
-constexpr std::int64_t kMostAdapterRank = 65536;
+constexpr std::int64_t kMaxAdapterConfig = std::int64_t{4} << 20;
+constexpr std::int64_t kMaxAdapterBytes = std::int64_t{1} << 36;
+constexpr std::int64_t kMaxAdapterRank = 65536;
 
 // Fields that do not affect what trained adapters compute.
 const std::set<std::string, std::less<>>& harmless_adapter_fields() {
@@ -96,8 +96,8 @@ Lora parse_adapter_config(std::string_view text, const std::string& where) {
       kind = true;
       if (value != "LORA") refuse_field(where, field, value, "LORA");
     } else if (field == "r") {
-      if (!value.is_number_integer() || value < 1 || value > kMostAdapterRank) {
-        refuse_field(where, field, value, str("a whole number from 1 to ", kMostAdapterRank));
+      if (!value.is_number_integer() || value < 1 || value > kMaxAdapterRank) {
+        refuse_field(where, field, value, str("a whole number from 1 to ", kMaxAdapterRank));
       }
       lora.rank = value.get<std::int64_t>();
     } else if (field == "lora_alpha") {
@@ -132,7 +132,7 @@ Lora parse_adapter_config(std::string_view text, const std::string& where) {
 std::string base_model_of(const std::string& folder) {
   const std::string config = folder + "/" + kAdapterConfigName;
   const std::string text = checkpoint::read_text(
-      *checkpoint::local_files(), file_in(folder, kAdapterConfigName), kMostAdapterConfig);
+      *checkpoint::local_files(), file_in(folder, kAdapterConfigName), kMaxAdapterConfig);
   parse_adapter_config(text, config);
   return base_name(text);
 }
@@ -149,7 +149,7 @@ AdapterFolder::AdapterFolder(const std::string& path, const ModelShape& shape) :
   }
   const auto files = checkpoint::local_files();
   const std::string text =
-      checkpoint::read_text(*files, file_in(path, kAdapterConfigName), kMostAdapterConfig);
+      checkpoint::read_text(*files, file_in(path, kAdapterConfigName), kMaxAdapterConfig);
   lora_ = parse_adapter_config(text, config);
   base_ = base_name(text);
   const std::string model = file_in(path, kAdapterModelName);
@@ -182,7 +182,7 @@ AdapterFolder::AdapterFolder(const std::string& path, const ModelShape& shape) :
     } else if (!checkpoint::convertible(entry->dtype, DType::f32)) {
       problems.push_back(
           str(name, " is ", checkpoint::stored_name(entry->dtype), ", must be F32, BF16 or F16"));
-    } else if (entry->bytes() > kMostAdapterBytes) {
+    } else if (entry->bytes() > kMaxAdapterBytes) {
       problems.push_back(str(name, " is too large"));
     } else {
       std::vector<std::byte> raw(as_size(entry->bytes()));

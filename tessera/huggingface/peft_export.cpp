@@ -1,13 +1,13 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tessera/checkpoint/dtype.h"
+#include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/safetensors_writer.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/fingerprint.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/config.h"
+#include "tessera/huggingface/model_config.h"
 #include "tessera/huggingface/peft.h"
 #include "tessera/huggingface/publish_folder.h"
 #include "tessera/huggingface/shape_json.h"

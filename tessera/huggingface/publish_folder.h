@@ -5,7 +5,7 @@
 #include <exception>
 #include <string>
 
-#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/file_system.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 

@@ -7,11 +7,11 @@
 #include <mutex>
 #include <thread>
 
-#include "tessera/checkpoint/dtype.h"
+#include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/index.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/folder.h"
+#include "tessera/huggingface/model_folder.h"
 
 namespace tessera::huggingface {
 namespace {
@@ -23,7 +23,7 @@ constexpr std::int64_t kTransposedBytes = std::int64_t{2} << 20;
 constexpr std::int64_t kSliceBytes = 256 << 10;
 // A gap of at most this size is cheaper to read than a second call.
 constexpr std::int64_t kGapBytes = 16 << 10;
-constexpr unsigned kMostThreads = 4;
+constexpr unsigned kMaxThreads = 4;
 
 void convert_all(DType from, const std::byte* source, DType to, std::byte* target,
                  std::int64_t count) {
@@ -307,7 +307,7 @@ void Folder::read(const std::string& param, const std::vector<Run>& runs, DType 
   std::int64_t elements = 0;
   for (const Job& job : jobs) elements += job.count * std::max<std::int64_t>(1, job.rows);
   const auto useful = static_cast<unsigned>(std::min<std::int64_t>(elements * 4 / kJobBytes, 64));
-  const unsigned count = std::min({kMostThreads, std::thread::hardware_concurrency(), useful});
+  const unsigned count = std::min({kMaxThreads, std::thread::hardware_concurrency(), useful});
   std::vector<std::thread> threads;
   for (unsigned i = 1; i < count; ++i) threads.emplace_back(work);
   work();

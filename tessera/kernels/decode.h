@@ -23,7 +23,8 @@ struct FewRows {
 void few_rows_linear(const FewRows& in, float* y, std::size_t first, std::size_t last);
 
 // Attention of one token to the tokens before it and itself, for the query heads that share one K/V
-// head: out[h] = sum over t of softmax(scale · q[h] · k[t]) · v[t].
+// head: out[h] = sum over t of softmax(score[t]) · v[t], with score[t] = scale · q[h] · k[t], or if
+// there is a cap, cap · tanh(that / cap).
 struct CachedAttention {
   Type type = Type::f32;  // type of keys and values
   std::size_t heads = 0;  // query heads that share these keys and values
@@ -32,6 +33,7 @@ struct CachedAttention {
   const float* q = nullptr;               // [heads, dim]
   const void *k = nullptr, *v = nullptr;  // [tokens, dim]
   float scale = 1;
+  float cap = 0;  // 0: none
 };
 // `scores` is scratch, [tokens].
 void cached_attention(const CachedAttention& in, float* scores, float* out);
@@ -40,8 +42,11 @@ void cached_attention(const CachedAttention& in, float* scores, float* out);
 void rms_norm_rows(const float* x, const float* weight, float eps, std::size_t rows,
                    std::size_t cols, float* y);
 
-// y = silu(gate) · value over n elements; y may be gate or value.
-void silu_product(const float* gate, const float* value, std::size_t n, float* y);
+// x = silu(x) over n elements.
+void silu(float* x, std::size_t n);
+
+// x = cap · tanh(x / cap) over n elements.
+void soft_cap(float* x, float cap, std::size_t n);
 
 // Reference implementations: double precision, one element at a time.
 namespace reference {
@@ -49,7 +54,8 @@ void few_rows_linear(const FewRows& in, float* y, std::size_t first, std::size_t
 void cached_attention(const CachedAttention& in, float* scores, float* out);
 void rms_norm_rows(const float* x, const float* weight, float eps, std::size_t rows,
                    std::size_t cols, float* y);
-void silu_product(const float* gate, const float* value, std::size_t n, float* y);
+void silu(float* x, std::size_t n);
+void soft_cap(float* x, float cap, std::size_t n);
 }  // namespace reference
 
 }  // namespace tessera::kernels

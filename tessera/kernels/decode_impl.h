@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tessera/kernels/decode.h"
-#include "tessera/kernels/simd.h"
+#include "tessera/kernels/vectors.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {
@@ -212,6 +212,24 @@ TESSERA_INLINE void weighted_values(const CachedAttention& in, const float* scor
   TESSERA_UNROLL for (std::size_t m = 0; m < M; ++m) store(out + at + m * lanes, sums[m] * by);
 }
 
+// Calls x = work(x) on each vector of n elements.
+template <class Work>
+TESSERA_INLINE void update_each(float* x, std::size_t n, Work&& work) {
+  each_vector(
+      n, [&](std::size_t i, auto part) TESSERA_HERE { return load(x + i, part); }, work,
+      [&](std::size_t i, F out, auto part) TESSERA_HERE { store(x + i, out, part); });
+}
+
+void silu(float* x, std::size_t n) {
+  update_each(x, n, [&](F in) TESSERA_HERE { return in / (1.0f + exp(zero() - in)); });
+}
+
+// tanh(u) = 1 - 2 / (1 + exp(2u)).
+void soft_cap(float* x, float cap, std::size_t n) {
+  update_each(
+      x, n, [&](F in) TESSERA_HERE { return (1.0f - 2.0f / (1.0f + exp(in * (2 / cap)))) * cap; });
+}
+
 template <class T>
 void cached_attention_of(const CachedAttention& in, float* scores, float* out) {
   constexpr std::size_t kKeys = 8;
@@ -224,6 +242,7 @@ void cached_attention_of(const CachedAttention& in, float* scores, float* out) {
       scores_of<kKeys>(q, k + t * in.dim, in.dim, in.scale, scores + t);
     }
     for (; t < in.tokens; ++t) scores_of<1>(q, k + t * in.dim, in.dim, in.scale, scores + t);
+    if (in.cap > 0) soft_cap(scores, in.cap, in.tokens);
 
     float most = scores[0];
     for (std::size_t i = 1; i < in.tokens; ++i) most = most < scores[i] ? scores[i] : most;
@@ -283,15 +302,6 @@ void rms_norm_rows(const float* x, const float* weight, float eps, std::size_t r
         Identity{},
         [&](std::size_t i, F value, auto part) TESSERA_HERE { store(to + i, value, part); });
   }
-}
-
-void silu_product(const float* gate, const float* value, std::size_t n, float* y) {
-  each_vector(
-      n,
-      [&](std::size_t i, auto part)
-          TESSERA_HERE { return F2(load(gate + i, part), load(value + i, part)); },
-      [&](F2 in) TESSERA_HERE { return in.a / (1.0f + exp(zero() - in.a)) * in.b; },
-      [&](std::size_t i, F out, auto part) TESSERA_HERE { store(y + i, out, part); });
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ void cached_attention(const CachedAttention& in, float* /*scores*/, float* out) 
         scores[t] += in.q[h * in.dim + i] * element_of(in.k, in.type, t * in.dim + i);
       }
       scores[t] *= in.scale;
+      if (in.cap > 0) scores[t] = in.cap * std::tanh(scores[t] / in.cap);
     }
     const double most = *std::max_element(scores.begin(), scores.end());
     double total = 0;
@@ -65,10 +66,12 @@ void rms_norm_rows(const float* x, const float* weight, float eps, std::size_t r
   }
 }
 
-void silu_product(const float* gate, const float* value, std::size_t n, float* y) {
-  for (std::size_t i = 0; i < n; ++i) {
-    y[i] = static_cast<float>(gate[i] / (1 + std::exp(-double{gate[i]})) * value[i]);
-  }
+void silu(float* x, std::size_t n) {
+  for (; n > 0; --n, ++x) *x = static_cast<float>(*x / (1 + std::exp(-double{*x})));
+}
+
+void soft_cap(float* x, float cap, std::size_t n) {
+  for (; n > 0; --n, ++x) *x = static_cast<float>(cap * std::tanh(double{*x} / cap));
 }
 
 }  // namespace tessera::kernels::reference

@@ -4,7 +4,6 @@
 
 #include "tessera/core/half.h"
 #include "tessera/core/philox.h"
-#include "tessera/kernels/dropout_rule.h"
 
 namespace tessera::kernels {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tessera/kernels/layers.h"
-#include "tessera/kernels/simd.h"
+#include "tessera/kernels/vectors.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {

@@ -116,8 +116,7 @@ void rms_norm_rows(const float* x, const float* weight, float eps, std::size_t r
   best().rms_norm_rows(x, weight, eps, rows, cols, y);
 }
 
-void silu_product(const float* gate, const float* value, std::size_t n, float* y) {
-  best().silu_product(gate, value, n, y);
-}
+void silu(float* x, std::size_t n) { best().silu(x, n); }
+void soft_cap(float* x, float cap, std::size_t n) { best().soft_cap(x, cap, n); }
 
 }  // namespace tessera::kernels

@@ -1,8 +1,8 @@
 // Sums of squares for one instruction set: see [Note: sets] in core/simd.h.
 #pragma once
 
-#include "tessera/kernels/norm.h"
-#include "tessera/kernels/simd.h"
+#include "tessera/kernels/optimizer.h"
+#include "tessera/kernels/vectors.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {

@@ -12,7 +12,7 @@
 #include "tessera/kernels/optimizer.h"
 #include "tessera/kernels/rules_impl.h"
 #include "tessera/kernels/sets.h"
-#include "tessera/kernels/simd.h"
+#include "tessera/kernels/vectors.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {

@@ -8,7 +8,6 @@
 #include "tessera/core/half.h"
 #include "tessera/core/philox.h"
 #include "tessera/kernels/layers.h"
-#include "tessera/kernels/norm.h"
 #include "tessera/kernels/optimizer.h"
 
 namespace tessera::kernels::reference {

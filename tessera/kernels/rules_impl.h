@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "tessera/kernels/rules.h"
-#include "tessera/kernels/simd.h"
+#include "tessera/kernels/vectors.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {

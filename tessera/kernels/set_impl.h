@@ -29,7 +29,8 @@ const KernelSet set = {
     .few_rows_linear = few_rows_linear,
     .cached_attention = cached_attention,
     .rms_norm_rows = rms_norm_rows,
-    .silu_product = silu_product,
+    .silu = silu,
+    .soft_cap = soft_cap,
 };
 
 }  // namespace tessera::kernels::HWY_NAMESPACE

@@ -5,7 +5,6 @@
 
 #include "tessera/kernels/decode.h"
 #include "tessera/kernels/layers.h"
-#include "tessera/kernels/norm.h"
 #include "tessera/kernels/optimizer.h"
 
 namespace tessera::kernels {
@@ -36,7 +35,8 @@ struct KernelSet {
   decltype(&kernels::few_rows_linear) few_rows_linear;
   decltype(&kernels::cached_attention) cached_attention;
   decltype(&kernels::rms_norm_rows) rms_norm_rows;
-  decltype(&kernels::silu_product) silu_product;
+  decltype(&kernels::silu) silu;
+  decltype(&kernels::soft_cap) soft_cap;
 };
 
 // Returns the sets that this processor can run, fastest last.

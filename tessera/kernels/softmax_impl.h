@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "tessera/kernels/layers.h"
-#include "tessera/kernels/simd.h"
+#include "tessera/kernels/vectors.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::kernels::HWY_NAMESPACE {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
-#include "tessera/memory/device_report.h"
+#include "tessera/memory/device_memory.h"
 
 namespace tessera::memory {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/memory/device_limit.h"
+#include "tessera/memory/device_memory.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -7,7 +7,6 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/memory/device_usage.h"
 
 namespace tessera::memory {
 
@@ -17,8 +16,8 @@ DeviceLimit::DeviceLimit(c10::Device device, std::int64_t bytes)
   at::empty({1}, at::device(device));  // initializes the device; its memory is unknown before
   const auto total = device_total(device);
   if (!total) {
-    throw UsageError(
-        str("--memory-limit: ", device.str(), " does not report how much memory it has"));
+    throw UsageError(Flag("memory-limit"),
+                     str(device.str(), " does not report how much memory it has"));
   }
   // A limit above the total has no effect.
   const double share = static_cast<double>(bytes) / static_cast<double>(*total);

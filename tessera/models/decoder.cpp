@@ -1,12 +1,17 @@
 #include "tessera/models/decoder.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/index.h"
@@ -65,16 +70,110 @@ void use_large_pages(const at::Tensor& tensor) {
   if (first < end) ::madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 }
 
+// Reads the weights of this rank: matrices in the type of the options, all others in the type
+// `vectors`. Norms are the factor, which is fp32 if the model adds 1 to the weight.
+std::map<std::string, at::Tensor> read_weights(ModelShape shape, const DecoderOptions& options,
+                                               at::ScalarType vectors, const ReadParam& read) {
+  shape.lora = {};  // `read` merges adapters into their matrices
+  // The model defines the parameters and this rank's shards of them.
+  Part part;
+  part.tp = options.tp;
+  const tensor_parallel::Axis axis{options.tp};
+  const auto model = make_model(shape, part, 0, nn::ParamOptions::unallocated());
+  const std::vector<ParamSpec> specs = tensor_parallel::find_specs(*model);
+  std::map<std::string, at::Tensor> weights;
+  std::size_t next = 0;
+  for (const auto& item : model->named_parameters()) {
+    const bool matrix = item.value().dim() > 1;
+    const bool plus_one = !matrix && shape.norm_plus_one && !item.key().ends_with(".bias");
+    at::Tensor host = at::empty(item.value().sizes(), matrix     ? options.type
+                                                      : plus_one ? at::kFloat
+                                                                 : vectors);
+    use_large_pages(host);
+    read(specs.at(next++), host, axis.axes(), axis.coordinate());
+    if (plus_one) host += 1;
+    weights[item.key()] = host.to(options.device);
+  }
+  return weights;
+}
+
+// Returns cosines and sines, multiplied by the gain: [tokens, d].
+at::Tensor rotary_table(const RotaryAngles& angles, std::int64_t tokens) {
+  const std::size_t half = angles.rates.size();
+  at::Tensor table = at::empty({tokens, static_cast<std::int64_t>(2 * half)}, at::kFloat);
+  const auto gain = static_cast<float>(angles.gain);
+  float* to = table.data_ptr<float>();
+  for (std::int64_t t = 0; t < tokens; ++t, to += 2 * half) {
+    for (std::size_t i = 0; i < half; ++i) {
+      // In fp32, as in training.
+      const float angle = static_cast<float>(t) * static_cast<float>(angles.rates[i]);
+      to[i] = std::cos(angle) * gain;
+      to[half + i] = std::sin(angle) * gain;
+    }
+  }
+  return table;
+}
+
 }  // namespace
 
-Decoder::Decoder(const ModelShape& shape, const DecoderOptions& options)
+Decoder::Decoder(const ModelShape& shape, const DecoderOptions& options,
+                 std::unique_ptr<DecoderOps> ops, const ReadParam& read)
     : shape_(shape),
       part_(part_of(shape, options.tp.size())),
       options_(settled(shape, options)),
-      lengths_(as_size(options_.slots), 0) {}
+      ops_(std::move(ops)),
+      // Rounded as in training.
+      embedding_scale_(at::scalar_tensor(shape.embedding_scale, options_.type).item<double>()),
+      lengths_(as_size(options_.slots), 0) {
+  auto weights = read_weights(shape, options_, ops_->traits.type, read);
+  const auto take = [&](const std::string& name) {
+    auto found = weights.extract(name);
+    return found.empty() ? at::Tensor() : std::move(found.mapped());
+  };
+  const auto norm = [&](const std::string& name) {
+    return nn::NormWeights{take(name + ".weight"), take(name + ".bias"), shape.norm_eps};
+  };
+  const auto linear = [&](const std::string& name) {
+    return LinearWeights{take(name + ".weight"), take(name + ".bias")};
+  };
+  const auto cache = [&] {
+    const std::int64_t sizes[] = {options_.slots, part_.kv_heads, options_.capacity,
+                                  part_.head_dim()};
+    const auto kind = at::device(options_.device).dtype(options_.type);
+    return ops_->traits.zeroed_cache ? at::zeros(sizes, kind) : at::empty(sizes, kind);
+  };
+  tok_ = take("tok.weight");
+  pos_ = take("pos.weight");
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const std::string in = str("blocks.", layer, ".");
+    blocks_.push_back({.window = shape.window_of(layer),
+                       .norm1 = norm(in + "norm1"),
+                       .qkv = linear(in + "qkv"),
+                       .q_norm = norm(in + "q_norm"),
+                       .k_norm = norm(in + "k_norm"),
+                       .cache = {cache(), cache()},
+                       .proj = linear(in + "proj"),
+                       .post_norm1 = norm(in + "post_norm1"),
+                       .norm2 = norm(in + "norm2"),
+                       .fc = linear(in + "fc"),
+                       .proj2 = linear(in + "proj2"),
+                       .post_norm2 = norm(in + "post_norm2")});
+  }
+  norm_ = norm("norm");
+  head_.weight = shape.tied ? tok_ : take("head.weight");
+  if (!weights.empty()) {
+    throw Error(str("a decoder does not support parameter ", quote(weights.begin()->first)));
+  }
+  for (const bool windowed : {false, true}) {
+    if (!shape.rotary() || (windowed && shape.window == 0)) continue;
+    rotary_[windowed ? 1 : 0] =
+        rotary_table(rotary_angles(shape, windowed), options_.capacity).to(options_.device);
+  }
+}
 
 at::Tensor Decoder::summed(const at::Tensor& partial) const {
-  return alone() ? partial : tensor_parallel::all_reduce_(options_.tp, partial, "decode");
+  if (alone()) return partial;
+  return tensor_parallel::all_reduce_(options_.tp, partial.contiguous(), "decode");
 }
 
 at::Tensor Decoder::gathered(const at::Tensor& own) const {
@@ -91,23 +190,106 @@ at::Tensor Decoder::gathered(const at::Tensor& own) const {
       .contiguous();
 }
 
+at::Tensor Decoder::run_block(const Block& block, at::Tensor x) {
+  const std::int64_t heads = part_.heads, kv_heads = part_.kv_heads;
+  const at::Tensor qkv = ops_->linear(ops_->norm(x, block.norm1), block.qkv);
+  if (part_.qk_norm) {
+    ops_->norm_heads(qkv, 0, heads, block.q_norm);
+    ops_->norm_heads(qkv, heads, kv_heads, block.k_norm);
+  }
+  if (part_.rotary()) ops_->rotate(qkv, heads + kv_heads, rotary_[block.window > 0 ? 1 : 0]);
+  const double usual = 1 / std::sqrt(static_cast<double>(part_.head_dim()));
+  const at::Tensor mixed =
+      ops_->attend(qkv, block.cache,
+                   {.window = block.window,
+                    .scale = part_.attention_scale > 0 ? part_.attention_scale : usual,
+                    .cap = part_.attention_cap});
+  x = end_branch(std::move(x), mixed, block.proj, block.post_norm1);
+  at::Tensor wide = ops_->linear(ops_->norm(x, block.norm2), block.fc);
+  wide =
+      ops_->activate(std::move(wide), part_.swiglu ? part_.gate : part_.activation, part_.swiglu);
+  return end_branch(std::move(x), wide, block.proj2, block.post_norm2);
+}
+
+// Adds a residual branch, which ends with this linear, to x. With several ranks, each has a part of
+// the linear's sum.
+at::Tensor Decoder::end_branch(at::Tensor x, const at::Tensor& inner, const LinearWeights& last,
+                               const nn::NormWeights& post_norm) {
+  if (alone() && !part_.post_norms) return ops_->add_linear(std::move(x), inner, last);
+  const bool adds_bias = options_.tp.rank() == 0;
+  at::Tensor branch =
+      summed(ops_->linear(inner, {last.weight, adds_bias ? last.bias : at::Tensor()}));
+  if (part_.post_norms) branch = ops_->norm(branch, post_norm);
+  return x.add_(branch);
+}
+
+// Returns the residual stream behind the last block.
+at::Tensor Decoder::hidden(std::span<const Row> rows) {
+  ops_->begin(rows);
+  // With several ranks, one has the row of the token; the first adds the position.
+  const int rank = options_.tp.rank();
+  at::Tensor x = summed(ops_->embed(tok_, rank * tok_.size(0), rank == 0 ? pos_ : at::Tensor()));
+  if (part_.embedding_scale != 1) x.mul_(embedding_scale_);
+  for (const Block& block : blocks_) x = run_block(block, std::move(x));
+  return x;
+}
+
+at::Tensor Decoder::logits_of(const at::Tensor& x) {
+  const at::Tensor own = ops_->linear(ops_->norm(x, norm_), head_);
+  at::Tensor logits = gathered(own).to(c10::kCPU, at::kFloat);
+  return part_.logit_cap > 0 ? ops_->capped(std::move(logits), part_.logit_cap) : logits;
+}
+
+// Short texts run together: the numbers of a row do not depend on other rows, so each text gets the
+// same numbers as alone. Longer texts run one by one, in chunks.
+at::Tensor Decoder::run(Order order) {
+  const at::NoGradGuard no_gradients;
+  const std::size_t most = ops_->traits.most_rows;
+  const auto is_short = [&](std::size_t text) {
+    return ends_[text] - (text == 0 ? 0 : ends_[text - 1]) <= ops_->traits.most_together;
+  };
+  std::vector<at::Tensor> logits;
+  for (std::size_t begin = 0, end = 0, text = 0; text < ends_.size(); begin = end) {
+    std::vector<std::int64_t> last_rows;  // of the texts that end in rows [begin, end)
+    const bool together = is_short(text);
+    do {
+      end = std::min(ends_[text], begin + most);
+      if (end < ends_[text]) break;
+      last_rows.push_back(static_cast<std::int64_t>(end - begin) - 1);
+      ++text;
+    } while (together && text < ends_.size() && is_short(text) && ends_[text] - begin <= most);
+    at::Tensor x = hidden(std::span(rows_).subspan(begin, end - begin));
+    if (order == Order::last_rows && last_rows.size() < end - begin) {
+      const auto count = static_cast<std::int64_t>(last_rows.size());
+      x = count > 1 ? x.index_select(0, at::tensor(last_rows, at::kLong))
+                    : x.narrow(0, x.size(0) - count, count);
+    }
+    if (x.size(0) > 0) logits.push_back(logits_of(x));
+  }
+  return logits.size() == 1 ? logits[0] : at::cat(logits);
+}
+
+at::Tensor Decoder::run_on_ranks(Order order) {
+  tell(order);
+  return run(order);
+}
+
 // Sends two messages. The first has a fixed length, and contains the length of the second.
-void Decoder::tell(Order order, std::span<const std::size_t> ends) const {
+void Decoder::tell(Order order) const {
   if (alone()) return;
   if (options_.tp.rank() != 0) {
     throw UsageError(str("rank ", options_.tp.rank(),
                          " of a decoder cannot be asked for logits. Call follow() on it, and ask "
                          "the first rank."));
   }
-  const bool asks = order != Order::end;
   const std::vector<std::int64_t> head = {static_cast<std::int64_t>(order),
-                                          asks ? static_cast<std::int64_t>(rows_.size()) : 0,
-                                          static_cast<std::int64_t>(ends.size())};
+                                          static_cast<std::int64_t>(rows_.size()),
+                                          static_cast<std::int64_t>(ends_.size())};
   options_.tp.broadcast(at::tensor(head, at::kLong), 0, order_call()).wait();
-  if (!asks) return;
+  if (order == Order::end) return;
   std::vector<std::int64_t> body;
   for (const Row& row : rows_) body.insert(body.end(), {row.slot, row.position, row.token});
-  for (const std::size_t end : ends) body.push_back(static_cast<std::int64_t>(end));
+  body.insert(body.end(), ends_.begin(), ends_.end());
   options_.tp.broadcast(at::tensor(body, at::kLong), 0, order_call()).wait();
 }
 
@@ -121,18 +303,15 @@ void Decoder::follow() {
     const std::int64_t* const about = head.data_ptr<std::int64_t>();
     const auto order = static_cast<Order>(about[0]);
     if (order == Order::end) return;
-    const std::int64_t rows = about[1], texts = about[2];
-    const at::Tensor body = at::empty({3 * rows + texts}, at::kLong);
+    const at::Tensor body = at::empty({3 * about[1] + about[2]}, at::kLong);
     options_.tp.broadcast(body, 0, order_call()).wait();
     const std::int64_t* from = body.data_ptr<std::int64_t>();
     rows_.clear();
-    for (std::int64_t i = 0; i < rows; ++i, from += 3) rows_.push_back({from[0], from[1], from[2]});
-    if (order == Order::texts) {
-      const std::vector<std::size_t> ends(from, from + texts);
-      run_texts(rows_, ends, at::empty({texts, shape_.vocab}, at::kFloat));
-    } else {
-      run(rows_, order == Order::last_row);
+    for (std::int64_t i = 0; i < about[1]; ++i, from += 3) {
+      rows_.push_back({from[0], from[1], from[2]});
     }
+    ends_.assign(from, from + about[2]);
+    run(order);
   }
 }
 
@@ -148,30 +327,7 @@ std::int64_t Decoder::length(std::int64_t slot) const {
   return nth(lengths_, slot);
 }
 
-Decoder::Row Decoder::next(std::int64_t slot, std::int64_t token) {
-  if (token < 0 || token >= shape_.vocab) {
-    throw UsageError(str("a token is ", token, "; must be from 0 to ", shape_.vocab - 1,
-                         ". The tokenizer may belong to another model."));
-  }
-  std::int64_t& length = nth(lengths_, slot);
-  if (length >= options_.capacity) {
-    throw UsageError(
-        str("a text is longer than the decoder's capacity of ", options_.capacity, " tokens"));
-  }
-  return {slot, length++, token};
-}
-
-at::Tensor Decoder::read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all) {
-  check_slot(slot);
-  if (tokens.empty()) throw UsageError("a text to continue is empty; must have at least one token");
-  nth(lengths_, slot) = 0;
-  rows_.clear();
-  for (const std::int64_t token : tokens) rows_.push_back(next(slot, token));
-  tell(all ? Order::rows : Order::last_row);
-  return run(rows_, !all);
-}
-
-void Decoder::check_slots(std::span<const std::int64_t> slots) const {
+void Decoder::begin_call(std::span<const std::int64_t> slots) {
   for (std::size_t i = 0; i < slots.size(); ++i) {
     check_slot(slots[i]);
     const auto here = slots.begin() + static_cast<std::ptrdiff_t>(i);
@@ -179,6 +335,37 @@ void Decoder::check_slots(std::span<const std::int64_t> slots) const {
       throw UsageError(str("got slot ", slots[i], " twice; slots must be different"));
     }
   }
+  rows_.clear();
+  ends_.clear();
+}
+
+void Decoder::extend(std::int64_t slot, std::span<const std::int64_t> tokens) {
+  std::int64_t& length = nth(lengths_, slot);
+  for (const std::int64_t token : tokens) {
+    if (token < 0 || token >= shape_.vocab) {
+      throw UsageError(str("a token is ", token, "; must be from 0 to ", shape_.vocab - 1,
+                           ". The tokenizer may belong to another model."));
+    }
+    if (length >= options_.capacity) {
+      throw UsageError(
+          str("a text is longer than the decoder's capacity of ", options_.capacity, " tokens"));
+    }
+    rows_.push_back({slot, length++, token});
+  }
+  ends_.push_back(rows_.size());
+}
+
+void Decoder::replace(std::int64_t slot, std::span<const std::int64_t> tokens) {
+  if (tokens.empty()) throw UsageError("a text to continue is empty; must have at least one token");
+  nth(lengths_, slot) = 0;
+  extend(slot, tokens);
+}
+
+at::Tensor Decoder::read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all) {
+  begin_call({&slot, 1});
+  replace(slot, tokens);
+  const at::Tensor logits = run_on_ranks(all ? Order::all_rows : Order::last_rows);
+  return all ? logits : logits.select(0, 0);
 }
 
 at::Tensor Decoder::read_each(std::span<const std::int64_t> slots,
@@ -187,33 +374,9 @@ at::Tensor Decoder::read_each(std::span<const std::int64_t> slots,
     throw UsageError(str("got ", slots.size(), " slots and ", texts.size(),
                          " texts to read; must be one slot for each text"));
   }
-  check_slots(slots);
-  rows_.clear();
-  std::vector<std::size_t> ends;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    if (texts[i].empty()) {
-      throw UsageError("a text to continue is empty; must have at least one token");
-    }
-    nth(lengths_, slots[i]) = 0;
-    for (const std::int64_t token : texts[i]) rows_.push_back(next(slots[i], token));
-    ends.push_back(rows_.size());
-  }
-  const at::Tensor logits =
-      at::empty({static_cast<std::int64_t>(slots.size()), shape_.vocab}, at::kFloat);
-  tell(Order::texts, ends);
-  run_texts(rows_, ends, logits);
-  return logits;
-}
-
-void Decoder::run_texts(std::span<const Row> rows, std::span<const std::size_t> ends,
-                        const at::Tensor& logits) {
-  const at::NoGradGuard no_gradients;
-  std::size_t begin = 0;
-  for (std::size_t i = 0; i < ends.size(); ++i) {
-    logits.select(0, static_cast<std::int64_t>(i))
-        .copy_(run(rows.subspan(begin, ends[i] - begin), true));
-    begin = ends[i];
-  }
+  begin_call(slots);
+  for (std::size_t i = 0; i < slots.size(); ++i) replace(slots[i], texts[i]);
+  return run_on_ranks(Order::last_rows);
 }
 
 at::Tensor Decoder::step(std::span<const std::int64_t> slots,
@@ -222,86 +385,21 @@ at::Tensor Decoder::step(std::span<const std::int64_t> slots,
     throw UsageError(str("a step got ", slots.size(), " slots and ", tokens.size(),
                          " tokens; must be one token for each slot, at most ", options_.slots));
   }
-  rows_.clear();
-  check_slots(slots);
-  for (std::size_t i = 0; i < slots.size(); ++i) rows_.push_back(next(slots[i], tokens[i]));
-  tell(Order::rows);
-  return run(rows_, false);
+  begin_call(slots);
+  for (std::size_t i = 0; i < slots.size(); ++i) extend(slots[i], tokens.subspan(i, 1));
+  return run_on_ranks(Order::last_rows);
 }
 
-DecoderWeights read_weights(const ModelShape& given, const DecoderOptions& options,
-                            at::ScalarType vectors, const ReadParam& read) {
-  ModelShape shape = given;
-  shape.lora = {};  // `read` merges adapters into their matrices
-  DecoderWeights weights;
-  weights.blocks.resize(as_size(shape.layers));
-  const auto place = [&](const std::string& name) -> at::Tensor* {
-    const auto at = [&](const char* what, at::Tensor& tensor) -> at::Tensor* {
-      return name.ends_with(what) ? &tensor : nullptr;
-    };
-    if (!name.starts_with("blocks.")) {
-      if (name == "tok.weight") return &weights.tok;
-      if (name == "pos.weight") return &weights.pos;
-      if (name == "norm.weight") return &weights.norm;
-      if (name == "norm.bias") return &weights.norm_bias;
-      if (name == "head.weight") return &weights.head;
-      return nullptr;
-    }
-    BlockWeights& b = weights.blocks.at(std::stoul(name.substr(7)));
-    for (at::Tensor* found :
-         {at(".norm1.weight", b.norm1), at(".norm1.bias", b.norm1_bias), at(".qkv.weight", b.qkv),
-          at(".qkv.bias", b.qkv_bias), at(".proj.weight", b.proj), at(".proj.bias", b.proj_bias),
-          at(".norm2.weight", b.norm2), at(".norm2.bias", b.norm2_bias), at(".fc.weight", b.fc),
-          at(".fc.bias", b.fc_bias), at(".proj2.weight", b.proj2), at(".proj2.bias", b.proj2_bias),
-          at(".q_norm.weight", b.q_norm), at(".k_norm.weight", b.k_norm),
-          at(".post_norm1.weight", b.post_norm1), at(".post_norm2.weight", b.post_norm2)}) {
-      if (found != nullptr) return found;
-    }
-    return nullptr;
-  };
-  // The model defines the parameters and this rank's shards of them.
-  Part part;
-  part.tp = options.tp;
-  const tensor_parallel::Axis axis{options.tp};
-  const auto model = make_model(shape, part, 0, nn::ParamOptions::unallocated());
-  const std::vector<ParamSpec> specs = tensor_parallel::find_specs(*model);
-  std::size_t next = 0;
-  for (const auto& item : model->named_parameters()) {
-    at::Tensor* const to = place(item.key());
-    if (to == nullptr) {
-      throw Error(str("a decoder does not support parameter ", quote(item.key())));
-    }
-    const bool matrix = item.value().dim() > 1;
-    const bool plus_one = !matrix && shape.norm_plus_one && !item.key().ends_with(".bias");
-    at::Tensor host = at::empty(item.value().sizes(), matrix     ? options.type
-                                                      : plus_one ? at::kFloat
-                                                                 : vectors);
-    use_large_pages(host);
-    read(specs.at(next++), host, axis.axes(), axis.coordinate());
-    if (plus_one) host += 1;
-    *to = host.to(options.device);
-  }
-  if (shape.tied) weights.head = weights.tok;
-  return weights;
+std::unique_ptr<Decoder> make_decoder(const ModelShape& shape, const DecoderOptions& options,
+                                      const ReadParam& read) {
+  if (!options.device.is_cpu()) return make_plain_decoder(shape, options, read);
+  return std::make_unique<Decoder>(shape, options, make_kernel_ops(), read);
 }
 
-RotaryTable rotary_table(const ModelShape& shape, std::int64_t tokens, bool windowed) {
-  const std::int64_t dim = shape.head_dim(), half = dim / 2;
-  RotaryTable table{at::empty({tokens, half}, at::kFloat), at::empty({tokens, half}, at::kFloat)};
-  const bool own_base = windowed && shape.window_rotary_base > 0;
-  const RotaryScaling scaling = own_base ? RotaryScaling() : shape.rotary_scaling;
-  const std::vector<double> rates =
-      rotary_rates(dim, own_base ? shape.window_rotary_base : shape.rotary_base, scaling);
-  const auto gain = static_cast<float>(rotary_gain(scaling));
-  for (std::int64_t i = 0; i < half; ++i) {
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      // In fp32, as in training.
-      const float angle = static_cast<float>(t) * static_cast<float>(nth(rates, i));
-      table.cos.data_ptr<float>()[t * half + i] = std::cos(angle) * gain;
-      table.sin.data_ptr<float>()[t * half + i] = std::sin(angle) * gain;
-    }
-  }
-  return table;
+std::unique_ptr<Decoder> make_plain_decoder(const ModelShape& shape, const DecoderOptions& options,
+                                            const ReadParam& read) {
+  return std::make_unique<Decoder>(shape, options, make_aten_ops(options.type, options.device),
+                                   read);
 }
 
 }  // namespace tessera::models

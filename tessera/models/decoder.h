@@ -12,6 +12,7 @@
 #include "tessera/comm/group.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
+#include "tessera/models/decoder_ops.h"
 
 namespace tessera::models {
 
@@ -32,8 +33,9 @@ struct DecoderOptions {
 // Model that reads texts and continues them, a token at a time.
 //
 // [Note: decoding] The keys and values of earlier tokens are kept in a cache, which has a slot for
-// each text. Nothing is recorded for gradients. On the CPU everything except matrices and the cache
-// is fp32, and the numbers of a text are bitwise independent of other texts in the batch.
+// each text. Nothing is recorded for gradients. The block is written once, in decoder.cpp, over the
+// operations of DecoderOps. On the CPU everything except matrices and the cache is fp32, and the
+// numbers of a text are bitwise independent of other texts in the batch.
 //
 // [Note: decoding on ranks] Each tensor-parallel rank has some of the heads and their part of the
 // cache, its part of the MLP and its rows of the vocabulary. Callers use only the first rank, as if
@@ -43,10 +45,12 @@ struct DecoderOptions {
 // of one process.
 class Decoder {
  public:
-  virtual ~Decoder() = default;
+  // Use make_decoder() instead.
+  Decoder(const ModelShape& shape, const DecoderOptions& options, std::unique_ptr<DecoderOps> ops,
+          const ReadParam& read);
 
   // Clears the slot and reads a text. Returns the logits after its last token, fp32 [V], or, with
-  // `all`, after each token, [T, V]. All logits are on the CPU and valid until the next call.
+  // `all`, after each token, [T, V]. All logits are on the CPU.
   at::Tensor read(std::int64_t slot, std::span<const std::int64_t> tokens, bool all = false);
   // Reads several texts into as many different slots. Returns the logits after the last token of
   // each, [texts, V]. Short texts run through the model together, which reads its matrices once.
@@ -65,22 +69,39 @@ class Decoder {
   const ModelShape& shape() const { return shape_; }
   const DecoderOptions& options() const { return options_; }
 
- protected:
-  // Token of a text, and its position.
-  struct Row {
-    std::int64_t slot = 0, position = 0, token = 0;
+ private:
+  using Row = DecoderRow;
+  // Weights of a block and its cache. Norms that the model does not have are undefined.
+  struct Block {
+    std::int64_t window;  // 0: unlimited
+    nn::NormWeights norm1;
+    LinearWeights qkv;
+    nn::NormWeights q_norm, k_norm;
+    KeyValueCache cache;
+    LinearWeights proj;
+    nn::NormWeights post_norm1, norm2;
+    LinearWeights fc, proj2;
+    nn::NormWeights post_norm2;
   };
-  Decoder(const ModelShape& shape, const DecoderOptions& options);
-  // Runs rows through the model: consecutive rows of one slot, or one row of each slot. Returns the
-  // logits of the last row or of all.
-  virtual at::Tensor run(std::span<const Row> rows, bool last_only) = 0;
-  // Runs rows of several texts, one text after the other. `ends`: one past the last row of each.
-  // Writes the logits of the last rows to `logits`, [texts, V]. The default calls run().
-  virtual void run_texts(std::span<const Row> rows, std::span<const std::size_t> ends,
-                         const at::Tensor& logits);
+  // Command of the first rank to the others: to return the logits of these rows, or to end.
+  enum class Order : std::int64_t { all_rows, last_rows, end };
 
   bool alone() const { return options_.tp.size() == 1; }
-  // Sums the partial results of all ranks, in place. `partial` must be contiguous.
+  void check_slot(std::int64_t slot) const;
+  // Starts a call for these slots, which must be different.
+  void begin_call(std::span<const std::int64_t> slots);
+  void extend(std::int64_t slot, std::span<const std::int64_t> tokens);
+  void replace(std::int64_t slot, std::span<const std::int64_t> tokens);
+  void tell(Order order) const;
+  at::Tensor run_on_ranks(Order order);
+  // Runs the rows of the call. Returns the logits of all rows, or of the last row of each text.
+  at::Tensor run(Order order);
+  at::Tensor hidden(std::span<const Row> rows);
+  at::Tensor run_block(const Block& block, at::Tensor x);
+  at::Tensor end_branch(at::Tensor x, const at::Tensor& inner, const LinearWeights& last,
+                        const nn::NormWeights& post_norm);
+  at::Tensor logits_of(const at::Tensor& x);
+  // Sums the partial results of all ranks, in place.
   at::Tensor summed(const at::Tensor& partial) const;
   // Gathers the columns of the vocabulary of all ranks: [rows, columns] to [rows, V].
   at::Tensor gathered(const at::Tensor& own) const;
@@ -88,17 +109,17 @@ class Decoder {
   const ModelShape shape_;
   const ModelShape part_;         // with heads, kv-heads and ffn of this rank only
   const DecoderOptions options_;  // with defaults filled in
-
- private:
-  // Command of the first rank to the others.
-  enum class Order : std::int64_t { rows, last_row, texts, end };
-  void tell(Order order, std::span<const std::size_t> ends = {}) const;
-  void check_slot(std::int64_t slot) const;
-  void check_slots(std::span<const std::int64_t> slots) const;  // also that they are different
-  Row next(std::int64_t slot, std::int64_t token);
-
-  std::vector<std::int64_t> lengths_;
+  const std::unique_ptr<DecoderOps> ops_;
+  const double embedding_scale_;
+  at::Tensor tok_, pos_;
+  std::vector<Block> blocks_;
+  nn::NormWeights norm_;
+  LinearWeights head_;
+  at::Tensor rotary_[2];               // tables of layers without a window, and with one
+  std::vector<std::int64_t> lengths_;  // of the texts in the slots
+  // The current call: rows of its texts, one text after the other, and one past the last of each.
   std::vector<Row> rows_;
+  std::vector<std::size_t> ends_;
 };
 
 // Makes the fastest decoder for the device. Throws UsageError for a shape that no model here has,
@@ -109,29 +130,5 @@ std::unique_ptr<Decoder> make_decoder(const ModelShape& shape, const DecoderOpti
 // reference for the CPU.
 std::unique_ptr<Decoder> make_plain_decoder(const ModelShape& shape, const DecoderOptions& options,
                                             const ReadParam& read);
-
-// The following is for the implementations.
-
-// Weights of a block. Members other than matrices are undefined if the model does not have them.
-struct BlockWeights {
-  at::Tensor norm1, norm1_bias, qkv, qkv_bias, proj, proj_bias;
-  at::Tensor norm2, norm2_bias, fc, fc_bias, proj2, proj2_bias;
-  at::Tensor q_norm, k_norm, post_norm1, post_norm2;
-};
-// Weights of a model.
-struct DecoderWeights {
-  at::Tensor tok, pos, norm, norm_bias, head;  // head: same as tok if tied
-  std::vector<BlockWeights> blocks;
-};
-// Reads the weights of this rank: matrices in the type of the options, all others in the type
-// `vectors`. Norms contain their factor, which is fp32 if the model adds 1 to the weight.
-DecoderWeights read_weights(const ModelShape& shape, const DecoderOptions& options,
-                            at::ScalarType vectors, const ReadParam& read);
-// Angles of rotary positions: cos and sin, fp32 [tokens, d / 2], multiplied by the gain.
-struct RotaryTable {
-  at::Tensor cos, sin;
-};
-// Computes the angles. `windowed`: for layers with a window, which may have their own base.
-RotaryTable rotary_table(const ModelShape& shape, std::int64_t tokens, bool windowed = false);
 
 }  // namespace tessera::models

@@ -40,6 +40,7 @@ Generated generate(Decoder& decoder, std::span<const std::vector<std::int64_t>> 
                    const GenerateOptions& options, const OnToken& on_token) {
   check(options.sampling);
   Generated out;
+  if (options.tokens <= 0) return out;
   struct Writing {
     std::int64_t slot = 0;
     std::size_t text = 0;
@@ -50,58 +51,47 @@ Generated generate(Decoder& decoder, std::span<const std::vector<std::int64_t>> 
   for (std::int64_t slot = decoder.options().slots; slot-- > 0;) free_slots.push_back(slot);
   std::vector<Candidate> scratch;
 
-  // Samples the next token. Returns true if the text continues.
-  const auto write = [&](Writing& one, const float* logits) {
+  // Samples the next token. Returns true if the text ends.
+  const auto write = [&](Writing& one, std::span<const float> logits) {
     const double uniform =
         uniform_of(options.seed, one.text, static_cast<std::uint64_t>(one.written));
-    one.token = sample({logits, static_cast<std::size_t>(decoder.shape().vocab)}, options.sampling,
-                       uniform, scratch);
+    one.token = sample(logits, options.sampling, uniform, scratch);
     ++one.written;
     ++out.tokens;
-    return on_token(one.text, one.token) && one.written < options.tokens &&
-           decoder.length(one.slot) < decoder.options().capacity;
+    return !on_token(one.text, one.token) || one.written >= options.tokens ||
+           decoder.length(one.slot) >= decoder.options().capacity;
   };
-  std::size_t next = 0;
-  while (next < texts.size() || !writing.empty()) {
-    while (next < texts.size() && !free_slots.empty() && options.tokens > 0) {
-      const auto began = GenerateClock::now();
-      const std::size_t count = std::min(free_slots.size(), texts.size() - next);
-      slots.assign(free_slots.rbegin(), free_slots.rbegin() + static_cast<std::ptrdiff_t>(count));
-      free_slots.resize(free_slots.size() - count);
-      const at::Tensor logits = decoder.read_each(slots, texts.subspan(next, count));
-      out.read_s += since(began);
-      const float* row = logits.data_ptr<float>();
-      for (const std::int64_t slot : slots) {
-        Writing one{slot, next, 0, 0};
-        out.read += static_cast<std::int64_t>(texts[next].size());
-        ++next;
-        if (write(one, row)) {
-          writing.push_back(one);
-        } else {
-          free_slots.push_back(slot);
-        }
-        row += logits.size(1);
-      }
-    }
-    if (options.tokens <= 0) break;
-    if (writing.empty()) continue;
+  for (std::size_t next = 0; next < texts.size() || !writing.empty();) {
     const auto began = GenerateClock::now();
+    // Free slots read the next texts; if there are none, all texts get a token.
+    const bool reads = next < texts.size() && !free_slots.empty();
+    const std::size_t first = reads ? writing.size() : 0;
+    while (reads && next < texts.size() && !free_slots.empty()) {
+      out.read += static_cast<std::int64_t>(texts[next].size());
+      writing.push_back({free_slots.back(), next++});
+      free_slots.pop_back();
+    }
     slots.clear();
     tokens.clear();
-    for (const Writing& one : writing) {
+    for (const Writing& one : std::span(writing).subspan(first)) {
       slots.push_back(one.slot);
       tokens.push_back(one.token);
     }
-    out.stepped += static_cast<std::int64_t>(slots.size());
-    const at::Tensor logits = decoder.step(slots, tokens);
+    const at::Tensor logits =
+        reads ? decoder.read_each(slots, texts.subspan(next - slots.size(), slots.size()))
+              : decoder.step(slots, tokens);
+    if (!reads) out.stepped += static_cast<std::int64_t>(slots.size());
+    const auto vocab = static_cast<std::size_t>(logits.size(1));
     const float* row = logits.data_ptr<float>();
-    std::erase_if(writing, [&](Writing& one) {
-      const bool goes_on = write(one, row);
-      row += logits.size(1);
-      if (!goes_on) free_slots.push_back(one.slot);
-      return !goes_on;
-    });
-    out.write_s += since(began);
+    const auto ended = [&](Writing& one) {
+      const bool ends = write(one, {row, vocab});
+      row += vocab;
+      if (ends) free_slots.push_back(one.slot);
+      return ends;
+    };
+    const auto begin = writing.begin() + static_cast<std::ptrdiff_t>(first);
+    writing.erase(std::remove_if(begin, writing.end(), ended), writing.end());
+    (reads ? out.read_s : out.write_s) += since(began);
   }
   return out;
 }
@@ -128,7 +118,6 @@ std::string TextStream::take(bool all) {
   }
   std::string text = held_.substr(0, held_.size() - back);
   held_.erase(0, held_.size() - back);
-  // A byte that no character begins or goes on with is shown as such.
   return text;
 }
 

@@ -24,10 +24,10 @@ using OnToken = std::function<bool(std::size_t text, std::int64_t token)>;
 
 // Statistics of generate().
 struct Generated {
-  std::int64_t tokens = 0;   // new tokens of all texts
-  std::int64_t stepped = 0;  // new tokens from steps; the others follow from reading prompts
-  std::int64_t read = 0;     // tokens of prompts
-  double read_s = 0, write_s = 0;
+  std::int64_t tokens = 0;         // new tokens of all texts
+  std::int64_t stepped = 0;        // new tokens from steps; the others follow from reading prompts
+  std::int64_t read = 0;           // tokens of prompts
+  double read_s = 0, write_s = 0;  // with sampling
 };
 // Continues texts, as many concurrently as the decoder has slots; a free slot takes the next text.
 // The result of a text depends only on the text, its number, the seed and the model, not on other

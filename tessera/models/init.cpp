@@ -5,13 +5,13 @@
 #include <cmath>
 #include <vector>
 
-#include "tessera/models/lora.h"
 #include "tessera/nn/unallocated.h"
+#include "tessera/parallel/initial.h"
 #include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::models {
 
-void initialise(const at::Tensor& param, const ParamSpec& spec, const ModelShape& shape,
+void initialize(const at::Tensor& param, const ParamSpec& spec, const ModelShape& shape,
                 std::uint64_t seed, const Axes& axes, const Coordinate& coordinate) {
   fill_initial(param, spec, initial_values(shape)(spec), seed, axes, coordinate);
 }
@@ -22,7 +22,10 @@ InitialValues initial_values(const ModelShape& shape) {
       shape.rotary() ? usual : usual / std::sqrt(2 * static_cast<double>(shape.layers));
   const double norm = shape.norm_plus_one ? 0 : 1;
   return [at_end, usual, norm](const ParamSpec& spec) -> Initial {
-    if (is_adapter_param(spec.name)) return initial_of_adapter(spec);
+    if (is_adapter_param(spec.name)) {  // as in PEFT: Kaiming's bound with a = sqrt(5), and 0
+      if (spec.name.ends_with(".B")) return {};
+      return {.uniform = 1 / std::sqrt(static_cast<double>(spec.shape.at(1)))};
+    }
     if (spec.name.ends_with(".bias")) return {};
     if (spec.shape.size() == 1) return {.mean = norm};
     const bool ends_branch =
@@ -31,14 +34,14 @@ InitialValues initial_values(const ModelShape& shape) {
   };
 }
 
-void initialise(torch::nn::Module& model, const ModelShape& shape, std::uint64_t seed,
+void initialize(torch::nn::Module& model, const ModelShape& shape, std::uint64_t seed,
                 const Axes& axes, const Coordinate& coordinate) {
   const std::vector<ParamSpec> specs = tensor_parallel::find_specs(model);
   std::size_t next = 0;
   for (const auto& item : model.named_parameters()) {
     const ParamSpec& spec = specs.at(next++);
     if (item.value().is_meta() || nn::is_unallocated(item.value())) continue;
-    initialise(item.value(), spec, shape, seed, axes, coordinate);
+    initialize(item.value(), spec, shape, seed, axes, coordinate);
   }
 }
 

@@ -13,7 +13,6 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/models/init.h"
-#include "tessera/models/lora.h"
 #include "tessera/nn/ops.h"
 
 namespace tessera::models {
@@ -33,8 +32,9 @@ at::Tensor norm_factor(const at::Tensor& weight, bool plus_one) {
 }
 
 // `norm` is {weight} or {weight, shift}.
-nn::NormWeights norm_of(at::ArrayRef<at::Tensor> norm, double eps, bool plus_one) {
-  return {norm_factor(norm[0], plus_one), norm.size() == 2 ? norm[1] : at::Tensor(), eps};
+nn::NormWeights norm_of(const ModelShape& shape, at::ArrayRef<at::Tensor> norm) {
+  return {norm_factor(norm[0], shape.norm_plus_one), norm.size() == 2 ? norm[1] : at::Tensor(),
+          shape.norm_eps};
 }
 
 void check_divides(const char* what, std::int64_t value, int tp, const std::string& remedy) {
@@ -61,6 +61,17 @@ VocabParallelEmbedding make_table(const ModelShape& shape, const Axis& axis,
   return VocabParallelEmbedding(axis, table);
 }
 
+// Returns the adapters of a linear in a block ("qkv"): [Note: adapters] in core/lora.h.
+std::vector<tensor_parallel::AdapterOptions> adapters_beside(const ModelShape& shape,
+                                                             const std::string& linear) {
+  std::vector<tensor_parallel::AdapterOptions> list;
+  for (const Adapter& adapter : adapters_of(shape)) {
+    if (adapter.linear != linear) continue;
+    list.push_back({adapter.module, adapter.part, shape.lora.rank, shape.lora.scale()});
+  }
+  return list;
+}
+
 }  // namespace
 
 void check_tp(const ModelShape& shape, int tp) {
@@ -71,6 +82,15 @@ void check_tp(const ModelShape& shape, int tp) {
     throw UsageError(str("kv-heads is ", shape.kv_heads, " for ", tp,
                          " tensor-parallel ranks; tp must divide it or be a multiple of it"));
   }
+}
+
+RotaryAngles rotary_angles(const ModelShape& shape, bool windowed) {
+  const std::int64_t width = shape.head_dim();
+  if (windowed && shape.window_rotary_base > 0) {
+    return {rotary_rates(width, shape.window_rotary_base), 1};
+  }
+  return {rotary_rates(width, shape.rotary_base, shape.rotary_scaling),
+          rotary_gain(shape.rotary_scaling)};
 }
 
 Part check_part(const ModelShape& shape, Part part) {
@@ -113,71 +133,49 @@ TableImpl::TableImpl(std::int64_t rows, std::int64_t width, const nn::ParamOptio
 
 BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::string& name,
                      const nn::ParamOptions& options, std::int64_t layer)
-    : axis_(axis),
+    : shape_(shape),
+      axis_(axis),
       name_(name),
       heads_(shape.heads / axis.size()),
       kv_heads_(std::max<std::int64_t>(1, shape.kv_heads / axis.size())),
       head_dim_(shape.head_dim()),
-      gain_(rotary_gain(shape.rotary_scaling)),
-      window_(shape.window_of(layer)),
-      swiglu_(shape.swiglu),
-      activation_(shape.activation),
-      gate_(shape.gate),
-      attention_scale_(shape.attention_scale),
-      attention_cap_(shape.attention_cap),
-      norm_eps_(shape.norm_eps),
-      norm_plus_one_(shape.norm_plus_one),
-      fusable_(shape.has_fused_block()) {
+      window_(shape.window_of(layer)) {
   const std::int64_t width = shape.hidden, ffn = shape.ffn;
   const std::int64_t q = shape.q_width(), kv = shape.kv_width();
-  const bool own_base = window_ > 0 && shape.window_rotary_base > 0;
-  if (own_base) gain_ = 1;
-  if (shape.rotary()) {
-    rates_ = own_base ? rotary_rates(head_dim_, shape.window_rotary_base)
-                      : rotary_rates(head_dim_, shape.rotary_base, shape.rotary_scaling);
-  }
-  LinearOptions linear;
-  linear.tensors = options;
-  // Arguments are evaluated in any order, so `linear` is changed before the call that uses it.
-  const auto is_now = [&](const char* child) {
-    linear.label = str(name, ".", child);
-    linear.adapters = adapters_beside(shape, child);
+  if (shape.rotary()) rotary_ = rotary_angles(shape, window_ > 0);
+  using Outputs = std::vector<tensor_parallel::Outputs>;
+  const auto linear = [&](const char* child, std::int64_t in, std::int64_t out, bool bias,
+                          const Outputs& outputs = {}) {
+    return LinearOptions{.in = in,
+                         .out = out,
+                         .bias = bias,
+                         .label = str(name, ".", child),
+                         .outputs = outputs,
+                         .tensors = options,
+                         .adapters = adapters_beside(shape, child)};
   };
-  norm1_ = register_module("norm1", Norm(width, shape.biases.norm, options));
-  linear.in = width;
-  linear.out = q + 2 * kv;
-  linear.bias = shape.biases.qkv;
-  linear.outputs = {{q, shape.heads}, {kv, shape.kv_heads, true}, {kv, shape.kv_heads, true}};
-  is_now("qkv");
-  qkv_ = register_module("qkv", ColumnParallelLinear(axis, linear));
+  const auto norm = [&](const char* child) {
+    return register_module(child, Norm(width, shape.biases.norm, options));
+  };
+  norm1_ = norm("norm1");
+  const Outputs heads = {{q, shape.heads}, {kv, shape.kv_heads, true}, {kv, shape.kv_heads, true}};
+  qkv_ = register_module(
+      "qkv", ColumnParallelLinear(axis, linear("qkv", width, q + 2 * kv, shape.biases.qkv, heads)));
   if (shape.qk_norm) {
     q_norm_ = register_module("q_norm", Norm(head_dim_, false, options));
     k_norm_ = register_module("k_norm", Norm(head_dim_, false, options));
   }
-  linear.in = q;
-  linear.out = width;
-  linear.bias = shape.biases.out;
-  linear.outputs = {};
-  is_now("proj");
-  proj_ = register_module("proj", RowParallelLinear(axis, linear));
-  if (shape.post_norms) {
-    post_norm1_ = register_module("post_norm1", Norm(width, shape.biases.norm, options));
-  }
-  norm2_ = register_module("norm2", Norm(width, shape.biases.norm, options));
-  linear.in = width;
-  linear.bias = shape.biases.mlp;
-  linear.out = (swiglu_ ? 2 : 1) * ffn;
-  if (swiglu_) linear.outputs = {{ffn}, {ffn}};
-  is_now("fc");
-  fc_ = register_module("fc", ColumnParallelLinear(axis, linear));
-  linear.in = ffn;
-  linear.out = width;
-  linear.outputs = {};
-  is_now("proj2");
-  proj2_ = register_module("proj2", RowParallelLinear(axis, linear));
-  if (shape.post_norms) {
-    post_norm2_ = register_module("post_norm2", Norm(width, shape.biases.norm, options));
-  }
+  proj_ =
+      register_module("proj", RowParallelLinear(axis, linear("proj", q, width, shape.biases.out)));
+  if (shape.post_norms) post_norm1_ = norm("post_norm1");
+  norm2_ = norm("norm2");
+  const Outputs gate = shape.swiglu ? Outputs{{ffn}, {ffn}} : Outputs{};
+  fc_ = register_module(
+      "fc", ColumnParallelLinear(
+                axis, linear("fc", width, (shape.swiglu ? 2 : 1) * ffn, shape.biases.mlp, gate)));
+  proj2_ = register_module("proj2",
+                           RowParallelLinear(axis, linear("proj2", ffn, width, shape.biases.mlp)));
+  if (shape.post_norms) post_norm2_ = norm("post_norm2");
 }
 
 // Ranks have different heads, so each has a part of the gradients of these shared weights.
@@ -188,23 +186,24 @@ at::Tensor BlockImpl::normalize_heads(const at::Tensor& qkv) {
   const auto parts = qkv.split_with_sizes({q, kv, kv}, -1);
   const auto normed = [&](const at::Tensor& x, std::int64_t heads, const at::Tensor& weight) {
     const at::Tensor by_head = x.unflatten(-1, {heads, head_dim_}).contiguous();
-    return nn::rms_norm(by_head, norm_factor(weight, norm_plus_one_), norm_eps_).flatten(-2);
+    return nn::rms_norm(by_head, norm_factor(weight, shape_.norm_plus_one), shape_.norm_eps)
+        .flatten(-2);
   };
   at::Tensor queries = normed(parts[0], heads_, weights[0]);
   // Attention divides by the square root of the width; other scales are applied here.
-  const double scale = attention_scale_ * std::sqrt(static_cast<double>(head_dim_));
-  if (attention_scale_ > 0 && scale != 1) queries = queries * scale;
+  const double scale = shape_.attention_scale * std::sqrt(static_cast<double>(head_dim_));
+  if (shape_.attention_scale > 0 && scale != 1) queries = queries * scale;
   return at::cat({queries, normed(parts[1], kv_heads_, weights[1]), parts[2]}, -1);
 }
 
 at::Tensor BlockImpl::attend(at::Tensor qkv, const nn::Pass* pass) {
   nn::AttentionOptions options;
   options.window = window_;
-  options.cap = attention_cap_;
+  options.cap = shape_.attention_cap;
   if (q_norm_) {
     qkv = normalize_heads(qkv);
   } else {
-    options.scale = attention_scale_;
+    options.scale = shape_.attention_scale;
   }
   if (pass != nullptr) {
     options.document_starts = pass->document_starts;
@@ -213,14 +212,14 @@ at::Tensor BlockImpl::attend(at::Tensor qkv, const nn::Pass* pass) {
     options.dropout = nn::attention_dropout_of(pass, name_ + ".attention");
     options.first_head = axis_.rank() * heads_;
   }
-  if (!rates_.empty()) {
-    qkv = nn::rotary(std::move(qkv), heads_ + kv_heads_, head_dim_, rates_, gain_);
+  if (!rotary_.rates.empty()) {
+    qkv = nn::rotary(std::move(qkv), heads_ + kv_heads_, head_dim_, rotary_.rates, rotary_.gain);
   }
   return nn::attention(qkv, heads_, kv_heads_, options);
 }
 
 at::Tensor BlockImpl::activate(const at::Tensor& x) const {
-  switch (activation_) {
+  switch (shape_.activation) {
     case Activation::gelu_tanh: return nn::gelu(x);
     case Activation::gelu: return at::gelu(x, "none");
     case Activation::relu: return at::relu(x);
@@ -230,33 +229,34 @@ at::Tensor BlockImpl::activate(const at::Tensor& x) const {
 }
 
 at::Tensor BlockImpl::gated(const at::Tensor& x) const {
-  if (gate_ == Activation::silu) return nn::swiglu(x);
+  if (shape_.gate == Activation::silu) return nn::swiglu(x);
   const auto parts = x.chunk(2, -1);
-  return at::gelu(parts[0], gate_ == Activation::gelu_tanh ? "tanh" : "none") * parts[1];
+  return at::gelu(parts[0], shape_.gate == Activation::gelu_tanh ? "tanh" : "none") * parts[1];
 }
 
 // [Note: fused layers] in nn/ops.h.
 at::Tensor BlockImpl::forward_fused(const at::Tensor& in, const nn::Pass* pass) {
-  const nn::NormWeights first{norm_factor(norm1_->weight, norm_plus_one_), norm1_->bias, norm_eps_};
-  const nn::NormWeights second{norm_factor(norm2_->weight, norm_plus_one_), norm2_->bias,
-                               norm_eps_};
+  const nn::NormWeights first = norm_of(shape_, {norm1_->weight, norm1_->bias}),
+                        second = norm_of(shape_, {norm2_->weight, norm2_->bias});
   auto [qkv, x] = nn::norm_linear(in, first, qkv_->weight, qkv_->bias);
   const at::Tensor mixed = attend(std::move(qkv), pass);
   const at::Tensor middle = nn::linear_add(mixed, proj_->weight, proj_->bias, x);
   // GELU adds its bias itself.
-  const bool gelu = !swiglu_ && activation_ == Activation::gelu_tanh;
+  const bool gelu = !shape_.swiglu && shape_.activation == Activation::gelu_tanh;
   const auto [wide, y] =
       nn::norm_linear(middle, second, fc_->weight, gelu ? at::Tensor() : fc_->bias);
-  if (!swiglu_ && !gelu) return nn::linear_add(activate(wide), proj2_->weight, proj2_->bias, y);
-  return swiglu_ ? nn::swiglu_linear(wide, proj2_->weight, proj2_->bias, y)
-                 : nn::gelu_linear(wide, fc_->bias, proj2_->weight, proj2_->bias, y);
+  if (!shape_.swiglu && !gelu) {
+    return nn::linear_add(activate(wide), proj2_->weight, proj2_->bias, y);
+  }
+  return shape_.swiglu ? nn::swiglu_linear(wide, proj2_->weight, proj2_->bias, y)
+                       : nn::gelu_linear(wide, fc_->bias, proj2_->weight, proj2_->bias, y);
 }
 
 at::Tensor BlockImpl::forward(const at::Tensor& x) {
   const std::shared_ptr<const nn::Pass> pass = nn::current_pass();
   // The fused operations support no adapters, no dropout and no post-norms.
   const bool drops = pass != nullptr && pass->dropout > 0;
-  if (axis_.size() == 1 && fusable_ && !drops && nn::fuses(x)) {
+  if (axis_.size() == 1 && shape_.has_fused_block() && !drops && nn::fuses(x)) {
     return forward_fused(x, pass.get());
   }
   std::vector<at::Tensor> norms;  // all of them, for one all-reduce
@@ -266,8 +266,7 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
   norms = tensor_parallel::sequence_parallel_params(axis_, norms, name_);
   const std::size_t each = norm1_->bias.defined() ? 2 : 1;
   const auto nth_norm = [&](std::size_t i) {
-    return norm_of(at::ArrayRef<at::Tensor>(norms).slice(i * each, each), norm_eps_,
-                   norm_plus_one_);
+    return norm_of(shape_, at::ArrayRef<at::Tensor>(norms).slice(i * each, each));
   };
   // Ends a branch, before it is added to the residual stream.
   const auto branch = [&](at::Tensor y, std::size_t post_norm, const char* linear) {
@@ -277,9 +276,9 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
   const at::Tensor mixed = attend(qkv_->forward(nn::norm(x, nth_norm(0))), pass.get());
   const at::Tensor out = branch(proj_->forward(mixed), 2, ".proj");
   const auto [h, sum] = nn::add_norm(x, out, nth_norm(1));
-  const at::Tensor wide = swiglu_                                ? gated(fc_->forward(h))
-                          : activation_ == Activation::gelu_tanh ? fc_->forward_gelu(h)
-                                                                 : activate(fc_->forward(h));
+  const at::Tensor wide = shape_.swiglu                                ? gated(fc_->forward(h))
+                          : shape_.activation == Activation::gelu_tanh ? fc_->forward_gelu(h)
+                                                                       : activate(fc_->forward(h));
   return sum + branch(proj2_->forward(wide), 3, ".proj2");
 }
 
@@ -343,8 +342,8 @@ HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbed
 at::Tensor HeadImpl::normed(const at::Tensor& x) {
   std::vector<at::Tensor> norm;
   norm_->add_to(norm);
-  return nn::norm(x, norm_of(tensor_parallel::sequence_parallel_params(axis_, norm, "norm"),
-                             shape_.norm_eps, shape_.norm_plus_one));
+  norm = tensor_parallel::sequence_parallel_params(axis_, norm, "norm");
+  return nn::norm(x, norm_of(shape_, norm));
 }
 
 const at::Tensor& HeadImpl::weight() const { return shape_.tied ? tok_->weight : head_->weight; }
@@ -394,7 +393,9 @@ std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& op
   for (Layer& layer : layers) {
     layer.make = [make = layer.make](const LayerContext& at) {
       AnyModule module = make(at);
-      freeze_base(*module.ptr());
+      for (const auto& item : module.ptr()->named_parameters()) {
+        if (!is_adapter_param(item.key())) item.value().set_requires_grad(false);
+      }
       return module;
     };
   }
@@ -420,7 +421,7 @@ LanguageModel::LanguageModel(const ModelShape& shape, std::uint64_t seed,
       shape_(shape),
       part_(check_part(shape, part)) {
   const tensor_parallel::Axis axis{part_.tp};
-  initialise(*this, shape, seed, axis.axes(), axis.coordinate());
+  initialize(*this, shape, seed, axis.axes(), axis.coordinate());
 }
 
 at::Tensor LanguageModel::forward_part(const at::Tensor& in) {

@@ -14,7 +14,7 @@
 #include "tessera/nn/pass.h"
 #include "tessera/nn/unallocated.h"
 #include "tessera/parallel/model_chunk.h"
-#include "tessera/tensor_parallel/tensor_parallel.h"
+#include "tessera/tensor_parallel/layers.h"
 
 namespace tessera::models {
 
@@ -36,6 +36,14 @@ struct Part {
 Part check_part(const ModelShape& shape, Part part);
 // Throws UsageError if this number of tensor-parallel ranks does not divide the model.
 void check_tp(const ModelShape& shape, int tp);
+
+// Rotary positions of a layer: rotary_rates() and rotary_gain().
+struct RotaryAngles {
+  std::vector<double> rates;
+  double gain = 1;
+};
+// Returns the rotary positions of layers with or without a window, which may have their own base.
+RotaryAngles rotary_angles(const ModelShape& shape, bool windowed);
 
 // Parameters of a norm: LayerNorm has a weight and a shift, RMSNorm only a weight.
 class NormImpl : public torch::nn::Module {
@@ -83,18 +91,12 @@ class BlockImpl : public torch::nn::Module {
   at::Tensor activate(const at::Tensor& x) const;  // for an MLP without a gate
   at::Tensor gated(const at::Tensor& x) const;     // for an MLP with a gate: [gates, values]
 
+  ModelShape shape_;
   tensor_parallel::Axis axis_;
   std::string name_;
   std::int64_t heads_, kv_heads_, head_dim_;  // of this rank
-  std::vector<double> rates_;                 // of rotary positions; empty: learned positions
-  double gain_;                               // of rotary positions
   std::int64_t window_;                       // of attention; 0: unlimited
-  bool swiglu_;
-  Activation activation_, gate_;
-  double attention_scale_, attention_cap_;  // as in ModelShape
-  double norm_eps_;
-  bool norm_plus_one_;
-  bool fusable_;  // the fused operations support this block
+  RotaryAngles rotary_;                       // empty if positions are learned
   Norm norm1_{nullptr}, norm2_{nullptr};
   Norm q_norm_{nullptr}, k_norm_{nullptr};          // of models with qk_norm
   Norm post_norm1_{nullptr}, post_norm2_{nullptr};  // of models with post_norms
@@ -153,7 +155,9 @@ TORCH_MODULE(Head);
 
 // Returns the whole model as a list of layers ([Note: layers]): "embedding", "blocks.0", …, "head".
 // The names of parameters are tok.weight, pos.weight, blocks.0.norm1.weight, …, norm.weight,
-// head.weight. Throws UsageError for a shape that no model here has.
+// head.weight. With adapters ([Note: adapters]) all other parameters are frozen (requires_grad is
+// false): engines train, reduce and keep optimizer state only for the adapters. Throws UsageError
+// for a shape that no model here has.
 std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& options = {},
                              std::int64_t pad_vocab_to = 1);
 

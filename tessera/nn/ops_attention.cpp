@@ -9,7 +9,6 @@
 #include <cmath>
 
 #include "tessera/kernels/dropout.h"
-#include "tessera/kernels/dropout_rule.h"
 #include "tessera/kernels/layers.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"

@@ -6,7 +6,6 @@
 #include "tessera/core/text.h"
 #include "tessera/kernels/cuda/dropout.h"
 #include "tessera/kernels/dropout.h"
-#include "tessera/kernels/dropout_rule.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/ops_support.h"

@@ -9,13 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/recompute.h"
+#include "tessera/core/run_options.h"
 #include "tessera/nn/tensors.h"
 
 namespace tessera::nn {
 
 using tessera::name;
-using tessera::parse_recompute;
 using tessera::Recompute;
 
 // Function that can be recomputed: tensors in, tensors out.

@@ -7,11 +7,11 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
+#include "tessera/core/grad_compression.h"
 #include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 #include "tessera/parallel/frozen.h"
 #include "tessera/parallel/gather_texts.h"
-#include "tessera/parallel/left_out.h"
 #include "tessera/parallel/save.h"
 #include "tessera/parallel/state_shards.h"
 
@@ -46,7 +46,7 @@ class Attempt {
     touched_ = true;
     if (agree([&] { return read(); }).empty()) return false;
     what_.engine.resume(options_.params_only ? what_.engine.progress() : counts_);
-    return options_.params_only || !agree([&] { return read_power_sgd(); }).empty();
+    return true;
   }
   const std::string& problem() const { return problem_; }
   bool touched() const { return touched_; }  // true if the engine's memory was overwritten
@@ -108,6 +108,7 @@ class Attempt {
       throw UsageError(error.what());  // the file is intact, but of another model
     }
     check_states();
+    if (!options_.params_only) note_removed();
     std::set<std::string> wanted;
     for (const ParamSpec& spec : state_.specs) wanted.insert(spec.name);
     std::string digits;
@@ -139,7 +140,7 @@ class Attempt {
       std::vector<std::string> have, missing, surplus;
       for (const auto& [state, dtype] : from_->states(param)) {
         have.push_back(state);
-        const bool known = states.contains(state) || parallel::is_power_sgd_state(state);
+        const bool known = states.contains(state) || !why_removed(state).empty();
         if (!known) surplus.push_back(state);
       }
       for (const std::string& state : states) {
@@ -160,6 +161,25 @@ class Attempt {
                              "no optimizer state"));
       }
     }
+  }
+
+  // Adds a note on states that earlier versions saved and this one ignores.
+  void note_removed() {
+    std::int64_t params = 0;
+    std::string removed;
+    for (const ParamSpec& spec : from_->about().params) {
+      const auto states = from_->states(spec.name);
+      const auto found = std::find_if(states.begin(), states.end(), [](const auto& state) {
+        return !why_removed(state.first).empty();
+      });
+      if (found == states.end()) continue;
+      removed = found->first;
+      ++params;
+    }
+    if (params == 0) return;
+    loaded_.notes.push_back(str(folder_, ": the state ", removed, " of ",
+                                plural(params, "parameter"), " is ignored. ",
+                                why_removed(removed)));
   }
 
   // Throws UsageError if the checkpoint has a parameter that no rank loads.
@@ -200,13 +220,6 @@ class Attempt {
     // The master copy of a parameter that is frozen now is rounded to the layout's type.
     if (!rounded.empty()) from_->load(rounded, checkpoint::Rounding::nearest);
     for (auto& [to, from] : state_.copies) to.copy_(from);
-    return "";
-  }
-
-  std::string read_power_sgd() {
-    parallel::PowerSgdToLoad more = parallel::power_sgd_to_load(what_, *from_);
-    from_->load(more.shards);
-    if (!more.note.empty()) loaded_.notes.push_back(str(folder_, ": ", more.note));
     return "";
   }
 

@@ -17,6 +17,7 @@
 #include "tessera/parallel/graphed_steps.h"
 #include "tessera/parallel/start.h"
 #include "tessera/pipeline/executor.h"
+#include "tessera/zero/engine_of_part.h"
 
 namespace tessera {
 
@@ -74,24 +75,6 @@ struct ParallelModel::Impl {
 
 namespace {
 
-// PowerSGD approximates a rank's matrix as a whole, so rows that several tensor-parallel ranks have
-// ([Note: shared outputs]) would differ between them.
-void check_low_rank(const ParallelOptions& options, const Axes& axes,
-                    const std::vector<ParamSpec>& specs) {
-  if (options.engine.grad_compression != GradCompression::powersgd || axes.dp() == 1) return;
-  for (const ParamSpec& spec : specs) {
-    const ParamSpec::Cut* const cut = spec.cut_along(Axis::tp);
-    if (cut == nullptr) continue;
-    for (const ParamSpec::Segment& segment : cut->segments) {
-      if (segment.parts >= axes.tp()) continue;
-      throw UsageError(str("grad_compression powersgd: got ", axes.tp(),
-                           " tensor-parallel ranks, which share the ", segment.parts,
-                           " KV heads of ", quote(spec.name), ". Use tp of at most ", segment.parts,
-                           ", or another compression (bf16)"));
-    }
-  }
-}
-
 zero::StepOptions options_of(const ParallelModel::StepNumbers& numbers) {
   return {numbers.lr, numbers.clip_norm, numbers.weight_decay, numbers.lr_scale};
 }
@@ -129,7 +112,6 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
     problem = error.what();
   }
   parallel::expect_same_layers(mesh, problem, start);
-  check_low_rank(options, mesh.axes(), start.specs());
   model = parallel::replica_group(mesh);
   ties = parallel::tie_groups(layers, cut, mesh.pp());
   start.share_kept(*module, ties);

@@ -11,7 +11,7 @@
 
 #include "tessera/comm/mesh.h"
 #include "tessera/core/axes.h"
-#include "tessera/parallel/initial.h"
+#include "tessera/core/param_spec.h"
 #include "tessera/parallel/layer.h"
 #include "tessera/zero/engine.h"
 
@@ -20,6 +20,29 @@ namespace tessera {
 namespace pipeline {
 struct Span;
 }
+
+// Initial values of a parameter: random numbers that depend only on the seed, its name and the
+// element, so that every mesh starts with the same values, or the values of its constructor.
+struct Initial {
+  double mean = 0;
+  double deviation = 0;  // standard deviation of a normal distribution
+  double uniform = 0;    // if not 0: uniform distribution over mean ± uniform instead
+  bool keep = false;     // keep the constructor's values, of the first rank that has it
+};
+// Function that returns the initial values by a parameter's name and shape.
+using InitialValues = std::function<Initial(const ParamSpec&)>;
+
+// Stored initial values, such as those in files, for the parameters that `has` returns true for.
+// `read` writes elements of the whole parameter to `into`, at the offsets Run::local; every rank
+// requests only the elements that it keeps.
+struct StoredValues {
+  std::function<bool(const ParamSpec&)> has;
+  std::function<void(const ParamSpec&, const std::vector<Run>& runs, float* into)> read;
+};
+// Returns 0 for biases, 1 for other vectors, and a standard deviation of 0.02 for the rest.
+Initial initial_default(const ParamSpec& spec);
+// Keeps the values of the layers' constructors, for modules that initialize themselves.
+Initial initial_kept(const ParamSpec& spec);
 
 // Use of CUDA graphs for steps on a GPU, [Note: graphs] in step_graph.h: if possible, always
 // (throws if it is not possible), never.

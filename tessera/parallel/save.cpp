@@ -10,6 +10,7 @@
 #include "tessera/parallel/frozen.h"
 #include "tessera/parallel/parallelize.h"
 #include "tessera/parallel/state_shards.h"
+#include "tessera/zero/engine_of_part.h"
 
 namespace tessera {
 namespace {

@@ -8,6 +8,7 @@
 #include "tessera/core/text.h"
 #include "tessera/kernels/cuda/cuda.h"
 #include "tessera/nn/unallocated.h"
+#include "tessera/parallel/initial.h"
 #include "tessera/parallel/parallelize.h"
 
 namespace tessera::parallel {

@@ -7,7 +7,7 @@
 
 #include "tessera/parallel/cut.h"
 #include "tessera/parallel/model_chunk.h"
-#include "tessera/zero/initial_source.h"
+#include "tessera/zero/options.h"
 
 namespace tessera::parallel {
 

@@ -18,7 +18,6 @@
 #include "tessera/memory/ledger.h"
 #include "tessera/parallel/frozen.h"
 #include "tessera/parallel/gather_texts.h"
-#include "tessera/parallel/left_out.h"
 
 namespace tessera::parallel {
 namespace {
@@ -89,14 +88,13 @@ std::optional<std::int64_t> parse_count(const std::string& text) {
   std::int64_t count = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
   if (error != std::errc{} || end != text.data() + text.size() || count < 0 ||
-      count > checkpoint::kMostCount) {
+      count > checkpoint::kMaxCount) {
     return std::nullopt;
   }
   return count;
 }
 
-}  // namespace
-
+// Returns the part of `runs` (of the rank's parameter, row-major) in a shard, in memory order.
 // Element by element if it is not row-major (channels last): slow but simple.
 std::vector<Run> runs_of(const zero::StateShard& shard, const std::vector<Run>& runs) {
   const std::int64_t count = shard.values.numel();
@@ -126,11 +124,10 @@ std::vector<Run> runs_of(const zero::StateShard& shard, const std::vector<Run>& 
   return out;
 }
 
+// Returns host memory as a tensor of the type of `values`, to copy to or from.
 at::Tensor on_host(const at::Tensor& values, std::int64_t count, const std::byte* memory) {
   return at::from_blob(const_cast<std::byte*>(memory), {count}, values.options().device(at::kCPU));
 }
-
-namespace {
 
 // Names of all frozen parameters of this rank's engine, at any stage.
 std::set<std::string> frozen_params(const Checkpointable& what) {
@@ -187,7 +184,6 @@ StateToSave state_to_save(const Checkpointable& what, bool frozen) {
     };
   }
   out.specs = specs_without(specs.take(), omitted);
-  add_power_sgd_state(what, out);
   return out;
 }
 
@@ -273,7 +269,7 @@ zero::StepCounts take_counts(Extra& extra, const std::string& where) {
     const auto count = parse_count(text);
     if (count) return *count;
     throw DataError(str(where, ": got ", quote(text), " updates of the parameters, must be 0 to ",
-                        checkpoint::kMostCount, ", as tessera::save and tessera train save it"));
+                        checkpoint::kMaxCount, ", as tessera::save and tessera train save it"));
   };
   const auto steps = extra.find(kUpdates);
   counts.steps = read(steps == extra.end() ? std::string() : steps->second);

@@ -45,11 +45,6 @@ StateToLoad state_to_load(const Checkpointable& what,
                           const std::function<bool(const zero::StateShard&)>& wanted,
                           bool frozen = true);
 
-// Returns the part of `runs` (of the rank's parameter, row-major) in a shard, in memory order.
-std::vector<Run> runs_of(const zero::StateShard& shard, const std::vector<Run>& runs);
-// Returns host memory as a tensor of the type of `values`, to copy to or from.
-at::Tensor on_host(const at::Tensor& values, std::int64_t count, const std::byte* memory);
-
 // Returns the communication of the ranks of a group for checkpoints.
 checkpoint::Team team_of(const comm::Group& group);
 // Returns a function that charges temporary memory of saving and loading, which is not in tensors,

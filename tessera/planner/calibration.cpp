@@ -22,11 +22,11 @@ constexpr Constant kConstants[] = {{&Hardware::product_efficiency, 0.01, 1},
                                    kPasses,
                                    kLogits};
 
-// Errors in both directions count alike, and large ones more.
+// Sum of squared log ratios: symmetric in the direction of the error, and large errors weigh more.
 double distance(const Hardware& hardware, const std::vector<PassSample>& samples) {
   double sum = 0;
   for (const PassSample& sample : samples) {
-    Question q = sample.question;
+    RunConfig q = sample.question;
     q.hardware = hardware;
     const double error = std::log(pass_seconds(q) / sample.seconds);
     sum += error * error;
@@ -36,7 +36,7 @@ double distance(const Hardware& hardware, const std::vector<PassSample>& samples
 
 }  // namespace
 
-double pass_seconds(const Question& q) {
+double pass_seconds(const RunConfig& q) {
   double seconds = 0;
   for (const auto& rank : describe_step(q).chunks) {
     for (const StepChunk& chunk : rank) seconds += chunk.total();
@@ -44,11 +44,11 @@ double pass_seconds(const Question& q) {
   return seconds;
 }
 
-// One constant after the other is moved by a factor while that helps, by ever smaller factors. What
-// a logit costs is its bytes over the efficiency of passes, so these two are moved together as
-// well.
+// Coordinate descent: scales one constant at a time as long as the error decreases, with ever
+// smaller factors. The cost of a logit is its bytes divided by the efficiency of passes, so these
+// two are also scaled together.
 Hardware calibrate(Hardware start, const std::vector<PassSample>& samples) {
-  if (samples.empty()) throw UsageError("calibrate: got no samples, wanted at least one");
+  if (samples.empty()) throw UsageError("calibrate: at least one sample is required");
   Hardware best = std::move(start);
   double least = distance(best, samples);
   const auto moved = [](Hardware hardware, const Constant& constant, double by) {
@@ -79,7 +79,7 @@ Hardware calibrate(Hardware start, const std::vector<PassSample>& samples) {
 double calibration_error(const Hardware& hardware, const std::vector<PassSample>& samples) {
   double sum = 0;
   for (const PassSample& sample : samples) {
-    Question q = sample.question;
+    RunConfig q = sample.question;
     q.hardware = hardware;
     sum += std::abs(pass_seconds(q) / sample.seconds - 1);
   }
@@ -96,7 +96,7 @@ std::string hardware_toml(const Hardware& h) {
                   level.oversubscription, "]");
   }
   if (!levels.empty()) levels += "]";
-  // A float in TOML has a point or an exponent; these fields take whole numbers as well.
+  // These fields accept integers too, so numbers need no decimal point.
   return str(
       "[", h.name, "]\nmemory = ", std::llround(h.memory), "\nreserve = ", std::llround(h.reserve),
       "\nusable = ", h.usable, "\npeak_16bit = ", h.peak_16bit, "\npeak_fp32 = ", h.peak_fp32,

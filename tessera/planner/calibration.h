@@ -3,29 +3,28 @@
 #include <string>
 #include <vector>
 
-#include "tessera/planner/question.h"
+#include "tessera/planner/run_config.h"
 
 namespace tessera::planner {
 
-// A measured forward and backward pass of one micro-batch on one device.
+// Measured forward and backward pass of one micro-batch on one device.
 struct PassSample {
-  Question question;  // settled; its hardware does not matter
+  RunConfig question = RunConfig::for_plan();  // settled; its hardware is ignored
   double seconds = 0;
 };
 
-// Seconds of that pass as the planner predicts it.
-double pass_seconds(const Question& settled);
+// Returns the predicted seconds of such a pass.
+double pass_seconds(const RunConfig& settled);
 
-// The constants of software that bring the planner nearest to the samples: efficiencies of
-// products, of fused attention and of elementwise passes, and the bytes of a logit. Peaks,
-// bandwidth, units and launch of `start` are kept: they are measured one by one. Throws UsageError
-// for no samples.
+// Fits the software constants to the samples: efficiencies of products, of fused attention and of
+// elementwise passes, and bytes per logit. Keeps the peaks, bandwidth, units and launch time of
+// `start`, which are measured individually. Throws UsageError if there are no samples.
 Hardware calibrate(Hardware start, const std::vector<PassSample>& samples);
 
-// Mean of |predicted / measured - 1| over the samples.
+// Returns the mean of |predicted / measured - 1| over the samples.
 double calibration_error(const Hardware& hardware, const std::vector<PassSample>& samples);
 
-// An entry for --hardware-file.
+// Returns an entry for --hardware-file.
 std::string hardware_toml(const Hardware& hardware);
 
 }  // namespace tessera::planner

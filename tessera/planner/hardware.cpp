@@ -7,10 +7,10 @@
 
 namespace tessera::planner {
 
-// hardware.toml, put here by the build.
+// Contents of hardware.toml, embedded by the build.
 extern const char* const kHardwareToml;
 
-Catalogue::Catalogue() { parse(kHardwareToml, "hardware.toml"); }
+Catalog::Catalog() { parse(kHardwareToml, "hardware.toml"); }
 
 void Hardware::run_by(std::string_view wanted) {
   if (software == wanted) return;
@@ -33,14 +33,15 @@ Topology Hardware::topology(int devices) const {
   return t;
 }
 
-const Hardware& Catalogue::find(std::string_view name) const {
+const Hardware& Catalog::find(std::string_view name) const {
   const auto found =
       std::find_if(all_.begin(), all_.end(), [&](const Hardware& h) { return h.name == name; });
   if (found != all_.end()) return *found;
   std::vector<std::string> names;
   for (const Hardware& hardware : all_) names.push_back(hardware.name);
-  throw UsageError(str("--hardware: got ", quote(name), ", wanted one of ", join(names, ", "),
-                       did_you_mean(name, names)));
+  throw UsageError(str("--hardware ", quote(name), ": must be one of ", join(names, ", "),
+                       did_you_mean(name, names)),
+                   "hardware");
 }
 
 }  // namespace tessera::planner

@@ -4,30 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
-#include "tessera/core/json_error.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/places.h"
-#include "tessera/planner/setting_text.h"
 
 namespace tessera::planner {
-namespace {
-
-using Json = nlohmann::ordered_json;
-
-// Bytes and counts are whole; what is larger than 64 bits stays a number with an exponent.
-Json whole_json(double value) {
-  if (std::abs(value) < 9e18) return std::llround(value);
-  return value;
-}
-
-std::string one_line(const Json& json) {
-  // Whatever a message quotes, the line is valid UTF-8.
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-}  // namespace
-
-void read_json(Settings& settings, std::string_view object) {
+void read_json(RunConfig& settings, std::string_view object) {
   nlohmann::json json;
   try {
     json = nlohmann::json::parse(object);
@@ -35,19 +17,14 @@ void read_json(Settings& settings, std::string_view object) {
     throw UsageError(str("bad JSON: ", json_error_text(error.what())));
   }
   if (!json.is_object()) {
-    throw UsageError(str("got ", json.type_name(), ", wanted an object such as {\"dp\":8}"));
+    throw UsageError(str("JSON ", json.type_name(), ": must be an object such as {\"dp\":8}"));
   }
   for (const auto& [key, value] : json.items()) {
     if (!value.is_null()) settings.set(key, setting_text(key, value));
   }
 }
 
-std::string merged(std::string object, std::string_view more) {
-  object.back() = ',';
-  return object.append(more, 1);
-}
-
-std::string topology_json(const Question& q) {
+std::string topology_json(const RunConfig& q) {
   const Places on = places(q);
   const auto place = [](const GroupPlace& each) {
     return Json{{"ranks", each.ranks},
@@ -109,22 +86,21 @@ std::string error_json(std::string_view message) {
   return one_line({{"error", std::string(message)}});
 }
 
-std::string plan_json(const Settings& settings, const Catalogue& catalogue) {
-  return to_json(make_plan(settings.question(catalogue)));
+std::string plan_json(const RunConfig& settings, const Catalog& catalog) {
+  return to_json(make_plan(look_up(settings, catalog)));
 }
 
-std::string plan_json(std::string_view object, const Catalogue& catalogue) {
-  Settings settings;
+std::string plan_json(std::string_view object, const Catalog& catalog) {
+  RunConfig settings = RunConfig::for_plan();
   read_json(settings, object);
-  return plan_json(settings, catalogue);
+  return plan_json(settings, catalog);
 }
 
-std::string answer_line(const Settings& defaults, const Catalogue& catalogue,
-                        std::string_view line) {
+std::string answer_line(const RunConfig& defaults, const Catalog& catalog, std::string_view line) {
   try {
-    Settings settings = defaults;
+    RunConfig settings = defaults;
     read_json(settings, line);
-    return plan_json(settings, catalogue);
+    return plan_json(settings, catalog);
   } catch (const Error& error) {
     return error_json(error.what());
   }

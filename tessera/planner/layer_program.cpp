@@ -1,4 +1,4 @@
-// Lists of the operations of a model.
+// Programs of the parts of a model.
 
 #include "tessera/planner/layer_program.h"
 
@@ -11,26 +11,27 @@
 namespace tessera::planner {
 namespace {
 
-// Logits of a chunk of rows in the fused loss (nn/gpu_loss.cpp), in bytes and rows.
+// Chunk of logits in the fused loss (nn/gpu_loss.cpp): bytes, and rows to round to.
 constexpr double kLogitBlock = 256.0 * (1 << 20), kLogitRows = 128;
 
 }  // namespace
 
 // [Note: operations of a layer] With N = batch · seq rows of C = hidden values:
 //   x → norm → y → qkv → attention → a → proj → x + o = s → norm → z → fc, GELU → g → proj2 → s + d
-// Without recomputation it keeps x, y, qkv (its keys and values repeated, if queries share them),
+// Without recomputation it keeps x, y, qkv (with keys and values repeated if queries share them),
 // a, s, z, the product before GELU and g; two fp32 numbers per row for each LayerNorm (one for
 // RMSNorm) and one per row and head for the softmax. Selective recomputation keeps x and the
-// results of the products and of attention, full recomputation x. Tensor-parallel ranks have their
-// share of what is between y and o, and between z and d; sequence-parallel ones of the rest too.
+// results of the products and of attention; full recomputation keeps only x. Tensor parallelism
+// shards the tensors between y and o and between z and d. Sequence parallelism shards the others
+// too.
 //
-// [Note: fused operations] On a GPU without tensor parallelism, fused operations keep less and
-// multiply no matrix again: norms, GELU and SwiGLU are cheap to repeat, so that y, z and g are made
-// once more in backward, keys and values are not repeated, and rotary turns qkv where it lies. Left
-// are x, qkv, a, s, the product before GELU and the fp32 numbers; products add what goes past them,
-// so that selective recomputation keeps the same but for the norms' numbers. The loss is computed a
-// chunk of rows at a time with its gradients: instead of the logits the head keeps the gradient of
-// its input, and that of its table in fp32.
+// [Note: fused operations] On a GPU without tensor parallelism, fused operations keep less without
+// repeating a matrix product. Norms, GELU and SwiGLU are cheap, so backward recomputes y, z and g;
+// keys and values are not repeated; rotary updates qkv in place. This leaves x, qkv, a, s, the
+// product before GELU and the fp32 numbers. Products add the residual, so selective recomputation
+// keeps the same tensors except the norms' numbers. The loss is computed with its gradients in
+// chunks of rows: instead of the logits, the head keeps the gradient of its input, and that of its
+// table in fp32.
 void ProgramBuilder::layer() {
   const auto cut = [&](std::int64_t length, std::int64_t most) {
     return ParamSpec::Segment{length, std::min<std::int64_t>(most, in.tp)};
@@ -58,8 +59,8 @@ void ProgramBuilder::layer() {
   if (m.post_norms) o = norm("post_norm1.weight", "post_norm1.bias", o);
   const TensorId s = residual(x, o);
   const TensorId z = norm("norm2.weight", "norm2.bias", s);
-  // Backward of the MLP is the widest. Megatron-LM's layer: gradients of what lies between its
-  // products, and of the scores.
+  // Backward of the MLP sets the peak. For Megatron-LM's layer, it holds the gradients of the
+  // tensors between the products, and of the scores.
   const int gates = m.swiglu ? 2 : 1;
   double down_temporary = 0, up_temporary = 0;
   if (!ledger_) {
@@ -101,7 +102,7 @@ void ProgramBuilder::embedding() {
   add_params(op, table, m.positions > 0 ? &positions : nullptr);
   if (in.fused) {
     op.forward.bytes = 3 * rows * h * e, op.forward.launches = 4;
-    // The rows sorted and summed into a table of zeros, which is added to the gradient.
+    // Rows are sorted and summed into a zeroed table, which is added to the gradient.
     op.backward_weight.bytes = (3 * rows + 4 * vocab) * h * e, op.backward_weight.launches = 20;
     if (in.grad != in.element) {
       op.backward_weight.bytes += vocab * h * (e + in.grad), op.backward_weight.launches += 2;
@@ -113,15 +114,15 @@ void ProgramBuilder::embedding() {
   }
   cut(op, true, Sent::embedding, x, x);
   if (in.tp > 1) {
-    // Rows that this rank looks up, and which of them are another's.
+    // Rows that this rank looks up, and the mask of rows that belong to other ranks.
     keep_held(op, tensor(rows, 8), kIfTrained);
     keep_held(op, tensor(rows, 1), kIfTrained);
   }
-  // The gradient that came in, and that of the table.
+  // The incoming gradient, and the gradient of the table.
   if (!frozen_) op.temporary = e * (own * h + vocab * h);
 }
 
-// The last norm, the logits and the loss.
+// Adds the final norm, the logits and the loss.
 void ProgramBuilder::head() {
   const TensorId x = tensor(own * h, e);
   program_.with_gradient = std::uint64_t{1} << x;
@@ -155,8 +156,8 @@ void ProgramBuilder::head() {
   keep(loss, tensor(1, 4), kUnlessAgain);
   const double values = rows * vocab, stream = rows * h;
   if (!ledger_) {
-    // Logits, their fp32 copy and its gradient (in fp32 training the logits are the copy), and the
-    // inputs of the last norm and of the head.
+    // Logits, their fp32 copy (in fp32 training, the logits themselves) and its gradient, and the
+    // inputs of the final norm and of the head.
     loss.temporary = values * (e == 4 ? 8 : e + 8) + 2 * e * stream;
   } else {
     const double own_table = frozen_ ? 0 : vocab * h;
@@ -164,7 +165,7 @@ void ProgramBuilder::head() {
                            : e * (2 * stream + own_table);
   }
   if (in.tp > 1) {
-    // Maximum; sum and target logit.
+    // First the maximum, then the sum and the target logit.
     loss.sends.push_back({Axis::tp, Collective::all_reduce, Sent::loss, false, 0, rows, 4, 1});
     loss.sends.push_back({Axis::tp, Collective::all_reduce, Sent::loss, false, 0, 2 * rows, 4, 2});
   }
@@ -173,7 +174,8 @@ void ProgramBuilder::head() {
   }
 }
 
-// Forward has the gradients too: of its input, and of the table in fp32, added up by chunks.
+// Forward also computes the gradients: of its input, and of the table in fp32, accumulated over
+// chunks.
 void ProgramBuilder::fused_head(TensorId y) {
   const double row = vocab * e;
   const double at_once =
@@ -216,5 +218,7 @@ Programs all_programs(const ProgramInput& input) {
   if (input.model.lora.any()) all.first_layer = layer_program(input, ProgramPart::first_layer);
   return all;
 }
+
+Programs programs_in_memory(const RunConfig& q) { return all_programs(memory_input(q)); }
 
 }  // namespace tessera::planner

@@ -8,34 +8,34 @@
 
 #include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
-#include "tessera/planner/question.h"
+#include "tessera/planner/run_config.h"
 #include "tessera/planner/topology.h"
 
-// [Note: layer programs] The one description of what a model costs. A program lists the operations
-// of one layer, of the embedding or of the head, on one rank, in forward order. program_cost.h adds
-// them up: parameters, kept bytes, operations, seconds, tensor-parallel traffic and the peaks of
-// backward. Software, fused kernels, tensor and sequence parallelism and adapters choose what is in
-// the list, and the sums do not ask for them again.
+// [Note: layer programs] The single description of a model's costs. A program lists the operations
+// of one layer, of the embedding or of the head, on one rank, in forward order. program_cost.h sums
+// over the list: parameters, kept bytes, floating-point operations, seconds, tensor-parallel
+// traffic and the peaks of backward. Software, fused kernels, tensor and sequence parallelism and
+// adapters only decide which operations are in the list; the sums do not depend on them.
 //
-// A new operation is one more call in the builder (layer_program.cpp). Queries and keys that are
-// normalized behind their product, for example:
+// To add an operation, add one call in the builder (layer_program.cpp). Example: normalize queries
+// and keys after their projection:
 //   TensorId heads = linear("qkv", y, {…});
 //   heads = norm("qk_norm", heads, head_dim);  // the new line
 //   const TensorId attended = attention(heads);
 namespace tessera::planner {
 
-struct RunQuestion;
-
-// List of at most N items without memory of its own on the heap: programs are made often.
+// List of at most N items, stored inline: programs are built often, so they avoid the heap.
 template <typename T, std::size_t N>
 struct Few {
   std::array<T, N> items;
   std::size_t count = 0;
 
   Few() {}  // leaves the items uninitialized  NOLINT
+  // Throws std::out_of_range for more than N items.
   Few(std::initializer_list<T> all) {
     for (const T& item : all) push_back(item);
   }
+  // Throws std::out_of_range if it is full.
   void push_back(const T& item) { items.at(count++) = item; }
   bool empty() const { return count == 0; }
   const T* begin() const { return items.data(); }
@@ -43,100 +43,106 @@ struct Few {
   const T& front() const { return items.front(); }
 };
 
-// Everything that the operations of one micro-batch on one rank depend on.
+// Inputs that determine the operations of one micro-batch on one rank.
 struct ProgramInput {
   ModelShape model;
   std::int64_t batch = 1;
   std::int64_t seq = 1;
-  int element = 4;  // Bytes of an activation, and of a parameter.
+  int element = 4;  // Bytes per activation value and per parameter.
   Recompute recompute = Recompute::none;
   int tp = 1;
-  bool sequence_parallel = false;
-  bool fused = false;  // Fused operations of a GPU: [Note: fused operations].
+  int sequence_ranks = 1;  // As in RunConfig.
+  bool fused = false;      // Fused operations of a GPU: [Note: fused operations].
   bool gpu = false;
-  // Layers of the model that a pipeline stage holds, -1: all; and whether it has the ends.
+  // Number of layers that the pipeline stage holds (-1: all), and whether it holds the ends.
   std::int64_t layers = -1;
   bool embedding = true;
   bool head = true;
   Software software = Software::tessera;
   Attention attention = Attention::fused;
-  int grad = 4;                  // Bytes of a gradient.
+  int grad = 4;                  // Bytes per gradient value.
   double accumulate_passes = 2;  // As in SoftwareFigures.
   double logit_bytes = 0;        // As in SoftwareFigures.
 };
-ProgramInput program_input(const Question& settled);
-ProgramInput program_input(const RunQuestion& question);
+// Returns the input for a resolved run.
+ProgramInput program_input(const RunConfig& settled);
+// As above, with the element size of stored values if values are computed in another type.
+ProgramInput memory_input(const RunConfig& settled);
 
 // Index into Program::tensors.
 using TensorId = std::uint8_t;
 
-// Tensor of one rank.
+// Tensor on one rank.
 struct Tensor {
   double bytes = 0;
-  // Bytes of memory blocks that hold it, as the ledger of a run counts them.
+  // Bytes of the memory blocks that hold it, as the ledger of a run counts them.
   std::int64_t held = 0;
 };
 
-// Recomputation policies under which a tensor is kept from forward for backward, as bits.
+// Bit mask of the recomputation policies under which forward keeps a tensor for backward.
 enum KeptWhen : std::uint8_t {
-  kIfBackward = 1,   // Nothing is recomputed, and backward goes through the operation.
-  kIfTrained = 2,    // Nothing is recomputed, and the operation has trained parameters.
-  kUnlessAgain = 4,  // Nothing is recomputed.
+  kIfBackward = 1,   // No recomputation, and backward passes through the operation.
+  kIfTrained = 2,    // No recomputation, and the operation has trained parameters.
+  kUnlessAgain = 4,  // No recomputation.
   kSelective = 8,
   kFull = 16,
   kIfNoBackward = 32,
 };
+// Tensor kept for backward, with the policies that keep it as a bit mask.
 struct Kept {
   TensorId tensor = 0;
   std::uint8_t when = 0;
 };
 
-// Product of m×k by k×n.
+// Matrix product of m×k by k×n.
 struct Product {
   double m = 0, n = 0, k = 0;
-  double batch = 1;  // Products in one kernel.
-  double times = 1;  // Kernels.
+  double batch = 1;  // Number of products in one kernel.
+  double times = 1;  // Number of kernels.
 };
-// Kernels of one pass through an operation.
+// Kernels launched by one pass through an operation.
 struct Kernels {
   Few<Product, 3> products;
-  double bytes = 0;            // Read and written by passes over memory.
-  double launches = 0;         // Kernels besides products.
-  double attention_flops = 0;  // Of fused attention.
+  double bytes = 0;            // Bytes read and written by elementwise passes.
+  double launches = 0;         // Number of kernels other than products.
+  double attention_flops = 0;  // FLOPs of fused attention.
 };
 
-// Row of a table of traffic that a collective is counted in.
+// Row of the traffic table to which a collective belongs.
 enum class Sent : std::uint8_t { layers, embedding, head, loss, norms, shared, adapters };
 inline constexpr std::size_t kSentRows = 7;
+// Collective that an operation needs.
 struct Communication {
   Axis axis = Axis::tp;
   Collective kind = Collective::all_reduce;
   Sent row = Sent::layers;
-  // In backward it happens if this tensor has a gradient. Recomputation repeats those of forward.
+  // If true, it runs in backward, provided that tensor `of` has a gradient. Full recomputation
+  // repeats the collectives of forward.
   bool backward = false;
   TensorId of = 0;
-  double elements = 0;  // Of the whole buffer.
-  int element = 4;      // Bytes.
-  // Collectives that carry it, in seconds: 0 if its time is in that of another.
+  double elements = 0;  // Elements of the whole buffer.
+  int element = 4;      // Bytes per element.
+  // Number of collectives to charge in the step time; 0 if another entry includes its time.
   double calls = 0;
 };
 
-// Parameter of an operation: a vector of `rows` elements if `columns` is 0.
+// Parameter of an operation. A vector of `rows` elements if `columns` is 0.
 struct Param {
-  const char* name = "";  // Without the name of the block; of an adapter "A" or "B".
+  const char* name = "";  // Name within its block; "A" or "B" for an adapter.
   std::int64_t rows = 0, columns = 0;
-  int cut = -1;  // Dim that tensor-parallel ranks share; -1: all of them have all of it.
+  int cut = -1;  // Dim sharded over tensor-parallel ranks; -1: replicated on all of them.
   Few<ParamSpec::Segment, 3> segments = {};
-  bool padded = false;  // Rows that do not divide are padded, as those of a vocabulary are.
-  bool tied = false;    // Copy of the embedding, where the embedding is not.
+  bool padded = false;  // Pads the rows to a multiple of tp, as for a vocabulary.
+  bool tied = false;    // Copy of the embedding on a rank that does not hold the embedding.
 
-  // Sizes on a rank, rounded up.
+  // Return the sizes on a rank, rounded up.
   std::int64_t rows_on_rank(int tp) const;
-  std::int64_t columns_on_rank(int tp) const;
-  // Elements on a rank, not rounded up unless they are padded.
+  std::int64_t columns_on_rank(int tp) const;  // as above
+  // Returns the number of elements on a rank, rounded up only if `padded`.
   double share_on_rank(int tp) const;
 };
 
+// Kind of an operation.
 enum class OpKind : std::uint8_t {
   checkpoint,
   norm,
@@ -151,6 +157,7 @@ enum class OpKind : std::uint8_t {
   collective
 };
 
+// Operation of a layer on one rank: its parameters, kernels, kept tensors and collectives.
 struct Operation {
   OpKind kind = OpKind::norm;
   const char* name = "";
@@ -160,53 +167,62 @@ struct Operation {
   Kernels forward, backward_input, backward_weight;
   Few<Communication, 2> sends;
   Few<Param, 2> params;
-  int adapter = -1;  // Index into adapters_of(model), if it is one.
-  // Operations of attention over the whole square of scores, in forward.
+  int adapter = -1;  // Index into adapters_of(model); -1 if it is not an adapter.
+  // Forward FLOPs of attention over the full square of scores, without causal savings.
   double square_flops = 0;
   bool recomputed = false;  // Repeated by selective recomputation.
   bool trained = false;     // Has parameters with gradients.
-  // Result of the walk over the list: its first input has a gradient.
+  // Set by ProgramBuilder::take(): its first input has a gradient.
   bool gradient_goes_on = false;
 
-  // Bytes that its backward needs besides what is kept, at its widest. 0: never the widest.
+  // Peak bytes of its backward in addition to kept activations. 0: it never sets the peak of a
+  // program.
   double temporary = 0;
-  // Bytes of activations that go when its backward is done, and the policies (KeptWhen) that keep
-  // them: under others they were recomputed.
+  // Bytes of activations freed when its backward is done, and the policies (KeptWhen) that keep
+  // them. Under other policies they were recomputed.
   double frees = 0;
   std::uint8_t frees_kept = 0;
-  // Bytes that recomputing the layer makes besides what is kept without recomputation, the policies
-  // that do, and whether as many kept bytes go then: no backward reads them.
+  // Extra bytes that recomputing the layer allocates beyond the activations kept without
+  // recomputation, and the policies under which it does. `copies_replace`: the same number of kept
+  // bytes is freed then, because no backward reads them.
   double copies = 0;
   std::uint8_t copied_when = 0;
   bool copies_replace = false;
 };
 
-// Part of a model with a program of its own. The first layer behind a frozen embedding differs from
-// the others: its input has no gradient.
+// Part of a model that has its own program. The first layer after a frozen embedding differs from
+// the others because its input has no gradient.
 enum class ProgramPart : std::uint8_t { embedding, first_layer, layer, head };
 
+// Operations of one part of a model on one rank, in forward order.
 struct Program {
   ProgramPart part = ProgramPart::layer;
   int tp = 1;
   std::vector<Tensor> tensors;
   std::vector<Operation> operations;
-  std::uint64_t with_gradient = 0;  // Tensors that have one, as bits.
-  double workspace = 0;             // Bytes that its products may use.
-  int batches = 1;                  // Copies of the ids and targets of a micro-batch.
-  // Gradients of weights are written where the engine wants them, and temporaries include the
-  // gradient that comes in.
+  std::uint64_t with_gradient = 0;  // Bit mask of the tensors that have a gradient.
+  double workspace = 0;             // Bytes of workspace for its products.
+  int batches = 1;                  // Number of copies of a micro-batch's ids and targets.
+  // Weight gradients are written directly to the engine's buffers, and temporaries include the
+  // incoming gradient.
   bool grads_in_place = false;
 
+  // Returns whether backward computes the gradient of the tensor.
   bool has_gradient(TensorId tensor) const { return (with_gradient >> tensor & 1) != 0; }
 };
 
+// Returns the operations of one part.
 Program layer_program(const ProgramInput& input, ProgramPart part);
 
 // All programs of a model on one rank.
 struct Programs {
   Program embedding, layer, head;
-  Program first_layer;  // Empty if it is like the others.
+  Program first_layer;  // Empty if it equals `layer`.
 };
+// Returns the programs of all parts.
 Programs all_programs(const ProgramInput& input);
+// Returns programs with the element size of the layout, which can differ from the element size that
+// kernels compute with.
+Programs programs_in_memory(const RunConfig& settled);
 
 }  // namespace tessera::planner

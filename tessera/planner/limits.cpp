@@ -4,16 +4,18 @@
 #include <cmath>
 
 #include "tessera/core/errors.h"
-#include "tessera/planner/plan.h"
+#include "tessera/planner/neighbors.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/state.h"
 
 namespace tessera::planner {
 namespace {
 
-// The largest n in 0 … most for which `fits`, which holds up to some n and not beyond.
-template <typename Fits>
-std::int64_t largest(std::int64_t most, const Fits& fits) {
+// Returns the largest n in 0 … most for which `edited` returns a configuration that fits. A larger
+// n must need more memory.
+template <typename Edited>
+std::int64_t largest_that_fits(std::int64_t most, const Edited& edited) {
+  const auto fits = [&](std::int64_t n) { return Candidate::of(edited(n)).fits; };
   std::int64_t good = 0, bad = 1;
   while (bad <= most && fits(bad)) {
     good = bad;
@@ -27,19 +29,19 @@ std::int64_t largest(std::int64_t most, const Fits& fits) {
   return good;
 }
 
-Question with(const Question& q, int zero, int dp) {
-  Question other = q.at_stage(zero);
+RunConfig with(const RunConfig& q, int zero, int dp) {
+  RunConfig other = q.at_stage(zero);
   if (dp % other.replicas() != 0) other.axes.set_given(Axis::dp_replicate, 1);
   if (zero != q.zero) other.grad_reduce.reset();
   other.axes.set_dp(dp);
   other.gpus = other.nodes = 0;
-  if (other.gather == Gather::alias) other.gather.reset();  // more replicas may be on more hosts
+  if (other.gather == Gather::alias) other.gather.reset();  // more ranks may span more hosts
   other.global_batch = 0;
   return other;
 }
 
 template <typename Limits, typename Find>
-Limits for_all(const Question& q, const Find& find) {
+Limits for_all(const RunConfig& q, const Find& find) {
   Limits limits;
   std::vector<int> degrees = {q.dp()};
   for (int dp = 1; dp <= std::max(q.dp(), q.per_node); dp *= 2) {
@@ -55,25 +57,24 @@ Limits for_all(const Question& q, const Find& find) {
   return limits;
 }
 
-BatchLimit largest_batch(Question q) {
-  // What accumulation adds is time, not memory: one micro-batch, or enough to fill the pipeline.
+BatchLimit largest_batch(RunConfig q) {
+  // Accumulation adds time, not memory: use one micro-batch, or enough to fill the pipeline.
   q.grad_accum = q.pp() > 1 ? std::max<std::int64_t>(q.grad_accum, q.pp()) : q.grad_accum;
-  const auto memory = [&](std::int64_t b) {
-    Question other = q;
+  const auto edited = [&](std::int64_t b) {
+    RunConfig other = q;
     other.micro_batch = b;
-    return memory_of(settle(other)).total();
+    return other;
   };
-  const std::int64_t most = 1'000'000'000 / (q.dp() * q.grad_accum);
   BatchLimit limit{q.zero, q.dp()};
-  limit.micro_batch =
-      largest(most, [&](std::int64_t b) { return memory(b) <= usable_memory(q.hardware); });
+  limit.micro_batch = largest_that_fits(1'000'000'000 / (q.dp() * q.grad_accum), edited);
   limit.global_batch = limit.micro_batch * q.dp() * q.grad_accum;
-  limit.memory = memory(std::max<std::int64_t>(1, limit.micro_batch));
+  limit.memory = Candidate::of(edited(std::max<std::int64_t>(1, limit.micro_batch))).memory;
   return limit;
 }
 
-// The base with n steps of heads, each as many as tp and groups of kv-heads allow.
-ModelShape grown(const Question& q, std::int64_t n) {
+// Returns the base with n steps of heads, where a step is the smallest number that tp and the
+// groups of KV heads allow.
+ModelShape grown(const RunConfig& q, std::int64_t n) {
   const ModelShape& base = q.model;
   const std::int64_t group = base.heads / base.kv_heads;
   const std::int64_t step = q.tp() * group;
@@ -88,7 +89,7 @@ ModelShape grown(const Question& q, std::int64_t n) {
   return m;
 }
 
-ModelLimit largest_model_for(const Question& q) {
+ModelLimit largest_model_for(const RunConfig& q) {
   ModelLimit limit;
   limit.zero = q.zero;
   limit.dp = q.dp();
@@ -98,38 +99,38 @@ ModelLimit largest_model_for(const Question& q) {
     limit.memory = usable_memory(q.hardware);
     return limit;
   }
-  const auto memory = [&](std::int64_t n) {
-    Question other = q;
+  const auto edited = [&](std::int64_t n) {
+    RunConfig other = q;
     other.model = grown(q, n);
-    return memory_of(settle(other)).total();
+    return other;
   };
-  // Within what check() lets pass: hidden up to a million, layers up to 1e5.
+  // Limits of check(): hidden up to a million, layers up to 1e5.
   const ModelShape one = grown(q, 1);
   const std::int64_t most = std::min<std::int64_t>(
       1'000'000 / one.hidden,
       static_cast<std::int64_t>(1e5 / (real(q.model.layers) * real(one.hidden)) *
                                 real(q.model.hidden)));
-  const std::int64_t n = largest(std::max<std::int64_t>(most, 1), [&](std::int64_t steps) {
-    return memory(steps) <= usable_memory(q.hardware);
-  });
+  const std::int64_t n = largest_that_fits(std::max<std::int64_t>(most, 1), edited);
   if (n == 0) return limit;
   limit.model = grown(q, n);
   limit.params = real(limit.model.params());
-  limit.memory = memory(n);
+  limit.memory = Candidate::of(edited(n)).memory;
   return limit;
 }
 
 }  // namespace
 
-BatchLimits largest_batches(const Question& q) {
+BatchLimits largest_batches(const RunConfig& q) {
   if (q.state_only()) {
-    throw UsageError(
-        "--max-batch: needs a model with sizes (--model, or --layers --hidden --heads); --params "
-        "gives none");
+    throw UsageError(Flag("max-batch"),
+                     "requires the shape of a model (--model, or --layers, --hidden and --heads); "
+                     "--params gives only its size");
   }
   return for_all<BatchLimits>(q, largest_batch);
 }
 
-ModelLimits largest_models(const Question& q) { return for_all<ModelLimits>(q, largest_model_for); }
+ModelLimits largest_models(const RunConfig& q) {
+  return for_all<ModelLimits>(q, largest_model_for);
+}
 
 }  // namespace tessera::planner

@@ -2,12 +2,12 @@
 
 #include <vector>
 
-#include "tessera/planner/question.h"
+#include "tessera/planner/run_config.h"
 
 namespace tessera::planner {
 
-// The largest batch and the largest model that fit, for every ZeRO stage and for dp 1, 2, 4 … up to
-// a node or to the one asked for.
+// Largest batch and largest model that fit, for every ZeRO stage and for dp 1, 2, 4 … up to a node
+// or to the dp of the question.
 struct BatchLimit {
   int zero = 0;
   int dp = 1;
@@ -19,21 +19,21 @@ struct BatchLimits {
   BatchLimit asked;  // for the stage and dp of the question
   std::vector<BatchLimit> rows;
 };
-BatchLimits largest_batches(const Question& settled);
+BatchLimits largest_batches(const RunConfig& settled);
 
-// Heads of the base's size are added, and layers in proportion, so the model keeps its form. A
-// model known by its size alone is bounded by its state.
+// Largest model of the same proportions: heads of the base's size are added, and layers in
+// proportion. If only the size is known, its state is the limit.
 struct ModelLimit {
   int zero = 0;
   int dp = 1;
-  ModelShape model;   // its layers are 0 where nothing fits, or where only the size is known
-  double params = 0;  // likewise
+  ModelShape model;   // has 0 layers if nothing fits or only the size is known
+  double params = 0;  // 0 if nothing fits
   double memory = 0;
 };
 struct ModelLimits {
   ModelLimit asked;
   std::vector<ModelLimit> rows;
 };
-ModelLimits largest_models(const Question& settled);
+ModelLimits largest_models(const RunConfig& settled);
 
 }  // namespace tessera::planner

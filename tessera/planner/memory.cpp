@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <cmath>
 
-#include "tessera/planner/grad_travel.h"
+#include "tessera/core/errors.h"
+#include "tessera/core/portable_math.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
 #include "tessera/planner/run_parts.h"
@@ -15,15 +18,15 @@ struct RankParts {
   double params = 0;
 };
 
-// [Note: buffers] What is on its way besides the state itself.
-// - Gradients that are reduced once, after the last micro-batch, travel from where they lie. Those
-//   that are cut and reduced each time, or travel in fewer bits, pass through two buckets: one
-//   fills, one travels. A bucket holds whole parameters, so it is as large as the largest.
-// - With replicas the sums of two buckets are all-reduced: a shard of each.
-// - PowerSGD keeps what it left out, and its factors.
-// - Stage 3 has two units gathered, the one in use and the next; or all of them, if they are kept.
-// - A pipeline receives into a buffer for each direction.
-double buffers_of(const Question& q, const RankParts& rank) {
+// [Note: buffers] Memory for communication, in addition to the state.
+// - Gradients that are reduced once, after the last micro-batch, are reduced in place. Gradients
+//   that are sharded and reduced for every micro-batch, or sent with fewer bits, pass through two
+//   buckets: one is filled while the other is reduced. A bucket holds whole parameters, so it is at
+//   least as large as the largest parameter.
+// - With replicas, a shard of the sums of two buckets is buffered for the all-reduce.
+// - Stage 3 holds two gathered units, the current and the next; or all of them with --keep-params.
+// - A pipeline has one receive buffer for each direction.
+double buffers_of(const RunConfig& q, const RankParts& rank) {
   double bytes = 0;
   const Sharding sharded = sharding_of_stage(q.zero);
   const double layer = layer_params_on_rank(q), vocab = vocab_params_on_rank(q);
@@ -46,36 +49,43 @@ double buffers_of(const Question& q, const RankParts& rank) {
   return bytes;
 }
 
-// [Note: temporary] The larger of two moments, and what the runtime takes for itself.
-// - The loss: logits, their fp32 copy and its gradient (in fp32 training the logits are the copy),
-//   and the inputs of the last norm and of the head.
-// - A layer's backward: gradients of what lies between its products, and where it is recomputed
-//   its activations once more.
-double temporary_of(const Question& q, const RankParts& rank) {
-  const double e = element_bytes(q), tokens = real(q.seq) * real(q.micro_batch);
-  const double h = real(q.model.hidden);
-  double loss = 0;
-  if (rank.head) {
-    const double logits = tokens * real((q.model.vocab + q.tp() - 1) / q.tp());
-    loss = logits * (e == 4 ? 8 : e + 8) + 2 * e * tokens * h;
-  }
-  double layer = tokens * e * (3 * h + (q.model.swiglu ? 3 : 2) * real(q.model.ffn) / q.tp());
-  if (q.attention == Attention::unfused) {
-    layer += 2 * e * tokens * real(q.model.heads) / q.tp() * real(q.seq);
-  }
-  if (q.recompute != Recompute::none) layer += whole_layer_activations(q) - layer_activations(q);
-  return std::max(loss, layer) + q.hardware.reserve;
+constexpr std::int64_t kSeq = 2048;
+// Largest relative difference between the assumed and the given number of parameters.
+constexpr double kNear = 0.1;
+
+// Returns a GPT of usual proportions: a vocabulary of 50257, heads of 64 or 128, an MLP of four
+// times the width, and a width of about 64 times the number of layers (128 times from 5B
+// parameters). Heads are a multiple of tp, and every stage has a layer.
+std::optional<ModelShape> usual_gpt(double params, int tp, std::int64_t stages) {
+  const double ratio = params < 5e9 ? 64 : 128;
+  const double width = portable::cbrt(ratio * params / 12);  // 12 · width² in a layer
+  if (!(width >= 64 && width < 9e5)) return std::nullopt;
+  const std::int64_t head = width < 2048 ? 64 : 128;
+  const std::int64_t step = head * tp;
+  const std::int64_t hidden = std::max<std::int64_t>(1, std::llround(width / real(step))) * step;
+  if (hidden > 1'000'000) return std::nullopt;
+  ModelShape shape = gpt_shape(1, hidden, hidden / head, 50257, 0);
+  const double layers =
+      (params - real(shape.params() - shape.layer_params())) / real(shape.layer_params());
+  const auto rounded = static_cast<std::int64_t>(std::llround(std::clamp(layers, 1.0, 1e5)));
+  shape.layers = std::max(stages, rounded);
+  if (std::abs(real(shape.params()) - params) > kNear * params) return std::nullopt;
+  return shape;
 }
 
 }  // namespace
 
 double usable_memory(const Hardware& hardware) { return hardware.memory * hardware.usable; }
 
-std::vector<Memory> memory_by_rank(const Question& q) {
+std::vector<Memory> memory_by_rank(const RunConfig& q) {
+  return memory_by_rank(q, q.state_only() ? Programs{} : programs_in_memory(q));
+}
+
+std::vector<Memory> memory_by_rank(const RunConfig& q, const Programs& programs) {
   std::vector<Memory> all;
   if (q.software == Software::tessera && !q.state_only()) {
     for (int r = 0; r < q.pp(); ++r) {
-      const RunMemory run = run_memory(run_question(q, {{Axis::pp, r}}));
+      const RunMemory run = run_memory(q, {{Axis::pp, r}}, programs);
       all.push_back({real(run.params), real(run.grads), real(run.optimizer), real(run.activations),
                      real(run.buffers), real(run.temporary) + q.hardware.reserve,
                      real(run.not_at_once)});
@@ -83,27 +93,29 @@ std::vector<Memory> memory_by_rank(const Question& q) {
     return all;
   }
   const auto shares = stage_shares(q);
+  // [Note: temporary] The larger of two peaks (the loss, and a layer's backward with its recomputed
+  // activations), plus the memory of the runtime.
+  const double kept = kept_bytes(programs.layer, q.recompute),
+               loss = widest_temporary(programs.head);
+  const bool again = q.recompute != Recompute::none;
+  const double layer = widest_temporary(programs.layer) +
+                       (again ? kept_bytes(programs.layer, Recompute::none) - kept : 0);
   for (int r = 0; r < q.pp(); ++r) {
-    const std::vector<StageShare>& chunks = shares[static_cast<std::size_t>(r)];
+    const std::vector<StageLayers>& chunks = shares[static_cast<std::size_t>(r)];
     RankParts rank;
     rank.params = params_on_rank(q, chunks);
     const StateBytes state = state_bytes(q.layout, q.zero, rank.params, q.shards(), q.policy());
     Memory memory{state.params, state.grads, state.optimizer};
     if (!q.state_only()) {
-      std::int64_t layers = 0;  // of the largest chunk
-      for (const StageShare& chunk : chunks) {
+      std::int64_t layers = 0;  // in the largest chunk
+      for (const StageLayers& chunk : chunks) {
         layers = std::max(layers, chunk.layers);
         rank.embedding = rank.embedding || chunk.embedding;
         rank.head = rank.head || chunk.head;
       }
-      memory.activations = real(in_flight(q, r)) * real(layers) * layer_activations(q);
+      memory.activations = real(in_flight(q, r)) * real(layers) * kept;
       memory.buffers = buffers_of(q, rank);
-      if (q.dp() > 1 && q.compression() == GradCompression::powersgd) {
-        const RunQuestion run = run_question(q, {{Axis::pp, r}});
-        const LowRank low = low_rank_of(run, parts_on_rank(run));
-        memory.buffers += 4 * real(low.traveling + low.errors);
-      }
-      memory.temporary = temporary_of(q, rank);
+      memory.temporary = std::max(rank.head ? loss : 0, layer) + q.hardware.reserve;
     }
     all.push_back(memory);
   }
@@ -117,9 +129,39 @@ int most_loaded_rank(const std::vector<Memory>& all) {
   return static_cast<int>(most - all.begin());
 }
 
-Memory memory_of(const Question& q) {
-  const std::vector<Memory> all = memory_by_rank(q);
+Memory memory_of(const RunConfig& q) {
+  return memory_of(q, q.state_only() ? Programs{} : programs_in_memory(q));
+}
+
+Memory memory_of(const RunConfig& q, const Programs& programs) {
+  const std::vector<Memory> all = memory_by_rank(q, programs);
   return all[static_cast<std::size_t>(most_loaded_rank(all))];
+}
+
+std::optional<Assumed> assumed_for(const RunConfig& q) {
+  if (!q.state_only()) return std::nullopt;
+  const auto shape = usual_gpt(q.params, q.tp(), std::int64_t{q.pp()} * q.chunks);
+  if (!shape) return std::nullopt;
+  RunConfig other = q;
+  other.params = 0;
+  other.model = *shape;
+  other.seq = q.seq > 0 ? q.seq : kSeq;
+  Assumed assumed{*shape, other.seq, {}};
+  try {
+    assumed.memory = memory_of(resolve(other));
+  } catch (const UsageError&) {  // such as a --split for other layers
+    return std::nullopt;
+  }
+  const Memory state = memory_of(q);
+  assumed.memory.params = state.params;
+  assumed.memory.grads = state.grads;
+  assumed.memory.optimizer = state.optimizer;
+  return assumed;
+}
+
+double needed_memory(const RunConfig& q) {
+  if (const auto assumed = assumed_for(q)) return assumed->memory.total();
+  return memory_of(q).total();
 }
 
 }  // namespace tessera::planner

@@ -78,7 +78,7 @@ std::vector<int> layers_of_stages(const ModelShape& shape, int stages, const std
     return counts;
   }
   if (split == "work") {
-    // Layers cost the same, so what the last stage has says all.
+    // All layers cost the same, so the number on the last stage determines the split.
     const auto layer = static_cast<double>(shape.layer_params());
     const double head = static_cast<double>(shape.vocab) * static_cast<double>(shape.hidden);
     int best = 1;
@@ -104,9 +104,10 @@ std::vector<int> layers_of_stages(const ModelShape& shape, int stages, const std
     begin = end + 1;
   }
   if (!good || sum != layers || static_cast<int>(counts.size()) != stages) {
-    throw UsageError(str("--split: got ", quote(split), "; wanted even, work, or the layers of ",
-                         stages, stages == 1 ? " stage" : " stages", ", at least one each and ",
-                         layers, " in all"));
+    throw UsageError(
+        str("--split ", quote(split), ": must be even, work, or the layers of ", stages,
+            stages == 1 ? " stage" : " stages", ", at least one each and ", layers, " in all"),
+        "split");
   }
   return counts;
 }

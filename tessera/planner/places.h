@@ -4,36 +4,43 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/planner/question.h"
+#include "tessera/planner/run_config.h"
 #include "tessera/planner/topology.h"
 
 namespace tessera::planner {
 
-// The network of a run, and where the groups of its axes lie on it: [Note: order of axes].
+// Network of a run, and placement of the groups of its axes: [Note: order of axes].
 struct Places {
   Topology topology;
   PerAxis<GroupPlace> along;
-  GroupPlace hop;   // two stages that follow each other
-  GroupPlace tied;  // the first stage and the last, which share an embedding
+  GroupPlace hop;   // two consecutive stages
+  GroupPlace tied;  // the first and the last stage, which share a tied embedding
 
-  // Of one collective, alone on the network.
+  // Returns the seconds of one collective without other traffic.
   double seconds(Collective kind, double bytes, const GroupPlace& place) const {
     return collective_cost(topology, kind, bytes, place).seconds(topology);
   }
 };
-// `order`: the axes with their sizes, innermost first.
+// Returns the placement on `topology`. `order`: the axes with their sizes, innermost first.
 Places places_on(const Topology& topology, const std::vector<AxisSize>& order);
-// "tp,dp,pp" with the sizes of the axes. Throws UsageError unless each of them is there once.
+// Parses an order such as "tp,dp,pp" and adds the sizes. Throws UsageError unless each axis is
+// listed exactly once; dp_replicate may be omitted.
 std::vector<AxisSize> in_order(std::string_view order, const Axes& axes);
-// The axes of a run, innermost first.
-std::vector<AxisSize> axis_order(const Question& settled);
-// Of a settled run.
-Places places(const Question& settled);
+// Returns the axes of a run, innermost first.
+std::vector<AxisSize> axis_order(const RunConfig& settled);
+// Returns the placement of a settled run.
+Places places(const RunConfig& settled);
 
-// Numbers of replicas that are worth a try, most replicas first: a replica fills a node, or 2, 4, 8
-// … of them. Empty where data-parallel ranks do not fill several nodes.
-std::vector<int> replica_counts(const Question& settled);
-// Bytes that leave a node in a step along the axes of data parallelism, if each rank sends `sent`.
+// Returns the numbers of replicas worth trying, largest first: a replica fills 1, 2, 4, 8 … nodes.
+// Empty if data-parallel ranks do not fill several nodes.
+std::vector<int> replica_counts(const RunConfig& settled);
+// Returns the data-parallel bytes that leave a node in a step if each rank sends `sent`.
 double dp_bytes_out_of_node(const Places& places, const PerAxis<double>& sent);
+
+// Describes the network of a run, the bandwidth of each axis, and the coordinates of the ranks on
+// the first nodes.
+std::string topology_text(const RunConfig& settled);
+// Draws the same.
+std::string topology_svg(const RunConfig& settled);
 
 }  // namespace tessera::planner

@@ -8,7 +8,7 @@
 namespace tessera::planner {
 namespace {
 
-// Where waiting for the network is more than this share of a step, the network is what binds.
+// Share of a step spent waiting for the network above which the plan is network-bound.
 constexpr double kNetworkShare = 0.2;
 
 Bound binding(const Plan& plan) {
@@ -28,19 +28,19 @@ const char* name(Bound bound) {
   return "?";
 }
 
-double model_flops(const Question& q) {
+double model_flops(const RunConfig& q) {
   if (q.state_only()) return 0;
-  // The whole model on one rank, of one sequence.
+  // The whole model on one rank, for one sequence.
   ProgramInput in = program_input(q);
-  in.batch = in.tp = 1;
-  in.sequence_parallel = in.fused = false;
+  in.batch = in.tp = in.sequence_ranks = 1;
+  in.fused = false;
   const auto of = [&](ProgramPart part) { return program_flops(layer_program(in, part)); };
   const double layers =
       of(ProgramPart::first_layer) + real(q.model.layers - 1) * of(ProgramPart::layer);
   return (layers + of(ProgramPart::head)) * real(q.global_batch);
 }
 
-Plan plan_numbers(const Question& q) {
+Plan plan_numbers(const RunConfig& q) {
   Plan plan;
   plan.question = q;
   plan.by_rank = memory_by_rank(q);
@@ -77,7 +77,7 @@ Plan plan_numbers(const Question& q) {
   return plan;
 }
 
-Plan advised_plan(const Question& settled) {
+Plan advised_plan(const RunConfig& settled) {
   Plan plan = plan_numbers(settled);
   plan.advice = advice_for(plan);
   plan.notes = notes_for(plan);
@@ -85,6 +85,6 @@ Plan advised_plan(const Question& settled) {
   return plan;
 }
 
-Plan make_plan(const Question& question) { return advised_plan(settle(question)); }
+Plan make_plan(const RunConfig& question) { return advised_plan(resolve(question)); }
 
 }  // namespace tessera::planner

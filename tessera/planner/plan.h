@@ -5,33 +5,33 @@
 #include <string>
 #include <vector>
 
-#include "tessera/planner/interval.h"
-#include "tessera/planner/question.h"
+#include "tessera/planner/run_config.h"
 #include "tessera/planner/step_time.h"
 
 namespace tessera::planner {
+
+struct Programs;
 
 // Bytes on the most loaded rank.
 struct Memory {
   double params = 0, grads = 0, optimizer = 0;
   double activations = 0;  // of all micro-batches in flight
-  double buffers = 0;      // gathered units and buckets on their way
+  double buffers = 0;      // gathered units and buckets
   double temporary = 0;    // logits and their gradient, workspace
-  double not_at_once = 0;  // of these, what is not there at the peak, where that is known
+  double not_at_once = 0;  // part of the above that is not allocated at the peak, if known
   double total() const {
     return params + grads + optimizer + activations + buffers + temporary - not_at_once;
   }
 };
 
-// What a model known by its size alone needs besides its state, estimated for a GPT of about that
-// size.
+// Estimate for a model of which only the size is known, based on a GPT of about that size.
 struct Assumed {
   ModelShape model;
   std::int64_t seq = 0;
-  Memory memory;  // the state of the size that was asked for, and the rest of the assumed model
+  Memory memory;  // state of the given size, and the rest of the assumed model
 };
 
-// One kind of collective on one axis, on the rank that sends most along that axis.
+// Collectives of one kind on one axis, on the rank that sends most along that axis.
 struct TrafficRow {
   Axis axis = Axis::dp_shard;
   std::string what;  // "all-reduce of gradients"
@@ -39,97 +39,102 @@ struct TrafficRow {
   double bytes = 0;  // sent per optimizer step, ring-equivalent
 };
 
-// Bytes that a rank sends in an optimizer step, by axis, as rings would send them.
+// Bytes that a rank sends in an optimizer step, by axis, ring-equivalent.
 struct Traffic {
   PerAxis<double> sent;
-  double dp_each = 0, dp_last = 0;  // along dp under either reduce policy
+  double dp_each = 0, dp_last = 0;  // along dp under each reduce policy
   std::vector<TrafficRow> rows;
   double total() const { return sum(sent); }
 };
 
-// What a step spends most of its time on.
+// Resource that limits a step.
 enum class Bound : std::uint8_t { compute, memory, network };
-// In words, for tables.
+// Returns the name for tables.
 const char* name(Bound bound);
 
-// [Note: advice] A change of flags and what it gains, found by planning again with it. It keeps the
-// model, the devices and the global batch. Told only where the gain is real: what did not fit does;
-// or a step takes at least 2% less and the two are not indistinguishable(); or a rank needs at
-// least 2% less, the step takes no longer and memory is scarce. Of ZeRO stages that do as well the
-// lowest is told, and none above the plan's own where memory is ample.
+// [Note: advice] A change of flags and its gain, confirmed by another plan. It keeps the model, the
+// devices and the global batch. A change is reported only for a real gain: the plan then fits; or a
+// step takes at least 2% less time and the two are not indistinguishable(); or a rank needs at
+// least 2% less memory, the step is not slower and memory is scarce. Of equally good ZeRO stages
+// the lowest is reported. With ample memory, no stage above the plan's own is reported.
 struct Advice {
   std::string text;
-  std::string flags;       // over those of the question: "--zero 1"
-  std::string family;      // what kind of change it is
-  std::string there = {};  // end of the text: how its software is asked for it, what it costs
-  double seconds = 0;      // that a step takes less; negative: more
-  double bytes = 0;        // that a rank needs less, likewise
-  double sent = 0;         // that a rank sends less, likewise
+  std::string flags;       // in addition to those of the question: "--zero 1"
+  std::string family;      // kind of change
+  std::string there = {};  // end of the text: the software's own setting, and side effects
+  double seconds = 0;      // saved per step; negative if slower
+  double bytes = 0;        // saved per rank; negative if it needs more
+  double sent = 0;         // fewer bytes sent per rank; negative if more
   bool fits = false;
-  bool faster = false;  // by more than the predictions' intervals
+  bool faster = false;  // by more than the prediction intervals
 };
 
-// All that is said of one settled question.
+// Complete result for one settled question.
 struct Plan {
-  Question question;  // settled
-  // Parameters: of the model; in its blocks and embeddings; on the most loaded rank, before ZeRO.
+  RunConfig question = RunConfig::for_plan();  // settled
+  // Numbers of parameters: of the model, in its blocks and embeddings, and on the most loaded rank
+  // before ZeRO.
   double parameters = 0, in_blocks = 0, in_embeddings = 0, on_a_rank = 0;
-  Memory memory;                // of a model known by its size alone: its state, and nothing else
-  int rank = 0;                 // the pipeline rank that needs most memory
-  std::vector<Memory> by_rank;  // of all pipeline ranks
-  std::optional<Assumed> assumed;  // of a model known by its size alone
+  Memory memory;                   // only the state if only the model's size is known
+  int rank = 0;                    // pipeline rank that needs the most memory
+  std::vector<Memory> by_rank;     // for each pipeline rank
+  std::optional<Assumed> assumed;  // if only the model's size is known
   Traffic traffic;
   StepTime time;
   Interval interval;        // of the step
-  double tokens_per_s = 0;  // of all devices together
+  double tokens_per_s = 0;  // over all devices
   double model_flops = 0;   // per step, without recomputation
   double mfu = 0;
-  double price = 0, joules = 0;  // per step, where hardware says; else 0
-  bool fits = false;             // where nothing is known but the state: that alone does
+  double price = 0, joules = 0;  // per step; 0 if the hardware entry lacks the figures
+  bool fits = false;             // if only the state is known: the state fits
   bool fit_known = true;
-  double margin = 0;  // bytes left, negative if it does not fit
+  double margin = 0;  // free bytes; negative if it does not fit
   double needed() const { return assumed ? assumed->memory.total() : memory.total(); }
   Bound bound = Bound::compute;
   std::string remedy;
-  std::vector<Advice> advice;      // what gains most first
-  std::vector<std::string> notes;  // what is odd but possible, with its numbers
+  std::vector<Advice> advice;      // largest gain first
+  std::vector<std::string> notes;  // unusual but valid settings, with numbers
 };
 
-// Returns whether a run that needs so much leaves enough memory free that there is no reason to
-// need less.
+// Returns whether a run that needs `needed` bytes leaves so much memory free that saving more is
+// pointless.
 bool leaves_ample_memory(double needed, const Hardware& hardware);
-// Bytes of `memory` that a run can fill: the allocator of a device loses some to fragments.
+// Returns the bytes of device memory that a run can use; fragmentation loses the rest.
 double usable_memory(const Hardware& hardware);
-std::vector<Memory> memory_by_rank(const Question& settled);  // of the pipeline
-// The pipeline rank that needs most.
+std::vector<Memory> memory_by_rank(const RunConfig& settled);  // for each pipeline rank
+// Returns the pipeline rank that needs the most memory.
 int most_loaded_rank(const std::vector<Memory>& by_rank);
-Memory memory_of(const Question& settled);  // of that one
-// Nothing for a model with sizes, and for a size that no GPT of ours has on such a mesh.
-std::optional<Assumed> assumed_for(const Question& settled);
-// What has to fit: all of a model with sizes; state and what assumed_for() adds; or state.
-double needed_memory(const Question& settled);
-// Of the rank that sends most along each axis.
-Traffic traffic_of(const Question& settled);
-// Floating-point operations of a step: three times those of the forward pass, whatever is
-// recomputed, with the whole square of attention; with adapters without the gradients of frozen
-// weights.
-double model_flops(const Question& settled);
+Memory memory_of(const RunConfig& settled);  // of the most loaded rank
+// As above, with precomputed programs_in_memory(), which do not depend on ZeRO or the pipeline.
+std::vector<Memory> memory_by_rank(const RunConfig& settled, const Programs& programs);
+Memory memory_of(const RunConfig& settled, const Programs& programs);  // the same
+// Returns nullopt if the model's shape is known, or if no GPT of that size suits the mesh.
+std::optional<Assumed> assumed_for(const RunConfig& settled);
+// Returns the bytes that have to fit: all memory if the shape is known; otherwise the state with
+// the estimate of assumed_for(), or only the state.
+double needed_memory(const RunConfig& settled);
+// Returns the traffic of the rank that sends most along each axis.
+Traffic traffic_of(const RunConfig& settled);
+// Returns the floating-point operations of a step: three times those of forward, without
+// recomputation and with the full square of attention. With adapters, the gradients of frozen
+// weights are not counted.
+double model_flops(const RunConfig& settled);
 
-// All but advice, notes and remedy, of a settled question.
-Plan plan_numbers(const Question& settled);
-// With them.
-Plan advised_plan(const Question& settled);
+// Plans a settled question without advice, notes and remedy.
+Plan plan_numbers(const RunConfig& settled);
+// Plans a settled question with advice, notes and remedy.
+Plan advised_plan(const RunConfig& settled);
 // Settles, plans and advises.
-Plan make_plan(const Question& question);
+Plan make_plan(const RunConfig& question);
 
-// Changes of flags that gain something, planned again one by one: what make_plan() fills in.
+// Returns the changes of flags that gain something: Plan::advice.
 std::vector<Advice> advice_for(const Plan& plan);
-// Likewise: what is odd but possible.
+// Returns the unusual but valid settings: Plan::notes.
 std::vector<std::string> notes_for(const Plan& plan);
-// In one line; by the plan's advice, where it has any.
+// Returns a remedy for the plan's bound in one line, based on its advice if there is any.
 std::string remedy_for(const Plan& plan);
-// The least change of flags that makes it fit, in the order of what it costs, with the numbers; ""
-// if none does on this mesh.
-std::string least_change_that_fits(const Question& settled);
+// Returns the cheapest change of flags that makes it fit, with numbers; "" if none does on this
+// mesh.
+std::string least_change_that_fits(const RunConfig& settled);
 
 }  // namespace tessera::planner

@@ -3,21 +3,21 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/planner/fields.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/search.h"
-#include "tessera/planner/settings.h"
 
 namespace tessera::planner {
 
-// Plans as JSON, each on one line: what `tessera plan --json` prints.
+// Returns a plan as one line of JSON, as `tessera plan --json` prints it.
 std::string to_json(const Plan& plan);
-// The result of a search: what `tessera plan --search --json` prints.
+// Returns the result of a search, as `tessera plan --search --json` prints it.
 std::string to_json(const SearchResult& result);
 
-// The plan of these settings. Throws UsageError where Settings::question() or make_plan() does.
-std::string plan_json(const Settings& settings, const Catalogue& catalogue = Catalogue());
-// The same of settings given as one JSON object, whose keys are the flags of `tessera plan` with
-// underscores: plan_json(R"({"model": "gpt2-xl", "dp": 8, "zero": 1})"). Nulls are left out.
-std::string plan_json(std::string_view settings, const Catalogue& catalogue = Catalogue());
+// Plans these settings. Throws UsageError if look_up() or make_plan() does.
+std::string plan_json(const RunConfig& settings, const Catalog& catalog = Catalog());
+// As above, with the settings as one JSON object, whose keys are the flags of `tessera plan` with
+// underscores: plan_json(R"({"model": "gpt2-xl", "dp": 8, "zero": 1})"). Nulls are ignored.
+std::string plan_json(std::string_view settings, const Catalog& catalog = Catalog());
 
 }  // namespace tessera::planner

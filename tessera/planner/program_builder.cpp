@@ -1,4 +1,4 @@
-// Operations that programs are made of.
+// Builders of the operations in a program.
 
 #include "tessera/planner/program_builder.h"
 
@@ -10,19 +10,20 @@
 namespace tessera::planner {
 namespace {
 
-// State of the random generator that a recomputed layer keeps: on a CPU, and of fused operations.
+// Bytes of random-generator state that a recomputed layer keeps: on a CPU, and with fused
+// operations.
 constexpr double kRandomState = 5056, kFusedRandomState = 16;
-// Bytes of a block of memory: a cache line, on a GPU what its allocator rounds to.
+// Bytes to which memory blocks are rounded: a cache line, or the GPU allocator's granularity.
 constexpr double kLine = 64, kGpuLine = 512;
 
-// Workspace of a product, as kernels/cuda/gemm.h has it.
+// Workspace of a product, equal to the one in kernels/cuda/gemm.h.
 constexpr double kWorkspace = 32.0 * (1 << 20);
 
-// [Note: launches] Number of kernels of an eager layer that copy between layouts, which move little
-// and cost a launch each.
+// [Note: launches] Number of kernels in an eager layer that copy between layouts. They move few
+// bytes but cost one launch each.
 constexpr double kCopies = 8;
-// A softmax kernel that scales and masks as well takes four rows of scores from four heads; other
-// numbers of heads go through separate kernels for each of its steps.
+// The fused scale-mask-softmax kernel handles four rows of scores from four heads at a time. With
+// other numbers of heads, each of its steps is a separate kernel.
 constexpr int kSoftmaxGroup = 4;
 constexpr double kSeparateLaunches = 13;
 
@@ -34,7 +35,7 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
       e(input.element),
       ledger_(input.software == Software::tessera),
       frozen_(m.lora.any()),
-      cuts_sequence_(input.sequence_parallel),
+      cuts_sequence_(input.sequence_ranks > 1),
       rows(real(input.batch) * real(input.seq)),
       h(real(m.hidden)),
       heads(real(m.heads) / in.tp),
@@ -44,8 +45,8 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
       vocab(real((m.vocab + in.tp - 1) / in.tp)),
       context(heads * real(m.head_dim())),
       qkv_width((heads + 2 * kv) * real(m.head_dim())),
-      own(cuts_sequence_ ? (ledger_ ? std::floor(rows / in.tp) : rows / in.tp) : rows),
-      whole(rows * h / (cuts_sequence_ ? in.tp : 1)),
+      own(ledger_ ? std::floor(rows / in.sequence_ranks) : rows / in.sequence_ranks),
+      whole(rows * h / in.sequence_ranks),
       accumulate_(e + in.accumulate_passes * in.grad),
       wide(rows * real(m.ffn) / in.tp),
       wide_columns(rows * real(m.ffn / in.tp)) {
@@ -56,7 +57,7 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
   if (frozen_) adapters_ = adapters_of(m);
   if (!in.fused) return;
   program_.workspace = kWorkspace;
-  program_.batches = 2;  // As it came, and where a graph reads it.
+  program_.batches = 2;  // The original, and the copy that a CUDA graph reads.
   program_.grads_in_place = true;
 }
 
@@ -67,8 +68,8 @@ TensorId ProgramBuilder::tensor(double elements, double size, int alike) {
   return static_cast<TensorId>(program_.tensors.size() - 1);
 }
 
-// The one walk over the list: a tensor has a gradient if its operation is trained or reads one that
-// has.
+// Walks over the list once: a tensor has a gradient if its operation is trained or reads a tensor
+// that has one.
 Program ProgramBuilder::take() {
   std::uint64_t with = program_.with_gradient;
   for (Operation& op : program_.operations) {
@@ -81,9 +82,9 @@ Program ProgramBuilder::take() {
   return std::move(program_);
 }
 
-// Makes ranks share an operation. Its input or its output is b·s·h elements, whole on every rank
-// unless the sequence is cut: [Note: tensor-parallel traffic]. In seconds, the sum counts for the
-// gather that goes with it.
+// Adds the collectives of a tensor-parallel operation. Its input or output has b·s·h elements and
+// is replicated on all ranks unless the sequence is sharded: [Note: tensor-parallel traffic]. The
+// time of a reduction includes that of the gather that goes with it.
 void ProgramBuilder::cut(Operation& op, bool row, Sent sent, TensorId x, TensorId out) const {
   if (in.tp == 1) return;
   const double elements = rows * h;
@@ -94,7 +95,7 @@ void ProgramBuilder::cut(Operation& op, bool row, Sent sent, TensorId x, TensorI
   op.sends.push_back({Axis::tp, Collective::all_gather, sent, row, of, elements, in.element, 0});
 }
 
-// Adds up gradients of parameters that several ranks have, once for a micro-batch.
+// Sums the gradients of parameters that several ranks hold, once per micro-batch.
 void ProgramBuilder::sum_gradients(const char* name, Sent sent, double elements, double calls) {
   if (in.tp == 1 || elements <= 0) return;
   Operation& op = add(OpKind::collective, name, {}, {});
@@ -102,13 +103,13 @@ void ProgramBuilder::sum_gradients(const char* name, Sent sent, double elements,
       {Axis::tp, Collective::all_reduce, sent, true, 0, elements, in.element, calls});
 }
 
-// Bytes of the gradients that a product of x with a weight makes from dy; where values have 16
-// bits, with the fp32 copies of a processor that multiplies no others.
+// Returns the bytes of the gradients that the product of x with a weight computes from dy. With
+// 16-bit values they include the fp32 copies of a CPU, which multiplies only fp32.
 double ProgramBuilder::product_temporary(double x, double dy, double weight) const {
   return e * (x + (frozen_ ? 0 : weight)) + (e < 4 ? 4 * (dy + x + weight) : 0);
 }
 
-// Input of a layer, which recomputation starts from.
+// Adds the input of a layer, from which recomputation starts.
 TensorId ProgramBuilder::checkpoint() {
   const TensorId x = tensor(own * h, e);
   const bool first = program_.part == ProgramPart::first_layer && frozen_;
@@ -120,8 +121,8 @@ TensorId ProgramBuilder::checkpoint() {
   return x;
 }
 
-// LayerNorm or RMSNorm. Its result is whole on every rank where that is kept, though it enters in
-// shares of the sequence: selective recomputation keeps it too, rather than gather it again.
+// LayerNorm or RMSNorm. With sequence parallelism its input is sharded, but the kept result is
+// gathered on every rank: selective recomputation keeps it too, which avoids another gather.
 TensorId ProgramBuilder::norm(const char* weight, const char* bias, TensorId x) {
   const TensorId y = tensor((ledger_ ? rows : own) * h, e);
   Operation& op = add(OpKind::norm, "norm", {x}, {y});
@@ -137,7 +138,7 @@ TensorId ProgramBuilder::norm(const char* weight, const char* bias, TensorId x) 
   return y;
 }
 
-// `outputs`: elements of the tensor that it makes.
+// `outputs`: number of elements of its output.
 TensorId ProgramBuilder::linear(const Linear& spec, TensorId x, double outputs) {
   const TensorId out = tensor(outputs, e);
   Operation& op = add(OpKind::linear, spec.weight, {x}, {out});
@@ -149,11 +150,11 @@ TensorId ProgramBuilder::linear(const Linear& spec, TensorId x, double outputs) 
   op.backward_input.products = {{rows, n, k}};
   op.backward_weight.products = {{n, k, rows}};
   if (in.fused) {
-    // Gradients that are kept in another type than they are computed in are copied there.
+    // Gradients are copied if they are stored in another type than they are computed in.
     if (in.grad != in.element) {
       op.backward_weight.bytes = n * k * (e + in.grad), op.backward_weight.launches = 3;
     }
-    // Sums over the rows for biases that no product makes on its way.
+    // Sums over the rows for bias gradients that no product computes in its epilogue.
     if (m.biases.any_linear() && spec.name != "fc") {
       op.backward_weight.bytes += rows * k * e, op.backward_weight.launches += 2;
     }
@@ -162,10 +163,10 @@ TensorId ProgramBuilder::linear(const Linear& spec, TensorId x, double outputs) 
   }
   op.temporary = spec.temporary, op.frees = spec.frees, op.frees_kept = kUnlessAgain;
   cut(op, spec.row, Sent::layers, x, out);
-  const bool gathered = cuts_sequence_ && in.tp > 1 && !spec.row;
+  const bool gathered = cuts_sequence_ && !spec.row;
   if (!in.fused) keep(op, x, kIfTrained | (gathered ? kSelective : 0));
   if (!in.fused || spec.name != "proj2") keep_held(op, out, kSelective);
-  // Attention reads what rotary made of queries, keys and values.
+  // Attention reads the output of rotary instead of qkv.
   if (spec.name == "qkv" && m.rotary()) {
     op.copies = e * outputs, op.copied_when = kSelective, op.copies_replace = !in.fused;
   } else if (spec.row && !in.fused) {
@@ -175,9 +176,9 @@ TensorId ProgramBuilder::linear(const Linear& spec, TensorId x, double outputs) 
   return out;
 }
 
-// [Note: adapters in a program] Everything else is frozen and has no gradient, so backward stops
-// where no adapter is behind. Beside a linear, A makes `low` from its input, and B adds to its
-// output.
+// [Note: adapters in a program] All other parameters are frozen and have no gradient, so backward
+// stops at the first adapter. Next to a linear, A computes `low` from its input, and B adds its
+// product with `low` to the output.
 void ProgramBuilder::adapters(const Linear& spec, TensorId x, TensorId out) {
   const double r = real(m.lora.rank);
   double ranks = 0, summed = 0;
@@ -223,9 +224,7 @@ void ProgramBuilder::adapters(const Linear& spec, TensorId x, TensorId out) {
   sum_gradients("adapters", Sent::adapters, summed, 1);
 }
 
-// Queries, keys and values apart, with rotary positions and as many keys and values as queries.
-// Fused operations turn them where they lie.
-// RMSNorm over each head of queries and keys. It copies these, and puts the values behind them.
+// RMSNorm over each head of queries and keys. It copies them and appends the values.
 TensorId ProgramBuilder::head_norms(TensorId qkv) {
   const double heads_normed = heads + kv;
   const double values = rows * heads_normed * real(m.head_dim()), all = rows * qkv_width;
@@ -241,6 +240,8 @@ TensorId ProgramBuilder::head_norms(TensorId qkv) {
   return y;
 }
 
+// Splits qkv into queries, keys and values, applies rotary positions and repeats keys and values
+// for every query head. Fused operations work in place.
 TensorId ProgramBuilder::split_heads(TensorId qkv) {
   if (in.fused && !m.rotary()) return qkv;
   const TensorId split = in.fused ? qkv : tensor(rows * (ledger_ ? 3 * context : qkv_width), e);
@@ -257,8 +258,8 @@ TensorId ProgramBuilder::split_heads(TensorId qkv) {
   return split;
 }
 
-// Queries with keys, softmax, and its product with the values. The fused kernels compute the scores
-// below the diagonal alone, in backward once more.
+// Product of queries and keys, softmax, and product with the values. Fused kernels compute only the
+// scores below the diagonal, and recompute them in backward.
 TensorId ProgramBuilder::attention(TensorId heads_apart) {
   const TensorId out = tensor(rows * context, e);
   Operation& op = add(OpKind::attention, "attention", {heads_apart}, {out});
@@ -281,14 +282,14 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
     op.forward.launches = in.fused ? 2 : 1;
     op.backward_input.attention_flops = 2.5 * op.forward.attention_flops;
     op.backward_input.launches = in.fused ? 5 : 3;
-    // Three gradients side by side.
+    // Concatenates the three gradients.
     if (in.fused) op.backward_input.bytes = 2 * rows * qkv_width * e;
   }
   keep(op, heads_apart, kIfBackward);
-  // Dropout keeps a byte for each value; models without biases train without it.
+  // Dropout keeps one byte per value. Models without biases are trained without dropout.
   const double mask = m.biases.out ? 1 : 0;
-  // Capped scores go through ATen's operations: tanh and softmax keep their fp32 results, and
-  // selective recomputation keeps the product of queries and keys. The mask is a byte for each.
+  // Capped scores use ATen's operations: tanh and softmax keep their fp32 results, and selective
+  // recomputation keeps the product of queries and keys. The mask has one byte per score.
   const bool capped = m.attention_cap > 0;
   if (capped) {
     keep_held(op, tensor(rows * heads * seq, e < 4 ? 8 + e : 8), kIfBackward);
@@ -302,8 +303,8 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
     op.keeps.push_back({tensor(rows * heads * seq, 2 * e + mask), kUnlessAgain});
   }
   if (in.fused) {
-    // The gradients that came in and go past; those of queries, keys and values, and once more side
-    // by side; what cuDNN adds up in fp32.
+    // The incoming gradient and the one of the residual; the gradients of queries, keys and values,
+    // separate and concatenated; cuDNN's fp32 accumulator.
     op.temporary = 2 * rows * (h + qkv_width) * e + (e < 4 ? 4 * rows * h : 0);
   }
   return out;
@@ -322,20 +323,21 @@ TensorId ProgramBuilder::activation(TensorId before) {
   if (!ledger_ || in.fused || !relu) {
     keep(op, before, kIfBackward);
   } else {
-    // ReLU's backward reads its output alone. Without backward its input is subtracted
-    // nevertheless, an error of the figures from before there were programs.
+    // Backward of ReLU reads only its output. Without backward, its input is still subtracted. This
+    // is a known error, kept for agreement with earlier figures.
     const std::int64_t held = program_.tensors[before].held;
     keep(op, tensor(0, e), kIfNoBackward);
     program_.tensors.back().held = -held;
   }
-  // A gate of GELU is torch's: its result is kept for the product with the values.
+  // A GELU gate is PyTorch's operation: its result is kept for the product with the values.
   if (m.swiglu && m.gate != Activation::silu) keep_held(op, tensor(wide, e), kIfBackward);
-  // Exact GELU is torch's even among fused operations, and the product behind it keeps its output.
+  // Exact GELU is PyTorch's operation even with fused operations, and the next product keeps its
+  // output.
   if (in.fused && exact) keep(op, out, kIfBackward | kSelective);
   const double columns = (m.swiglu ? 2 : 1) * wide_columns;
   if (in.fused) {
-    // The gradient that came in; the output again and its gradient, which becomes that of the input
-    // (SwiGLU: which has one of its own).
+    // The incoming gradient; the recomputed output and its gradient, which is overwritten by that
+    // of the input (SwiGLU: the input has a separate gradient).
     op.temporary = (rows * h + (m.swiglu ? 4 : 2) * wide_columns) * e;
     op.frees = (rows * h + columns) * e, op.frees_kept = kUnlessAgain | kSelective | kFull;
   } else if (ledger_) {
@@ -346,7 +348,7 @@ TensorId ProgramBuilder::activation(TensorId before) {
   return out;
 }
 
-// Sum of the stream and a branch, with the branch's bias; fused products add what goes past them.
+// Adds a branch and its bias to the residual stream. Fused products include this sum.
 TensorId ProgramBuilder::residual(TensorId x, TensorId branch) {
   if (in.fused) return branch;
   const TensorId sum = tensor(own * h, e);

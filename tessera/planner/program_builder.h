@@ -8,16 +8,17 @@
 
 namespace tessera::planner {
 
-// A linear: its whole sizes, its sizes on this rank and how ranks share it. Ranks cut a column
-// linear by its outputs, and a row linear by its inputs: then they add up their results.
+// Linear layer: its full sizes, its sizes on this rank and its sharding. A column-parallel linear
+// is sharded by its outputs. A row-parallel one is sharded by its inputs, so ranks sum their
+// results.
 struct Linear {
-  std::string_view name;  // As adapters name it.
+  std::string_view name;  // Name used by adapters.
   const char *weight, *bias;
   bool has_bias, row;
   std::int64_t in, out;
   double in_on_rank, out_on_rank;
   Few<ParamSpec::Segment, 3> segments = {};
-  double temporary = 0, frees = 0;  // As in Operation; `frees` goes without recomputation.
+  double temporary = 0, frees = 0;  // As in Operation. `frees` applies without recomputation.
 };
 
 class ProgramBuilder {
@@ -30,20 +31,21 @@ class ProgramBuilder {
   Program take();
 
  private:
-  // Elements of a tensor of a rank, each of `size` bytes; several alike count as one.
+  // Adds a tensor of `elements` elements of `size` bytes each on this rank. `alike` tensors of this
+  // size count as one.
   TensorId tensor(double elements, double size, int alike = 1);
   Operation& add(OpKind kind, const char* name, Few<TensorId, 2> reads, Few<TensorId, 2> writes) {
     Operation& op = program_.operations.emplace_back();
     op.kind = kind, op.name = name, op.reads = reads, op.writes = writes;
     return op;
   }
-  // Korthikanti et al. (2022) count what Megatron-LM and PyTorch keep: selective recomputation
-  // leaves out the scores of attention alone.
+  // Megatron-LM and PyTorch keep activations as Korthikanti et al. (2022) count them: selective
+  // recomputation drops only the attention scores.
   void keep(Operation& op, TensorId tensor, int when) const {
     const int always = kUnlessAgain | kSelective;
     op.keeps.push_back({tensor, static_cast<std::uint8_t>(ledger_ ? when : always)});
   }
-  // Keeps what only the ledger of a run counts.
+  // Keeps a tensor that only the ledger of a run counts.
   void keep_held(Operation& op, TensorId tensor, int when) const {
     if (ledger_) keep(op, tensor, when);
   }
@@ -74,17 +76,17 @@ class ProgramBuilder {
 
   const ProgramInput& in;
   const ModelShape& m;
-  const double e;  // Bytes of an element.
+  const double e;  // Bytes per element.
   const bool ledger_, frozen_, cuts_sequence_;
-  // Sizes of a rank. `own`: rows of its share of the sequence, `whole`: elements of that.
+  // Sizes on this rank. `own`: rows of its shard of the sequence. `whole`: elements of that shard.
   const double rows, h, heads, kv, ffn, up, vocab;
   const double context, qkv_width, own, whole;
-  const double accumulate_;  // Bytes to add an element to its gradient.
-  // Elements between the matrices of the MLP: on a rank, and as the peaks of backward count them,
-  // in whole columns.
+  const double accumulate_;  // Bytes moved to accumulate one element of a gradient.
+  // Elements between the matrices of the MLP on this rank: exact, and in whole columns as the peaks
+  // of backward count them.
   const double wide, wide_columns;
   std::vector<Adapter> adapters_;
-  double shared_adapters_ = 0;  // Elements that several ranks have, but not all.
+  double shared_adapters_ = 0;  // Elements replicated on some but not all ranks.
   Program program_;
 };
 

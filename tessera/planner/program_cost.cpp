@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "tessera/core/portable_math.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
@@ -10,7 +12,7 @@
 namespace tessera::planner {
 namespace {
 
-// The ends of a model are not recomputed.
+// Only layers are recomputed, never the embedding or the head.
 bool is_layer(const Program& program) {
   return program.part == ProgramPart::layer || program.part == ProgramPart::first_layer;
 }
@@ -19,7 +21,7 @@ bool happens(const Program& program, const Operation& op, const Communication& s
   return !send.backward || op.kind == OpKind::collective || program.has_gradient(send.of);
 }
 
-// Tensors that are kept, as bits.
+// Returns a bit mask of the kept tensors.
 std::uint64_t kept_tensors(const Program& program, Recompute recompute) {
   std::uint64_t all = 0;
   for (const Operation& op : program.operations) {
@@ -61,16 +63,16 @@ Work work_of(const Hardware& hardware, int element, const Kernels& kernels) {
   return work;
 }
 
-// A collective of tensor-parallel ranks, [Note: the last host].
-Work tp_collective(const Question& q, Collective kind, double bytes) {
+// Returns the work of one tensor-parallel collective: [Note: the last host].
+Work tp_collective(const RunConfig& q, Collective kind, double bytes) {
   const Places where = places(q);
-  const double behind = q.hardware.launch_skew * std::log2(std::max(1, q.tp()));
+  const double behind = q.hardware.launch_skew * portable::log2(std::max(1, q.tp()));
   return {behind + where.seconds(kind, bytes, where.along[Axis::tp]), 1};
 }
 
 // Calls f(program, times) for each program of a share of the model.
 template <typename Each>
-void each_program(const Programs& programs, StageShare share, const Each& f) {
+void each_program(const Programs& programs, StageLayers share, const Each& f) {
   if (!programs.first_layer.operations.empty() && share.embedding && share.layers > 0) {
     f(programs.first_layer, 1);
     --share.layers;
@@ -80,8 +82,21 @@ void each_program(const Programs& programs, StageShare share, const Each& f) {
   if (share.head) f(programs.head, 1);
 }
 
-StageShare share_of(const ProgramInput& in) {
+StageLayers share_of(const ProgramInput& in) {
   return {in.layers < 0 ? in.model.layers : in.layers, in.embedding, in.head};
+}
+
+// Rows and columns of a tile, and its efficiency relative to the largest tile.
+struct Tile {
+  double rows, columns, efficiency;
+};
+constexpr Tile kTiles[] = {
+    {256, 128, 1}, {128, 256, 1}, {128, 128, 0.95}, {128, 64, 0.9}, {64, 128, 0.9}};
+constexpr double kFill = 16;      // columns of k, see [Note: kernels]
+constexpr double kOverlap = 3.8;  // see [Note: host and device]
+
+double peak(const Hardware& hardware, int element) {
+  return element >= 4 ? hardware.peak_fp32 : hardware.peak_16bit;
 }
 
 }  // namespace
@@ -114,7 +129,7 @@ double Param::share_on_rank(int tp) const {
   return own * width;
 }
 
-ProgramInput program_input(const Question& q) {
+ProgramInput program_input(const RunConfig& q) {
   ProgramInput in;
   in.model = q.model;
   in.batch = q.micro_batch;
@@ -122,8 +137,8 @@ ProgramInput program_input(const Question& q) {
   in.element = element_bytes(q);
   in.recompute = q.recompute;
   in.tp = q.tp();
-  in.sequence_parallel = q.sequence_parallel;
-  in.fused = q.light_activations();
+  in.sequence_ranks = q.sequence_ranks();
+  in.fused = q.fused_activations();
   in.gpu = q.gpu.value_or(false);
   in.software = q.software.value_or(Software::megatron);
   in.attention = q.attention.value_or(Attention::fused);
@@ -133,18 +148,9 @@ ProgramInput program_input(const Question& q) {
   return in;
 }
 
-ProgramInput program_input(const RunQuestion& q) {
-  ProgramInput in;
-  in.model = q.model;
-  in.batch = q.micro_batch;
-  in.seq = q.seq;
-  in.element = q.layout.param;
-  in.recompute = q.recompute;
-  in.tp = q.tp();
-  in.sequence_parallel = q.sequence_parallel;
-  in.fused = q.light_activations;
-  in.gpu = q.gpu;
-  in.grad = q.layout.grad;
+ProgramInput memory_input(const RunConfig& q) {
+  ProgramInput in = program_input(q);
+  if (in.software == Software::tessera) in.element = q.layout.param;
   return in;
 }
 
@@ -156,7 +162,7 @@ double kept_bytes(const Program& program, Recompute recompute) {
   return sum_kept<double>(program, recompute, &Tensor::bytes);
 }
 
-std::int64_t held_bytes(const Programs& programs, const StageShare& share, Recompute recompute) {
+std::int64_t held_bytes(const Programs& programs, const StageLayers& share, Recompute recompute) {
   std::int64_t bytes = 0;
   each_program(programs, share, [&](const Program& program, std::int64_t times) {
     bytes += times * held_bytes(program, recompute);
@@ -222,20 +228,23 @@ TensorParallelTraffic tensor_parallel_traffic(const ProgramInput& in) {
   return sent;
 }
 
-PartWork part_work(const Question& q, ProgramPart part) {
-  const ProgramInput in = program_input(q);
-  const Program program = layer_program(in, part);
+PartWork part_work(const RunConfig& q, ProgramPart part) {
+  return part_work(q, layer_program(program_input(q), part));
+}
+
+PartWork part_work(const RunConfig& q, const Program& program) {
+  const int element = element_bytes(q);
   PartWork work;
   for (const Operation& op : program.operations) {
-    const Work forward = work_of(q.hardware, in.element, op.forward);
+    const Work forward = work_of(q.hardware, element, op.forward);
     work.forward += forward;
     if (op.recomputed && is_layer(program) && q.recompute == Recompute::selective) {
       work.recompute += forward;
     }
     if (op.gradient_goes_on) {
-      work.backward_input += work_of(q.hardware, in.element, op.backward_input);
+      work.backward_input += work_of(q.hardware, element, op.backward_input);
     }
-    if (op.trained) work.backward_weight += work_of(q.hardware, in.element, op.backward_weight);
+    if (op.trained) work.backward_weight += work_of(q.hardware, element, op.backward_weight);
     for (const Communication& send : op.sends) {
       if (send.calls == 0 || !happens(program, op, send)) continue;
       if (send.row == Sent::layers || send.row == Sent::embedding || send.row == Sent::head) {
@@ -254,9 +263,9 @@ PartWork part_work(const Question& q, ProgramPart part) {
   return work;
 }
 
-Work tensor_reduce(const Question& q) {
+Work tensor_reduce(const RunConfig& q) {
   const double bytes = real(q.micro_batch) * real(q.seq) * real(q.model.hidden) * element_bytes(q);
-  if (!q.sequence_parallel) return tp_collective(q, Collective::all_reduce, bytes);
+  if (q.sequence_ranks() == 1) return tp_collective(q, Collective::all_reduce, bytes);
   return tp_collective(q, Collective::reduce_scatter, bytes) +
          tp_collective(q, Collective::all_gather, bytes);
 }
@@ -287,6 +296,37 @@ double adapters_on_rank(const Program& program) {
     }
   }
   return elements;
+}
+
+double product_time(const Hardware& hardware, int element, double m, double n, double k,
+                    double batch) {
+  const double units = hardware.units;
+  const double rate = peak(hardware, element) * hardware.product_efficiency / units;
+  double best = std::numeric_limits<double>::infinity();
+  for (const Tile& tile : kTiles) {
+    const double tiles = std::ceil(m / tile.rows) * std::ceil(n / tile.columns) * batch;
+    const double waves = std::ceil(tiles / units);
+    best = std::min(best,
+                    waves * 2 * tile.rows * tile.columns * (k + kFill) / (rate * tile.efficiency));
+  }
+  return std::max(best, pass_time(hardware, element * batch * (m * k + k * n + m * n)));
+}
+
+double pass_time(const Hardware& hardware, double bytes) {
+  return bytes / (hardware.memory_bandwidth * hardware.memory_efficiency);
+}
+
+double fused_attention_time(const Hardware& hardware, int element, double flops) {
+  return flops / (peak(hardware, element) * hardware.attention_efficiency);
+}
+
+double elapsed(const Hardware& hardware, const Work& work) {
+  const double device = work.device + work.launches * hardware.kernel_start;
+  const double host = work.launches * hardware.launch;
+  const double longer = std::max(host, device);
+  if (longer <= 0) return 0;
+  const double shorter = std::min(host, device) / longer;
+  return longer * portable::pow(1 + portable::pow(shorter, kOverlap), 1 / kOverlap);
 }
 
 }  // namespace tessera::planner

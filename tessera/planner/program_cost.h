@@ -4,22 +4,57 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/planner/kernel_time.h"
+#include "tessera/planner/hardware.h"
 #include "tessera/planner/layer_program.h"
 
 // Sums over the operations of programs: [Note: layer programs].
 namespace tessera::planner {
 
-// Returns the bytes that a program keeps from forward for backward, of one micro-batch: in blocks
-// of memory, as the ledger of a run counts them, or to the byte.
+// [Note: kernels] A product of m×k by k×n is split into tiles of the result, and a unit of the
+// device computes one tile at a time. It therefore takes whole waves of tiles, even if the last
+// wave is not full, plus a few columns of k to fill each unit's pipeline. Small tiles fill waves
+// better but units worse; libraries choose the best tile. The product is never faster than moving
+// its operands. Elementwise kernels only move bytes.
+
+// Returns the device seconds of `batch` products of m×k by k×n, with elements of `element` bytes.
+double product_time(const Hardware& hardware, int element, double m, double n, double k,
+                    double batch = 1);
+// Returns the seconds of one pass over `bytes`, read and written together.
+double pass_time(const Hardware& hardware, double bytes);
+// Returns the seconds of fused attention with `flops` operations.
+double fused_attention_time(const Hardware& hardware, int element, double flops);
+
+// Work of a part of a step for the device and for the host that launches it.
+struct Work {
+  double device = 0;    // seconds
+  double launches = 0;  // kernels and collectives
+  double flops = 0;     // of products, including attention
+
+  Work& operator+=(const Work& other) {
+    device += other.device, launches += other.launches, flops += other.flops;
+    return *this;
+  }
+  friend Work operator+(Work a, const Work& b) { return a += b; }
+  friend Work operator*(Work a, double times) {
+    return {a.device * times, a.launches * times, a.flops * times};
+  }
+};
+
+// [Note: host and device] The host launches kernels ahead of the device, so the longer of the two
+// times counts. Neither is always busy, so if they are nearly equal the total is longer than both.
+// A power mean models this; its exponent was fitted to measured steps.
+double elapsed(const Hardware& hardware, const Work& work);
+
+// Return the bytes that forward keeps for backward per micro-batch: held_bytes() in memory blocks,
+// as the ledger of a run counts them; kept_bytes() exactly.
 std::int64_t held_bytes(const Program& program, Recompute recompute);
 double kept_bytes(const Program& program, Recompute recompute);
-// Returns the same of a share of the model.
-std::int64_t held_bytes(const Programs& programs, const StageShare& share, Recompute recompute);
+// Return the same for a share of the model.
+std::int64_t held_bytes(const Programs& programs, const StageLayers& share, Recompute recompute);
 std::int64_t held_bytes(const ProgramInput& input);
 
-// Peak of a layer's backward: bytes besides what is kept, and bytes of what is kept that have gone
-// by then. `reduced`: the layer's first weight has its gradient already.
+// Peak of a layer's backward: bytes in addition to kept activations, and bytes of kept activations
+// that are freed by then. `reduced`: the gradient of the layer's first weight is already computed.
 struct BackwardPeak {
   std::int64_t temporary = 0, gone = 0;
   bool reduced = false;
@@ -28,50 +63,52 @@ std::vector<BackwardPeak> backward_peaks(const Program& layer, Recompute recompu
 // Returns the largest Operation::temporary.
 double widest_temporary(const Program& program);
 
-// Bytes that each rank sends to its tensor-parallel peers, ring-equivalent. Doubles: whole numbers
-// below 2^53, and no overflow for what a planner may be asked.
+// Bytes that each rank sends to its tensor-parallel peers, ring-equivalent. Doubles are exact for
+// integers below 2^53 and do not overflow for extreme inputs.
 struct TensorParallelTraffic {
   double forward = 0;
-  double recompute = 0;                       // Of the forward again, during backward.
-  double backward = 0;                        // Without that.
-  std::array<double, kSentRows> by_row = {};  // The same by Sent.
+  double recompute = 0;                       // Repeated forward, during backward.
+  double backward = 0;                        // Without `recompute`.
+  std::array<double, kSentRows> by_row = {};  // Total by Sent.
 
   double total() const { return forward + recompute + backward; }
   double of(Sent row) const { return by_row[static_cast<std::size_t>(row)]; }
 };
 
-// [Note: tensor-parallel traffic] With n = batch · seq · hidden elements, an all-reduce sends
-// 2(tp-1)/tp · n of them from every rank, half of it (reduce-scatter, all-gather) half of that.
-//   embedding   forward: one all-reduce
-//   layer       forward: two (attention, MLP); backward: two
-//   head        backward: one; forward: the loss, three fp32 numbers for each token
-// Sequence parallelism cuts each all-reduce into its halves: the embedding's and the head's have
-// one half forward and the other backward, a layer has four halves in each direction. The bytes of
-// a step are the same, but for the gradients of norms: one all-reduce for each layer and for the
-// last norm. Fewer kv-heads than ranks: the gradients of the keys' and values' weights (of all
-// kv-heads) are summed once for each layer. Full recomputation repeats the forward of the layers;
-// selective keeps what the collectives returned, and repeats none. Where all but adapters is
-// frozen, norms and shared weights have no gradients, and none goes to the embedding.
+// [Note: tensor-parallel traffic] With n = batch · seq · hidden elements, each rank sends
+// 2(tp-1)/tp · n of them in an all-reduce, and half as many in a reduce-scatter or an all-gather.
+// - embedding: one all-reduce in forward.
+// - layer: two all-reduces (attention, MLP) in forward, two in backward.
+// - head: one all-reduce in backward; in forward the loss, three fp32 numbers per token.
+// Sequence parallelism splits each all-reduce into a reduce-scatter and an all-gather. The
+// embedding and the head have one of them in forward and the other in backward; a layer has four in
+// each direction. The bytes of a step stay the same, except for the gradients of norms: one
+// all-reduce for each layer and for the final norm. With fewer KV heads than ranks, the weight
+// gradients of keys and values (of all KV heads) are summed once per layer. Full recomputation
+// repeats the forward of the layers. Selective recomputation keeps the results of the collectives
+// and repeats none. If only adapters are trained, norms and shared weights have no gradients, and
+// no gradient reaches the embedding.
 TensorParallelTraffic tensor_parallel_traffic(const ProgramInput& input);
 
-// Work of one micro-batch on one tensor-parallel rank in a part of the model. `reduces` count sums
-// over the ranks apart: all-reduces of b·s·h values, or pairs of reduce-scatter and all-gather with
-// sequence parallelism.
+// Work of one micro-batch on one tensor-parallel rank in a part of the model. The `*_reduces`
+// fields count reductions over tp separately: all-reduces of b·s·h values, or pairs of
+// reduce-scatter and all-gather with sequence parallelism.
 struct PartWork {
   Work forward;
-  Work recompute;  // Before backward, of what forward did not keep.
+  Work recompute;  // Repeats operations whose results forward did not keep.
   Work backward_input;
   Work backward_weight;
   double forward_reduces = 0, recompute_reduces = 0, backward_reduces = 0;
 };
-PartWork part_work(const Question& settled, ProgramPart part);
-// Returns the work of one such sum.
-Work tensor_reduce(const Question& settled);
+PartWork part_work(const RunConfig& settled, const Program& program);
+PartWork part_work(const RunConfig& settled, ProgramPart part);
+// Returns the work of one such reduction.
+Work tensor_reduce(const RunConfig& settled);
 
-// Returns the floating-point operations of a program, without recomputation and with the whole
-// square of attention.
+// Returns the floating-point operations of a program, without recomputation and with the full
+// square of attention scores.
 double program_flops(const Program& program);
-// Returns the parameters of a program's adapters on a rank, not rounded up.
+// Returns the number of adapter parameters on a rank, not rounded up.
 double adapters_on_rank(const Program& program);
 
 }  // namespace tessera::planner

@@ -2,33 +2,13 @@
 
 #include <algorithm>
 
-#include "tessera/core/bucket_size.h"
-#include "tessera/planner/pipeline.h"
+#include "tessera/core/shard.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/run.h"
 
 namespace tessera::planner {
-namespace {
 
-// Bytes per token and layer, in multiples of the hidden width.
-double kept_per_token(const Question& q, bool scores) {
-  const ModelShape& m = q.model;
-  const double e = element_bytes(q), tp = q.tp(), h = real(m.hidden);
-  // Dropout keeps a byte per value; models without biases train without it.
-  const double mask = m.biases.out ? 1 : 0;
-  // Inputs of two norms, of the attention's products and of the MLP's; two masks.
-  const double on_all = 4 * e + 2 * mask, q_width = real(m.q_width()) / h;
-  // Queries, keys and values; what attention gives; the MLP before and after its function (SwiGLU:
-  // gate, up and their product).
-  const double kv = 2 * e * std::max(real(m.kv_heads) / tp, 1.0) * real(m.head_dim()) / h;
-  const double cut = 2 * e * q_width + (m.swiglu ? 3 : 2) * e * real(m.ffn) / h;
-  const double matrix = scores ? (2 * e + mask) * real(m.heads) * real(q.seq) / h : 0;
-  return (q.sequence_parallel ? on_all / tp : on_all) + kv + (cut + matrix) / tp;
-}
-
-}  // namespace
-
-double layer_params_on_rank(const Question& q) {
+double layer_params_on_rank(const RunConfig& q) {
   const ModelShape& m = q.model;
   const double h = real(m.hidden), ffn = real(m.ffn), tp = q.tp();
   const double kv = std::max(real(m.kv_heads) / tp, 1.0) * real(m.head_dim());
@@ -42,29 +22,29 @@ double layer_params_on_rank(const Question& q) {
   return cut / tp + whole;
 }
 
-double vocab_params_on_rank(const Question& q) {
+double vocab_params_on_rank(const RunConfig& q) {
   return real((q.model.vocab + q.tp() - 1) / q.tp() * q.model.hidden);
 }
 
-double embedding_params_on_rank(const Question& q) {
+double embedding_params_on_rank(const RunConfig& q) {
   return vocab_params_on_rank(q) + real(q.model.positions * q.model.hidden);
 }
 
-double head_params_on_rank(const Question& q, bool beside_embedding) {
+double head_params_on_rank(const RunConfig& q, bool beside_embedding) {
   const bool shared = q.model.tied && beside_embedding;
   return real(q.model.final_norm_params()) + (shared ? 0 : vocab_params_on_rank(q));
 }
 
-double bucket_bytes(const Question& q, double params) {
+double bucket_bytes(const RunConfig& q, double params) {
   if (q.bucket_bytes > 0) return q.bucket_bytes;
   return real(default_bucket_bytes(static_cast<std::int64_t>(std::min(params, 1e15) * q.travel())));
 }
 
-double params_on_rank(const Question& q, const std::vector<StageShare>& chunks) {
+double params_on_rank(const RunConfig& q, const std::vector<StageLayers>& chunks) {
   if (q.state_only()) return q.params / (static_cast<double>(q.tp()) * q.pp());
   double layers = 0;
   bool embedding = false, head = false;
-  for (const StageShare& chunk : chunks) {
+  for (const StageLayers& chunk : chunks) {
     layers += real(chunk.layers);
     embedding = embedding || chunk.embedding;
     head = head || chunk.head;
@@ -73,56 +53,47 @@ double params_on_rank(const Question& q, const std::vector<StageShare>& chunks) 
          (head ? head_params_on_rank(q, embedding) : 0);
 }
 
-double trained_on_rank(const Question& q, const std::vector<StageShare>& chunks) {
+double trained_on_rank(const RunConfig& q, const std::vector<StageLayers>& chunks) {
   if (q.state_only() || !q.model.lora.any()) return params_on_rank(q, chunks);
   double layers = 0;
-  for (const StageShare& chunk : chunks) layers += real(chunk.layers);
+  for (const StageLayers& chunk : chunks) layers += real(chunk.layers);
   return layers * adapters_on_rank(layer_program(program_input(q), ProgramPart::layer));
 }
 
-double gathered_on_rank(const Question& q, const std::vector<StageShare>& chunks) {
+double gathered_on_rank(const RunConfig& q, const std::vector<StageLayers>& chunks) {
   const double trained = trained_on_rank(q, chunks);
   if (q.state_only() || !q.model.lora.any()) return trained;
   return trained + (sharding_of_stage(q.zero).params ? params_on_rank(q, chunks) : 0);
 }
 
-int element_bytes(const Question& q) { return q.layout.param >= 4 ? 4 : 2; }
+int element_bytes(const RunConfig& q) { return q.layout.param >= 4 ? 4 : 2; }
 
-double boundary_on_rank(const Question& q) {
+double boundary_on_rank(const RunConfig& q) {
   return boundary_bytes(real(q.seq) * real(q.micro_batch), real(q.model.hidden), element_bytes(q),
-                        q.sequence_parallel ? q.tp() : 1);
+                        q.sequence_ranks());
 }
 
-double hop_bytes(const Question& q) {
-  return boundary_on_rank(q) / (q.slice_hops.value_or(false) && !q.sequence_parallel ? q.tp() : 1);
+double hop_bytes(const RunConfig& q) {
+  return boundary_on_rank(q) /
+         (q.slice_hops.value_or(false) && q.sequence_ranks() == 1 ? q.tp() : 1);
 }
 
-double tied_bytes(const Question& q) {
+double tied_bytes(const RunConfig& q) {
   if (!q.model.tied || q.model.lora.any()) return 0;
   const auto own = static_cast<std::int64_t>(vocab_params_on_rank(q));
   return real(tied_elements(own, q.shards(), 0, sharding_of_stage(q.zero).optimizer)) *
          q.layout.grad;
 }
 
-double layer_activations(const Question& q) {
-  const double values = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);
-  if (q.recompute == Recompute::full) {
-    return values * element_bytes(q) / (q.sequence_parallel ? q.tp() : 1);
-  }
-  const bool scores = q.attention == Attention::unfused && q.recompute == Recompute::none;
-  return values * kept_per_token(q, scores);
+double layer_activations(const RunConfig& q) {
+  return kept_bytes(layer_program(program_input(q), ProgramPart::layer), q.recompute);
 }
 
-double whole_layer_activations(const Question& q) {
-  return real(q.seq) * real(q.micro_batch) * real(q.model.hidden) *
-         kept_per_token(q, q.attention == Attention::unfused);
-}
-
-std::int64_t in_flight(const Question& q, int rank) {
+std::int64_t in_flight(const RunConfig& q, int rank) {
   const std::int64_t p = q.pp(), k = q.micros(), v = q.chunks;
-  if (q.schedule == "gpipe") return k;
-  if (q.schedule == "zb-h1") return std::min(p, k);
-  if (q.schedule == "zb-v") return 2 * std::min(p, k);
+  if (q.schedule == ScheduleChoice::gpipe) return k;
+  if (q.schedule == ScheduleChoice::zb_h1) return std::min(p, k);
+  if (q.schedule == ScheduleChoice::zb_v) return 2 * std::min(p, k);
   if (v == 1) return std::min<std::int64_t>(p - rank, k);
   const std::int64_t groups = std::max<std::int64_t>(1, k / p);
   const std::int64_t largest = (k + groups - 1) / groups;

@@ -3,48 +3,80 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/planner/question.h"
+#include "tessera/planner/run_config.h"
+#include "tessera/schedule/schedule.h"
 
-// What lies on one rank of the pipeline and of the tensor-parallel group, before ZeRO.
+// Load of one pipeline and tensor-parallel rank, before ZeRO.
 namespace tessera::planner {
 
 inline double real(std::int64_t value) { return static_cast<double>(value); }
 
-// Parameters on a rank. Matrices, their biases and the vocabulary are cut by tp; norms, positions
-// and the biases added after a row-parallel product are on every rank; heads of keys and values are
-// doubled where there are fewer of them than ranks.
-double layer_params_on_rank(const Question& settled);
-double vocab_params_on_rank(const Question& settled);      // one table of tokens
-double embedding_params_on_rank(const Question& settled);  // tokens and positions
-// With the final norm. A tied head on another rank than the embedding is a second table.
-double head_params_on_rank(const Question& settled, bool beside_embedding);
-double params_on_rank(const Question& settled, const std::vector<StageShare>& chunks);
+// Return numbers of parameters on a rank. Matrices, their biases and the vocabulary are sharded by
+// tp. Norms, positions and the biases added after a row-parallel product are on every rank. KV
+// heads are replicated if there are fewer of them than ranks.
+double layer_params_on_rank(const RunConfig& settled);
+double vocab_params_on_rank(const RunConfig& settled);      // one token table
+double embedding_params_on_rank(const RunConfig& settled);  // tokens and positions
+// Includes the final norm. A tied head on another rank than the embedding has its own table.
+double head_params_on_rank(const RunConfig& settled, bool beside_embedding);
+double params_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
 
-// Those that have a gradient: all, or with adapters these alone.
-double trained_on_rank(const Question& settled, const std::vector<StageShare>& chunks);
-// Those that are gathered: the trained ones after their update, all at stage 3.
-double gathered_on_rank(const Question& settled, const std::vector<StageShare>& chunks);
+// Returns the parameters with a gradient: all, or only the adapters if there are any.
+double trained_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+// Returns the gathered parameters: the trained ones after their update, or all at stage 3.
+double gathered_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
 
-// Bytes of a bucket of gradients on a rank that trains so many parameters.
-double bucket_bytes(const Question& settled, double params);
+// Returns the bytes of a gradient bucket on a rank that trains `params` parameters.
+double bucket_bytes(const RunConfig& settled, double params);
 
-// Bytes of a value between the layers.
-int element_bytes(const Question& settled);
+// Returns the bytes of an activation value.
+int element_bytes(const RunConfig& settled);
 
-// Bytes of what a rank has at the boundary of two stages, of one micro-batch, and what it sends of
-// that to the other: [Note: slices].
-double boundary_on_rank(const Question& settled);
-double hop_bytes(const Question& settled);
-// Bytes of gradient that the two ranks with a tied embedding add up, once a step.
-double tied_bytes(const Question& settled);
+// Returns the bytes that one micro-batch of b·s tokens sends from stage to stage, and the same
+// number back as gradient: b·s·h elements, sharded over the ranks that split the sequence.
+inline double boundary_bytes(double tokens, double hidden, double element_bytes,
+                             int sequence_ranks = 1) {
+  return tokens * hidden * element_bytes / sequence_ranks;
+}
 
-// Bytes that one layer keeps from forward for backward, of one micro-batch: the formulas of
-// Korthikanti et al. (2022), for any width of the MLP and number of kv-heads.
-double layer_activations(const Question& settled);
-// Likewise if nothing were recomputed: what backward has again while it recomputes a layer.
-double whole_layer_activations(const Question& settled);
+// Returns the bytes that a pipeline rank sends per step: for each micro-batch, the activation of
+// each of its stages to the next stage and the gradient to the previous one, if these are on other
+// ranks. boundaries[b]: bytes between stages b and b + 1.
+inline double pipeline_bytes(const schedule::Schedule& schedule, int rank,
+                             const std::vector<double>& boundaries) {
+  double bytes = 0;
+  for (int c = 0; c < schedule.chunks; ++c) {
+    const int stage = schedule.stage(rank, c);
+    if (stage + 1 < schedule.stage_count() && schedule.home(stage + 1).rank != rank) {
+      bytes += boundaries[static_cast<std::size_t>(stage)];
+    }
+    if (stage > 0 && schedule.home(stage - 1).rank != rank) {
+      bytes += boundaries[static_cast<std::size_t>(stage - 1)];
+    }
+  }
+  return bytes * schedule.micros;
+}
+// As above, with equal boundaries. With stages assigned round-robin, a middle rank sends 2 · chunks
+// · micro-batches of them, and the first and the last rank `micros` fewer.
+inline double pipeline_bytes(const schedule::Schedule& schedule, int rank, double boundary) {
+  const int count = schedule.stage_count() - 1;
+  return pipeline_bytes(schedule, rank,
+                        std::vector<double>(static_cast<std::size_t>(count), boundary));
+}
 
-// How many (micro-batch, chunk) pairs the rank holds activations of at once, at most.
-std::int64_t in_flight(const Question& settled, int rank);
+// Return the bytes of one micro-batch that a rank has at the boundary of two stages, and those that
+// it sends to the other stage: [Note: slices].
+double boundary_on_rank(const RunConfig& settled);
+double hop_bytes(const RunConfig& settled);
+// Returns the gradient bytes that the two ranks with a tied embedding sum once per step.
+double tied_bytes(const RunConfig& settled);
+
+// Returns the bytes that one layer keeps for backward per micro-batch. For Megatron-LM and PyTorch
+// these follow Korthikanti et al. (2022), extended to any MLP width and number of KV heads.
+double layer_activations(const RunConfig& settled);
+
+// Returns the largest number of (micro-batch, chunk) pairs whose activations the rank holds at
+// once.
+std::int64_t in_flight(const RunConfig& settled, int rank);
 
 }  // namespace tessera::planner

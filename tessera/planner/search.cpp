@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <tuple>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/layer_program.h"
+#include "tessera/planner/neighbors.h"
 #include "tessera/planner/places.h"
+#include "tessera/planner/rank_load.h"
 #include "tessera/planner/software.h"
 #include "tessera/schedule/schedule.h"
 
@@ -26,30 +30,25 @@ std::vector<std::int64_t> divisors(std::int64_t n) {
   return low;
 }
 
-double tokens_per_s(const Question& q, double step) {
-  const double tokens = static_cast<double>(q.global_batch) * static_cast<double>(q.seq);
+double tokens_per_s(const RunConfig& q, double step) {
+  const double tokens = real(q.global_batch) * real(q.seq);
   return step > 0 ? tokens / step : 0;
 }
 
-// [Note: orders in a search] Where axes lie depends on the mesh alone, so its orders that differ in
-// some place are found once. A configuration is bounded from below over all of them at once: its
-// chunks with the order that is best for tp, data parallelism at the best of its places. Orders are
-// then played for those configurations alone whose bound is good enough. Numbers of replicas are
-// taken the same way: each that fits has orders and a bound of its own, and one that is not quicker
-// than plain sharding is not proposed.
+// [Note: orders in a search] The placement of axes depends only on the mesh, so the orders with
+// different placements are found once per mesh. A configuration has one lower bound of its step
+// time over all orders: its chunks with the best order for tp, and data parallelism at its best
+// placement. Orders are simulated only for configurations whose bound is good enough. Numbers of
+// replicas are handled the same way: each number that fits has its own orders and bound, and is
+// proposed only if it is faster than plain sharding.
 struct MeshOrders {
-  std::vector<std::string> orders;  // the usual one first; no two of them with the same places
-  std::vector<std::string> for_tp;  // whose chunks are least: one, unless none is in every way
+  std::vector<std::string> orders;  // the given one first; all have different placements
+  std::vector<std::string> for_tp;  // those with the fastest tp; all if none is always fastest
   std::vector<ReplicaPlace> replicas;
 };
 
-bool same(const GroupPlace& a, const GroupPlace& b) {
-  return a.ranks == b.ranks && a.in_node == b.in_node && a.crossing == b.crossing &&
-         a.span == b.span;
-}
-
-// Whether no collective of any size takes longer there. Their time is a latency and a time per
-// byte.
+// Returns whether no collective of any size is slower at `a` than at `b`. Checking 0 and many bytes
+// suffices, because the time is linear in the bytes.
 bool never_slower(const Topology& t, const GroupPlace& a, const GroupPlace& b) {
   constexpr double kMany = 1e15;
   for (const Collective kind :
@@ -62,26 +61,25 @@ bool never_slower(const Topology& t, const GroupPlace& a, const GroupPlace& b) {
   return true;
 }
 
-MeshOrders mesh_orders(const Question& q, bool fixed) {
+MeshOrders mesh_orders(const RunConfig& q, bool fixed) {
   const Topology topology = q.hardware.topology(q.per_node);
   MeshOrders mesh;
   std::vector<Places> all;
   const auto add = [&](const std::string& order) {
     const Places places = places_on(topology, in_order(order, q.axes));
     for (const Places& other : all) {
-      if (same(places.along[Axis::tp], other.along[Axis::tp]) &&
-          same(places.along[Axis::dp_shard], other.along[Axis::dp_shard]) &&
-          same(places.along[Axis::dp_replicate], other.along[Axis::dp_replicate]) &&
-          same(places.hop, other.hop) && same(places.tied, other.tied)) {
-        return;
+      bool same = places.hop == other.hop && places.tied == other.tied;
+      for (const Axis axis : {Axis::tp, Axis::dp_shard, Axis::dp_replicate}) {
+        same = same && places.along[axis] == other.along[axis];
       }
+      if (same) return;
     }
     all.push_back(places);
     mesh.orders.push_back(order);
     const GroupPlace& own = places.along[Axis::dp_shard];
     const GroupPlace& across = places.along[Axis::dp_replicate];
     for (const ReplicaPlace& other : mesh.replicas) {
-      if (same(own, other.dp) && same(across, other.across)) return;
+      if (own == other.dp && across == other.across) return;
     }
     mesh.replicas.push_back({own, q.hardware.interference * pace_of(topology, own), across,
                              q.hardware.interference * pace_of(topology, across)});
@@ -89,7 +87,7 @@ MeshOrders mesh_orders(const Question& q, bool fixed) {
   add(q.order);
   std::vector<std::string> names;
   for (const Axis axis : kAllAxes) {
-    // Replicas are right outside the ranks that shard: in_order() puts them there.
+    // in_order() places dp_replicate just outside dp.
     if (axis != Axis::dp_replicate) names.emplace_back(axis_name(axis));
   }
   std::sort(names.begin(), names.end());
@@ -107,34 +105,35 @@ MeshOrders mesh_orders(const Question& q, bool fixed) {
   return mesh;
 }
 
-// A number of replicas with which a configuration fits.
+// Number of replicas with which a configuration fits.
 struct Sharded {
   int replicas;
   double memory;
-  double tokens_per_s;  // at most
+  double tokens_per_s;  // upper bound
   const MeshOrders* mesh;
 };
 
-// A configuration that fits: what a table of the best needs to be made again.
+// Configuration that fits, with the data needed to rank it.
 struct Found {
-  double tokens_per_s;  // at most, until it is one of the best
-  double memory;
-  Question question;
-  std::vector<Sharded> ways;  // plain sharding first, unless replicas are asked for
+  double tokens_per_s;  // upper bound, until play_orders() computes it
+  Candidate candidate;
+  std::vector<Sharded> ways;  // plain sharding first, unless replicas are fixed
 };
 
 class Search {
  public:
-  explicit Search(const SearchQuestion& question) : ask_(question), base_(question.base) {
+  explicit Search(const SearchRequest& question) : ask_(question), base_(question.base) {
     if (base_.state_only()) {
-      throw UsageError("--search: needs a model with sizes; --params gives none");
+      throw UsageError(Flag("search"),
+                       "requires the shape of a model; --params gives only its size");
     }
     check(base_.model);
     check_lora(base_.model);
     if (ask_.fixed.zero) check_replicas_at(base_.zero, base_.axes);
     base_.software = software_of(base_);
     base_.attention = attention_of(base_);
-    if (base_.schedule == "1f1b" && base_.chunks > 1) base_.schedule = "interleaved";
+    if (base_.schedule == ScheduleChoice::one_f_one_b && base_.chunks > 1)
+      base_.schedule = ScheduleChoice::interleaved;
     if (base_.gpus == 0) {
       const int cut = base_.tp() * base_.pp();
       if (base_.dp() > 0) base_.gpus = base_.dp() * cut;
@@ -150,21 +149,24 @@ class Search {
 
  private:
   int node_size() const { return base_.per_node > 0 ? base_.per_node : base_.hardware.per_node; }
-  std::vector<std::pair<std::string, int>> schedules(const Axes& mesh) const;
-  void try_schedule(Question q);
-  void try_memory(Question q);
-  Sharded bounded(Question q, double memory);
+  std::vector<std::pair<ScheduleChoice, int>> schedules(const Axes& mesh) const;
+  void try_schedule(RunConfig q);
+  void try_memory(RunConfig q);
+  Sharded bounded(RunConfig q, double memory);
   void play_orders(Found& found, double enough) const;
-  bool lacks(const Question& q) const;
+  bool lacks(const RunConfig& q) const;
   void rule_out(const char* reason) { ++result_.ruled_out[reason]; }
 
-  const SearchQuestion& ask_;
-  Question base_;
+  const SearchRequest& ask_;
+  RunConfig base_ = RunConfig::for_plan();
   SearchResult result_;
   std::vector<Found> found_;
-  std::deque<MeshOrders> orders_;          // of the meshes with something that fits
-  std::map<int, const MeshOrders*> mesh_;  // of the present mesh, by replicas
-  // Of the present mesh: order, micro-batch, recomputation and sequence parallelism say it all.
+  std::optional<Candidate> closest_;       // does not fit, and needs least memory
+  std::deque<MeshOrders> orders_;          // of the meshes with a fitting configuration
+  std::map<int, const MeshOrders*> mesh_;  // of the current mesh, by replicas
+  // Programs for the current mesh, by micro-batch and sequence parallelism.
+  std::map<std::pair<std::int64_t, bool>, Programs> programs_;
+  // Times for the current mesh, by order, micro-batch, recomputation and sequence parallelism.
   std::map<std::tuple<std::string, std::int64_t, Recompute, bool>, PartTimes> parts_;
 };
 
@@ -201,20 +203,21 @@ std::vector<Axes> Search::meshes() {
   return all;
 }
 
-// Interleaving is tried with as many chunks as divide the layers, and with two.
-std::vector<std::pair<std::string, int>> Search::schedules(const Axes& mesh) const {
-  if (mesh.pp() == 1) return {{"1f1b", 1}};
-  std::vector<std::pair<std::string, int>> all;
-  for (const std::string& name : schedule::names()) {
-    if (ask_.fixed.schedule && name != base_.schedule) continue;
-    if (name != "interleaved") {
-      all.emplace_back(name, name == "zb-v" ? 2 : 1);
+// Tries interleaving with two chunks and with every number that divides the layers evenly.
+std::vector<std::pair<ScheduleChoice, int>> Search::schedules(const Axes& mesh) const {
+  if (mesh.pp() == 1) return {{ScheduleChoice::one_f_one_b, 1}};
+  std::vector<std::pair<ScheduleChoice, int>> all;
+  for (std::size_t i = 0; i < EnumNames<ScheduleChoice>::kNames.size(); ++i) {
+    const auto choice = static_cast<ScheduleChoice>(i);
+    if (ask_.fixed.schedule && choice != base_.schedule) continue;
+    if (choice != ScheduleChoice::interleaved) {
+      all.emplace_back(choice, choice == ScheduleChoice::zb_v ? 2 : 1);
       continue;
     }
     const std::int64_t each = std::max<std::int64_t>(2, base_.model.layers / mesh.pp());
     for (std::int64_t v = 2; v <= each; ++v) {
       const bool even = base_.model.layers % (v * mesh.pp()) == 0;
-      if (even || v == 2 || ask_.fixed.chunks) all.emplace_back(name, static_cast<int>(v));
+      if (even || v == 2 || ask_.fixed.chunks) all.emplace_back(choice, static_cast<int>(v));
     }
   }
   if (ask_.fixed.chunks && base_.chunks > 0) {
@@ -224,25 +227,26 @@ std::vector<std::pair<std::string, int>> Search::schedules(const Axes& mesh) con
 }
 
 void Search::try_mesh(const Axes& mesh) {
-  Question q = base_;
+  RunConfig q = base_;
   q.axes = mesh;
   mesh_.clear();
   parts_.clear();
+  programs_.clear();
   q.grad_accum = 0;
   const std::int64_t each = base_.global_batch / mesh.dp();
-  for (const auto& [name, chunks] : schedules(mesh)) {
+  for (const auto& [choice, chunks] : schedules(mesh)) {
     if (base_.model.layers < std::int64_t{chunks} * mesh.pp()) {
       rule_out("fewer layers than pp · chunks");
       continue;
     }
-    q.schedule = name, q.chunks = chunks;
+    q.schedule = choice, q.chunks = chunks;
     for (const std::int64_t micro : divisors(each)) {
       if (ask_.fixed.micro_batch && micro != base_.micro_batch) continue;
       if (mesh.pp() > 1 && (each / micro > 65'536)) {
         rule_out("more than 65,536 micro-batches");
         continue;
       }
-      if (name == "interleaved" && each / micro < mesh.pp()) {
+      if (choice == ScheduleChoice::interleaved && each / micro < mesh.pp()) {
         rule_out("interleaved with fewer micro-batches than pp");
         continue;
       }
@@ -252,11 +256,11 @@ void Search::try_mesh(const Axes& mesh) {
   }
 }
 
-void Search::try_schedule(Question q) {
+void Search::try_schedule(RunConfig q) {
   const bool scores = q.attention == Attention::unfused;
   for (const Recompute what : {Recompute::none, Recompute::selective, Recompute::full}) {
     if (ask_.fixed.recompute ? what != base_.recompute : what == Recompute::selective && !scores) {
-      continue;  // fused attention keeps nothing that selective recomputation would drop
+      continue;  // with fused attention, selective recomputation saves nothing
     }
     q.recompute = what;
     for (const bool sequence : {false, true}) {
@@ -279,8 +283,9 @@ void Search::try_schedule(Question q) {
   }
 }
 
-// What was asked for is tried though its software has it not; nothing else is.
-bool Search::lacks(const Question& q) const {
+// Returns whether the software lacks the stage or schedule. Settings fixed by the user are tried
+// anyway.
+bool Search::lacks(const RunConfig& q) const {
   switch (lack_of(q)) {
     case Lack::none: return false;
     case Lack::stage_two:
@@ -292,22 +297,29 @@ bool Search::lacks(const Question& q) const {
   return false;
 }
 
-void Search::try_memory(Question q) {
+void Search::try_memory(RunConfig q) {
   if (++result_.tried > ask_.most && ask_.most > 0) {
-    throw UsageError(str("--gpus: got ", base_.gpus, " with a global batch of ", base_.global_batch,
-                         ", which can be cut in more than ", ask_.most,
-                         " ways; wanted numbers with fewer divisors, such as powers of two, or "
-                         "less to choose (--tp, --pp, --zero)"));
+    throw UsageError(str("--gpus ", base_.gpus, ": with a global batch of ", base_.global_batch,
+                         " there are more than ", ask_.most,
+                         " ways to split the work. Use numbers with fewer divisors, such as powers "
+                         "of two, or fix some of --tp, --pp and --zero"),
+                     "gpus");
   }
   const bool by_hand = q.split != "even" && q.split != "work";
   if (by_hand && std::count(q.split.begin(), q.split.end(), ',') + 1 != q.pp() * q.chunks) {
     rule_out("--split is for another number of stages");
     return;
   }
-  q = settle(std::move(q));
-  const double memory = memory_of(q).total();
+  q = resolve(std::move(q));
+  const auto [found, fresh] = programs_.try_emplace({q.micro_batch, q.sequence_parallel});
+  if (fresh) found->second = programs_in_memory(q);
+  const Programs& programs = found->second;
+  const double memory = memory_of(q, programs).total();
   if (memory > usable_memory(q.hardware)) {
     rule_out("does not fit");
+    if (!closest_ || memory < closest_->memory) {
+      closest_ = Candidate::of_settled(std::move(q), memory);
+    }
     return;
   }
   const int asked = q.replicas();
@@ -315,18 +327,18 @@ void Search::try_memory(Question q) {
   if (q.zero > 0 && !ask_.fixed.replicas) {
     for (const int replicas : replica_counts(q)) {
       q.axes.set_given(Axis::dp_replicate, replicas);
-      const double more = memory_of(q).total();
+      const double more = memory_of(q, programs).total();
       if (more <= usable_memory(q.hardware)) ways.push_back(bounded(q, more));
     }
     q.axes.set_given(Axis::dp_replicate, asked);
   }
   double most = 0;
   for (const Sharded& way : ways) most = std::max(most, way.tokens_per_s);
-  found_.push_back({most, memory, std::move(q), std::move(ways)});
+  found_.push_back({most, Candidate::of_settled(std::move(q), memory), std::move(ways)});
 }
 
-// A bound over all orders of its mesh.
-Sharded Search::bounded(Question q, double memory) {
+// Returns a throughput bound over all orders of the mesh.
+Sharded Search::bounded(RunConfig q, double memory) {
   const MeshOrders*& mesh = mesh_[q.replicas()];
   if (mesh == nullptr) {
     q.order = base_.order;
@@ -344,14 +356,16 @@ Sharded Search::bounded(Question q, double memory) {
   return {q.replicas(), memory, tokens_per_s(q, least), mesh};
 }
 
-// In all orders of its mesh, with each number of replicas, that could reach so many tokens a
-// second; 0 if none can. One that is quicker than the usual order, or than plain sharding, by less
-// than a thousandth is not worth a rank order or replicas of its own.
+// Computes the throughput of the best order and number of replicas that could reach `enough` tokens
+// per second; 0 if none can. A gain of less than 0.1% does not justify another rank order or
+// replicas.
 void Search::play_orders(Found& found, double enough) const {
-  constexpr double kWorth = 1.001;
-  Question& q = found.question;
+  constexpr double kWorth = 1.001, kUnlimited = std::numeric_limits<double>::infinity();
+  Candidate& candidate = found.candidate;
+  RunConfig& q = candidate.config;
   const Sharded* best_way = &found.ways.front();
   const std::string* best = &best_way->mesh->orders.front();
+  const double tokens = real(q.global_batch) * real(q.seq);
   found.tokens_per_s = 0;
   for (const Sharded& way : found.ways) {
     q.axes.set_given(Axis::dp_replicate, way.replicas);
@@ -359,9 +373,8 @@ void Search::play_orders(Found& found, double enough) const {
       const double wanted = std::max(enough, kWorth * found.tokens_per_s);
       if (way.tokens_per_s < wanted) break;
       q.order = order;
-      const Step step = describe_step(q);
-      if (tokens_per_s(q, least_step_time(step)) < wanted) continue;
-      const double rate = tokens_per_s(q, step_time(step).step());
+      if (!candidate.time_step(wanted > 0 ? tokens / wanted : kUnlimited)) continue;
+      const double rate = tokens_per_s(q, candidate.step);
       if (rate < wanted) continue;
       found.tokens_per_s = rate;
       best_way = &way;
@@ -370,20 +383,21 @@ void Search::play_orders(Found& found, double enough) const {
   }
   q.axes.set_given(Axis::dp_replicate, best_way->replicas);
   q.order = *best;
-  found.memory = best_way->memory;
+  candidate.memory = best_way->memory;
 }
 
-// In the order of what they could reach at most, until none of the others can be among the best.
+// Evaluates configurations in the order of their bounds, until no other can be among the best.
 SearchResult Search::finish() {
   result_.fitting = static_cast<std::int64_t>(found_.size());
   const auto better = [](const Found& a, const Found& b) {
-    return a.tokens_per_s != b.tokens_per_s ? a.tokens_per_s > b.tokens_per_s : a.memory < b.memory;
+    return a.tokens_per_s != b.tokens_per_s ? a.tokens_per_s > b.tokens_per_s
+                                            : a.candidate.memory < b.candidate.memory;
   };
-  std::vector<Found*> by_bound;  // a question is large to move
+  std::vector<Found*> by_bound;  // pointers, because questions are large
   by_bound.reserve(found_.size());
   for (Found& each : found_) by_bound.push_back(&each);
-  std::sort(by_bound.begin(), by_bound.end(),
-            [&](const Found* a, const Found* b) { return better(*a, *b); });
+  std::stable_sort(by_bound.begin(), by_bound.end(),
+                   [&](const Found* a, const Found* b) { return better(*a, *b); });
   const auto top = static_cast<std::size_t>(std::max(1, ask_.top));
   std::vector<Found> best;
   for (Found* const next : by_bound) {
@@ -394,15 +408,16 @@ SearchResult Search::finish() {
     best.insert(std::upper_bound(best.begin(), best.end(), each, better), std::move(each));
     if (best.size() > top) best.pop_back();
   }
-  for (const Found& each : best) result_.best.push_back(plan_numbers(each.question));
+  for (const Found& each : best) result_.best.push_back(plan_numbers(each.candidate.config));
+  if (found_.empty() && closest_) result_.closest = advised_plan(closest_->config);
   return std::move(result_);
 }
 
 }  // namespace
 
-SearchQuestion search_question(const Settings& settings, const Catalogue& catalogue) {
-  SearchQuestion ask;
-  ask.base = settings.question(catalogue);
+SearchRequest search_request(const RunConfig& settings, const Catalog& catalog) {
+  SearchRequest ask;
+  ask.base = look_up(settings, catalog);
   ask.fixed.tp = settings.has("tp");
   ask.fixed.pp = settings.has("pp");
   ask.fixed.zero = settings.has("zero");
@@ -414,12 +429,16 @@ SearchQuestion search_question(const Settings& settings, const Catalogue& catalo
   ask.fixed.order = settings.has("order");
   ask.fixed.replicas = settings.has("dp-replicate");
   if (settings.has("grad-accum")) {
-    throw UsageError("--grad-accum: --search chooses it; give --global-batch and --micro-batch");
+    throw UsageError(Flag("grad-accum"),
+                     "cannot be combined with --search, which chooses it. Give --global-batch and "
+                     "--micro-batch instead");
   }
   return ask;
 }
 
-SearchResult search(const SearchQuestion& question, const SearchProgress& progress) {
+namespace {
+
+SearchResult search_once(const SearchRequest& question, const SearchProgress& progress) {
   Search search(question);
   const std::vector<Axes> meshes = search.meshes();
   for (std::size_t i = 0; i < meshes.size(); ++i) {
@@ -429,6 +448,28 @@ SearchResult search(const SearchQuestion& question, const SearchProgress& progre
     }
   }
   return search.finish();
+}
+
+}  // namespace
+
+SearchResult search(const SearchRequest& question, const SearchProgress& progress) {
+  SearchResult result = search_once(question, progress);
+  if (!result.closest) return result;
+  SearchRequest larger = question;
+  larger.top = 1;
+  const std::int64_t devices = result.closest->question.world();
+  larger.base.global_batch = result.closest->question.global_batch;
+  for (std::int64_t times = 2; times <= 1024 && !result.nearest_fit; times *= 2) {
+    if (devices * times > std::numeric_limits<int>::max()) break;
+    larger.base.gpus = static_cast<int>(devices * times);
+    try {
+      const SearchResult more = search_once(larger, {});
+      if (!more.best.empty()) result.nearest_fit = more.best.front();
+    } catch (const UsageError&) {
+      break;  // --nodes or the limit on configurations allow no more devices
+    }
+  }
+  return result;
 }
 
 }  // namespace tessera::planner

@@ -3,46 +3,53 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tessera/planner/fields.h"
 #include "tessera/planner/plan.h"
-#include "tessera/planner/settings.h"
 
 namespace tessera::planner {
 
-// All ways to train one model with one global batch on so many devices.
-struct SearchQuestion {
-  Question base;  // not settled; gpus says how many, and whatever is not fixed below is tried out
-  // What the user has decided.
+// Search over all configurations for one model, global batch and number of devices.
+struct SearchRequest {
+  RunConfig base =
+      RunConfig::for_plan();  // not settled; `gpus` devices; settings not fixed below are searched
+  // Settings fixed by the user.
   struct Fixed {
     bool tp = false, pp = false, zero = false, micro_batch = false, schedule = false;
     bool chunks = false, recompute = false, sequence_parallel = false, order = false;
     bool replicas = false;
   } fixed;
   int top = 10;
-  std::int64_t most = 0;  // configurations to try before it is refused; 0: any number
+  std::int64_t most = 0;  // limit on configurations, above which search() throws; 0: no limit
 };
-// What the settings name is fixed, the rest is open.
-SearchQuestion search_question(const Settings& settings, const Catalogue& catalogue);
+// Fixes the settings that are given and leaves the others open.
+SearchRequest search_request(const RunConfig& settings, const Catalog& catalog);
 
-// Returns whether its step is the best one's as far as predictions can tell.
+// Returns whether the step times are equal within the accuracy of predictions.
 inline bool as_good_as(const Plan& plan, const Plan& best) {
   return indistinguishable(plan.time.step(), plan.interval, best.time.step(), best.interval);
 }
 
-// The best ways, and why the others are not among them.
+// Best configurations, and counts of the others by reason.
 struct SearchResult {
-  std::vector<Plan> best;    // by predicted throughput, the highest first
-  std::int64_t tried = 0;    // configurations
-  std::int64_t fitting = 0;  // of them
-  // How many were ruled out, by reason; a mesh that cannot be counts once, whatever else it might
-  // have been combined with.
+  std::vector<Plan> best;    // by predicted throughput, highest first
+  std::int64_t tried = 0;    // number of configurations
+  std::int64_t fitting = 0;  // number of those that fit
+  // Number of rejected configurations by reason. An invalid mesh counts once, not once for each
+  // combination.
   std::map<std::string, std::int64_t> ruled_out;
+  // If none fits: the configuration that needs least memory.
+  std::optional<Plan> closest;
+  // If none fits: the fastest configuration on the smallest 2^n times as many devices on which one
+  // fits. nullopt if that is more than 1,024 times as many, or impossible.
+  std::optional<Plan> nearest_fit;
 };
-// Called now and then, for a progress bar.
+// Progress callback.
 using SearchProgress = std::function<void(std::int64_t done, std::int64_t total)>;
-// Throws UsageError for what no configuration could meet.
-SearchResult search(const SearchQuestion& question, const SearchProgress& progress = {});
+// Throws UsageError if no configuration is possible.
+SearchResult search(const SearchRequest& question, const SearchProgress& progress = {});
 
 }  // namespace tessera::planner

@@ -2,27 +2,30 @@
 
 #include <array>
 
+#include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/rank_load.h"
 
 namespace tessera::planner {
 namespace {
 
-Lack lack_of_megatron(const Question& q) {
+Lack lack_of_megatron(const RunConfig& q) {
   if (q.zero == 2 && q.dp() != 1) return Lack::stage_two;
-  const bool has = q.schedule == "1f1b" || q.schedule == "interleaved";
+  const bool has =
+      q.schedule == ScheduleChoice::one_f_one_b || q.schedule == ScheduleChoice::interleaved;
   return q.pp() > 1 && !has ? Lack::schedule : Lack::none;
 }
 
-// As tessera/train/mesh_check.cpp refuses it.
-Lack lack_of_tessera(const Question& q) {
+// The same conditions as check_mesh() in tessera/train/from_config.cpp.
+Lack lack_of_tessera(const RunConfig& q) {
   if (q.pp() == 1) return Lack::none;
-  const bool v = q.schedule == "zb-v";
-  if (q.zero == 3 && (v || q.schedule == "zb-h1")) return Lack::split_at_3;
+  const bool v = q.schedule == ScheduleChoice::zb_v;
+  if (q.zero == 3 && (v || q.schedule == ScheduleChoice::zb_h1)) return Lack::split_at_3;
   if (q.zero == 3 && q.keep_params) return Lack::kept_in_pp;
   return v && !q.state_only() && q.model.tied ? Lack::tied_on_one : Lack::none;
 }
 
-// [stage]. What has none is a lack, or nothing sharded.
+// [stage]. Empty if the stage is unsupported or shards nothing.
 constexpr std::array<const char*, 4> kMegatronStages = {
     "", "--use-distributed-optimizer", "",
     "its FSDP, --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"};
@@ -32,50 +35,50 @@ constexpr std::array<const char*, 4> kPyTorchStages = {
 
 }  // namespace
 
-Lack lack_of(const Question& q) {
+Lack lack_of(const RunConfig& q) {
   if (q.software == Software::megatron) return lack_of_megatron(q);
   if (q.software == Software::tessera) return lack_of_tessera(q);
   return Lack::none;
 }
 
-std::string lack_words(const Question& q) {
+std::string lack_words(const RunConfig& q) {
   switch (lack_of(q)) {
     case Lack::none: break;
     case Lack::stage_two:
-      return "Megatron-LM's distributed optimizer, often called ZeRO-2, shards the optimizer's "
-             "state alone";
+      return "Megatron-LM's distributed optimizer, often called ZeRO-2, shards only the optimizer "
+             "state";
     case Lack::schedule:
       return str("Megatron-LM has no schedule ", q.schedule, ": it runs 1f1b and interleaved");
     case Lack::split_at_3:
       return str("tessera train refuses --schedule ", q.schedule,
-                 " with --zero 3, which frees a block when it has its gradients");
+                 " with --zero 3, which frees a block once it has its gradients");
     case Lack::kept_in_pp:
-      return "tessera train refuses --keep-params with --pp: several micro-batches are under way";
+      return "tessera train refuses --keep-params with --pp: several micro-batches are in flight";
     case Lack::tied_on_one:
       return str("tessera train refuses --schedule ", q.schedule,
-                 " for a tied embedding, whose two ends would be on one rank");
+                 " with a tied embedding, because embedding and head would be on one rank");
   }
   return "";
 }
 
-bool newly_lacks(const Question& other, const Question& now) {
+bool newly_lacks(const RunConfig& other, const RunConfig& now) {
   const Lack lack = lack_of(other);
   return lack != Lack::none && lack != lack_of(now);
 }
 
-std::string stage_in_software(const Question& q) {
+std::string stage_in_software(const RunConfig& q) {
   if (!q.software || q.software == Software::tessera || q.dp() == 1) return "";
   const auto& stages = q.software == Software::megatron ? kMegatronStages : kPyTorchStages;
   const std::string_view words = stages.at(static_cast<std::size_t>(q.zero));
   return words.empty() ? "" : str("in ", title(*q.software), ": ", words);
 }
 
-std::string new_stage_in_software(const Question& other, const Question& now) {
+std::string new_stage_in_software(const RunConfig& other, const RunConfig& now) {
   const std::string words = other.zero == now.zero ? "" : stage_in_software(other);
   return words.empty() ? "" : str(" (", words, ")");
 }
 
-std::string replicas_in_software(const Question& q) {
+std::string replicas_in_software(const RunConfig& q) {
   if (q.replicas() == 1 || q.software == Software::tessera || !q.software) return "";
   if (q.software == Software::pytorch) {
     return str(" (in PyTorch: fully_shard over a mesh of ", q.replicas(), " × ", q.shards(), ")");
@@ -84,6 +87,27 @@ std::string replicas_in_software(const Question& q) {
     return str(" (in Megatron-LM: --num-distributed-optimizer-instances ", q.replicas(), ")");
   }
   return "";
+}
+
+MegatronReport megatron_report(const RunConfig& q) {
+  if (q.state_only()) {
+    throw UsageError(
+        "--convention megatron: requires the shape of a model; --params gives only its size",
+        "convention");
+  }
+  const ModelShape& m = q.model;
+  const double h = real(m.hidden), layers = real(m.layers);
+  const double attention = 2 * h * real(m.q_width()) + 2 * h * real(m.kv_width());
+  const double mlp = (m.swiglu ? 3 : 2) * h * real(m.ffn);
+  const double table = real(padded_vocab(m.vocab, 128LL * q.tp())) * h;
+  MegatronReport report;
+  report.in_blocks = layers * (attention + mlp + 4 * h) + 2 * h;
+  report.in_embeddings = m.tied ? table : 2 * table;
+  // The first stage has the embedding; the head is on another stage unless there is only one.
+  const double tables = !m.tied && q.pp() == 1 ? 2 * table : table;
+  report.most_loaded_shard = (report.in_blocks / q.pp() + tables) / q.tp();
+  report.bytes = report.most_loaded_shard * (q.zero == 0 ? 18 : 6 + 12.0 / q.shards());
+  return report;
 }
 
 }  // namespace tessera::planner

@@ -4,38 +4,40 @@
 #include <string>
 #include <vector>
 
-#include "tessera/planner/plan.h"
+#include "tessera/planner/json.h"
 
 namespace tessera::planner {
 
-// One ZeRO stage of a question, beside the others.
+// Result for one ZeRO stage of a question.
 struct StageAnswer {
   int stage = 0;
   std::string name;  // "DDP", "ZeRO-1" …
-  Sharding sharded;  // gradients: not where --grad-reduce keeps them whole
-  Plan plan;         // its numbers, without advice
+  Sharding sharded;  // `grads` is false if --grad-reduce keeps whole gradients
+  Plan plan;         // without advice
 
-  // Bytes that a rank sends along dp in a step, by when; together they are plan.traffic.dp.
-  double forward = 0;    // gathers parameters (stage 3)
-  double backward = 0;   // reduces gradients, and gathers parameters again (stage 3)
-  double optimizer = 0;  // gathers the updated parameters (stages 1, 2)
+  // Bytes that a rank sends along dp in each phase of a step. Their sum is the dp part of
+  // plan.traffic.
+  double forward = 0;    // parameter gathers (stage 3)
+  double backward = 0;   // gradient reductions, and parameter gathers (stage 3)
+  double optimizer = 0;  // gathers of the updated parameters (stages 1 and 2)
   double sent() const { return forward + backward + optimizer; }
 
-  // State over all ranks together, against one copy of it: plain data parallelism has dp of them.
+  // Bytes of state on all ranks together, and of one copy. Plain data parallelism holds dp copies.
   double held = 0, one_copy = 0;
   double copies() const { return held / one_copy; }
 };
 
-// Stages 0 to 3 of a settled question, whatever stage it asks for.
-std::vector<StageAnswer> compare_stages(const Question& settled);
+// Plans stages 0 to 3 of a settled question; its own stage is ignored.
+std::vector<StageAnswer> compare_stages(const RunConfig& settled);
 
-// What a data-parallel rank owns of what a stage shards: parameters [first, last) of its tp · pp
-// part, counted as if all were one row. Parts differ by one parameter at most.
-struct OwnedPart {
+// Parameters [first, last) of a data-parallel rank's shard, as indices into the flattened
+// parameters of its tp and pp rank. Shards differ by at most one parameter.
+struct OwnedRange {
   std::int64_t first = 0, last = 0;
 };
-OwnedPart owned_part(std::int64_t params, int dp, int rank);
+OwnedRange owned_range(std::int64_t params, int dp, int rank);
 
+Json tree_of(const std::vector<StageAnswer>& stages);
 std::string to_json(const std::vector<StageAnswer>& stages);
 std::string stages_svg(const std::vector<StageAnswer>& stages);
 

@@ -23,14 +23,15 @@ double largest_model(const StateLayout& layout, int stage, int shards, double by
   return bytes / state_bytes(layout, stage, 1.0, shards).total();
 }
 
-DataParallelTraffic data_parallel_traffic(const TrafficQuestion& q) {
+DataParallelTraffic data_parallel_traffic(const TrafficInput& q) {
   const Sharding sharded = sharding_of_stage(q.stage);
   const int shards = q.dp / q.replicas;
-  const double hop = static_cast<double>(shards - 1) / shards;  // of a buffer, in one ring pass
+  const double hop =
+      static_cast<double>(shards - 1) / shards;  // share of a buffer sent in one ring pass
   const int reductions = q.policy == ReducePolicy::each ? q.micro_batches : 1;
   // An all-reduce is a reduce-scatter and an all-gather of the same bytes.
   const double passes = sharded.optimizer ? 1 : 2;
-  int gathers = sharded.optimizer ? 1 : 0;  // stages 1 and 2: the updated parameters, once
+  int gathers = sharded.optimizer ? 1 : 0;  // stages 1 and 2 gather the updated parameters once
   if (sharded.params) gathers = q.micro_batches * (q.keep_params ? 1 : 2);
   const double across = 2 * static_cast<double>(q.replicas - 1) / q.replicas / shards;
   return {hop * passes * reductions * q.grad_bytes, hop * gathers * q.param_bytes,

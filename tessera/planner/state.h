@@ -6,8 +6,8 @@
 
 namespace tessera::planner {
 
-// Bytes of model state on one rank. Doubles: shares of a whole that need not divide, and below
-// 2^53 bytes exact.
+// Bytes of model state on one rank. Doubles, because shards need not divide evenly; exact below
+// 2^53 bytes.
 struct StateBytes {
   double params = 0;
   double grads = 0;
@@ -16,21 +16,21 @@ struct StateBytes {
   double total() const { return params + grads + optimizer; }
 };
 
-// `params` parameters on every rank before ZeRO, that is after tp and pp have cut the model;
-// `shards` ranks share what the stage shards. With ReducePolicy::last the gradient stays whole.
+// Returns the state of `params` parameters per rank before ZeRO, that is after tp and pp, sharded
+// over `shards` ranks as the stage defines. With ReducePolicy::last the gradient is not sharded.
 StateBytes state_bytes(const StateLayout& layout, int stage, double params, int shards,
                        ReducePolicy policy);
 StateBytes state_bytes(const StateLayout& layout, int stage, double params, int shards);
 
-// Parameters that are not trained: no gradients, no master copies, no moments.
+// Returns the state of frozen parameters, which have no gradients, master copies or moments.
 StateBytes frozen_bytes(const StateLayout& layout, int stage, double params, int shards);
 
-// The largest number of parameters whose state fits.
+// Returns the largest number of parameters whose state fits in `bytes`.
 double largest_model(const StateLayout& layout, int stage, int shards, double bytes);
 
-// [Note: hybrid sharding] dp ranks are R replicas of S ranks. State is sharded over the S ranks of
-// a replica. A bucket of B bytes of gradients is reduce-scattered in each replica, which sends
-// (S-1)/S · B from every rank, and the sums are all-reduced over the replicas: 2(R-1)/R · B/S.
+// [Note: hybrid sharding] The dp ranks form R replicas of S ranks. State is sharded over the S
+// ranks of a replica. A gradient bucket of B bytes is reduce-scattered in each replica, for which
+// each rank sends (S-1)/S · B, and the sums are all-reduced over the replicas: 2(R-1)/R · B/S.
 // Parameters are gathered inside a replica. R is 1 at stage 0, where no state is sharded.
 
 // Bytes each rank sends in one optimizer step for data parallelism, ring-equivalent.
@@ -41,16 +41,16 @@ struct DataParallelTraffic {
   double along_shards() const { return reduce + gather; }
   double total() const { return reduce + gather + replicate; }
 };
-struct TrafficQuestion {
+struct TrafficInput {
   int stage = 0;
-  int dp = 1;              // data-parallel ranks, those of all replicas
+  int dp = 1;              // data-parallel ranks of all replicas
   int micro_batches = 1;   // gradient accumulation
-  double param_bytes = 0;  // of all parameters in the type that travels
-  double grad_bytes = 0;   // of all gradients, likewise
+  double param_bytes = 0;  // of all parameters, in the type that is sent
+  double grad_bytes = 0;   // of all gradients, in the type that is sent
   ReducePolicy policy = ReducePolicy::last;
   bool keep_params = false;  // stage 3: parameters stay gathered between forward and backward
   int replicas = 1;          // divides dp: [Note: hybrid sharding]
 };
-DataParallelTraffic data_parallel_traffic(const TrafficQuestion& question);
+DataParallelTraffic data_parallel_traffic(const TrafficInput& question);
 
 }  // namespace tessera::planner

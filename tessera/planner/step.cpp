@@ -7,18 +7,17 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/planner/grad_travel.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
-#include "tessera/planner/step_cores.h"
+#include "tessera/planner/step_time.h"
 
 namespace tessera::planner {
 namespace {
 
-// More pieces than these are counted in groups of them, as buckets are.
+// Limit on listed pieces. Beyond it they are counted in groups, as buckets are.
 constexpr double kMostPieces = 1024;
 
-// A part of the model, timed; `reduce` is one collective along tp.
+// Times a part of the model. `reduce` is one collective along tp.
 StepChunk part_time(const Hardware& hardware, const PartWork& part, const Work& reduce) {
   StepChunk time;
   time.forward = elapsed(hardware, part.forward + reduce * part.forward_reduces);
@@ -27,7 +26,7 @@ StepChunk part_time(const Hardware& hardware, const PartWork& part, const Work& 
   const double all =
       elapsed(hardware, backward + reduce * (part.recompute_reduces + part.backward_reduces));
   time.tp_backward = all - elapsed(hardware, backward);
-  // The two halves by what each would take alone.
+  // Splits backward in proportion to the time that each half takes alone.
   const double weight = elapsed(hardware, part.backward_weight);
   const double input = elapsed(hardware, part.recompute + part.backward_input);
   const double own = all - time.tp_backward;
@@ -44,64 +43,65 @@ void add(StepChunk& to, const StepChunk& part, double times) {
   to.tp_backward += times * part.tp_backward;
 }
 
-// As this run sees it: a graph launches its kernels at once.
-Hardware as_launched(const Question& q) {
+// Returns the hardware as this run uses it: a CUDA graph has no launch cost per kernel.
+Hardware as_launched(const RunConfig& q) {
   Hardware hardware = q.hardware;
   if (!q.launches()) hardware.launch = 0;
   return hardware;
 }
 
-// Reads and writes its state, reads the gradient as often as it is looked at (for its norm, to
-// clip it, to clear it) and writes the parameters.
-double optimizer_time(const Question& q, const Hardware& hardware, double params) {
+// Counts reading and writing the state, every pass over the gradients (norm, clipping, clearing)
+// and writing the parameters.
+double optimizer_time(const RunConfig& q, const Hardware& hardware, double params) {
   const Sharding sharded = sharding_of_stage(q.zero);
   const double state = (2.0 * q.layout.optimizer() + q.layout.param) *
                        (params / (sharded.optimizer ? q.shards() : 1));
-  // Whoever keeps a whole gradient goes over the whole of it.
+  // A rank that keeps the whole gradient passes over all of it.
   const bool whole = !sharded.grads || q.policy() == ReducePolicy::last;
   const double grads =
       q.hardware.gradient_passes * q.layout.grad * (params / (whole ? 1 : q.shards()));
-  const double launches = q.light_activations() ? 4 : 30;
+  const double launches = q.fused_activations() ? 4 : 30;
   return elapsed(hardware, {pass_time(q.hardware, state + grads), launches});
 }
 
-bool alike(const StageShare& a, const StageShare& b) {
+bool alike(const StageLayers& a, const StageLayers& b) {
   return a.layers == b.layers && a.embedding == b.embedding && a.head == b.head;
 }
 
-StepChunk chunk_of(const Question& q, const PartTimes& parts, const StageShare& share) {
+StepChunk chunk_of(const RunConfig& q, const PartTimes& parts, const StageLayers& share) {
   StepChunk chunk;
   const bool frozen = q.model.lora.any() && share.embedding && share.layers > 0;
   add(chunk, parts.layer, real(share.layers - (frozen ? 1 : 0)));
   if (frozen) add(chunk, parts.first, 1);
   if (share.embedding) add(chunk, parts.embedding, 1);
   if (share.head) add(chunk, parts.head, 1);
-  const std::vector<StageShare> alone = {share};
-  chunk.grad_bytes = traveling_grad_bytes(q, trained_on_rank(q, alone), alone);
+  const std::vector<StageLayers> alone = {share};
+  chunk.grad_bytes = trained_on_rank(q, alone) * q.travel();
   chunk.param_bytes = gathered_on_rank(q, alone) * q.layout.param;
   chunk.units = std::max(
       1, static_cast<int>(share.layers) + (share.embedding ? 1 : 0) + (share.head ? 1 : 0));
   return chunk;
 }
 
-// What goes by buckets at all: not the units that others than Tessera reduce at stage 3.
-bool has_buckets(const Question& q) {
+// Returns whether gradients are reduced in buckets. Software other than Tessera reduces units at
+// stage 3.
+bool has_buckets(const RunConfig& q) {
   return q.dp() > 1 && (q.zero < 3 || q.software == Software::tessera);
 }
 
-// Most chunks and most ranks are like the one before.
-void add_chunks(const Question& q, const PartTimes& parts, Step& step) {
+// Reuses the previous chunk or rank where it is equal, as most are.
+void add_chunks(const RunConfig& q, const PartTimes& parts, Step& step) {
   const Hardware hardware = as_launched(q);
   std::optional<GradSizes> grads;
-  if (has_buckets(q)) grads.emplace(q);
+  if (has_buckets(q)) grads.emplace(q, parts.programs);
   step.bucket_bytes = 0;
-  const std::vector<std::vector<StageShare>> all = stage_shares(q);
+  const std::vector<std::vector<StageLayers>> all = stage_shares(q);
   step.chunks.reserve(all.size());
-  const StageShare* last = nullptr;
-  double limit = 0;  // of the last one's buckets
+  const StageLayers* last = nullptr;
+  double limit = 0;  // bucket limit of the previous chunk
   StepChunk chunk;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    const std::vector<StageShare>& shares = all[r];
+    const std::vector<StageLayers>& shares = all[r];
     if (r > 0 && std::equal(shares.begin(), shares.end(), all[r - 1].begin(), alike)) {
       step.chunks.push_back(step.chunks.back());
       continue;
@@ -109,7 +109,7 @@ void add_chunks(const Question& q, const PartTimes& parts, Step& step) {
     const double params = trained_on_rank(q, shares);
     const double own_limit = grads ? grads->limit(shares) : bucket_bytes(q, params);
     std::vector<StepChunk>& rank = step.chunks.emplace_back();
-    for (const StageShare& share : shares) {
+    for (const StageLayers& share : shares) {
       const bool fresh = last == nullptr || !alike(share, *last);
       if (fresh) chunk = chunk_of(q, parts, share);
       if (grads && (fresh || own_limit != limit)) {
@@ -142,7 +142,7 @@ Transfers::Each one_of(const Step& step, const Places& places, Collective kind, 
   return each;
 }
 
-// All alike.
+// Returns collectives of equal size.
 Transfers in_pieces(const Step& step, const Places& places, Collective kind, double bytes,
                     double pieces) {
   Transfers all;
@@ -165,31 +165,51 @@ Transfers in_buckets(const Step& step, const Places& places, Collective kind,
   return all;
 }
 
-void require(bool good, std::string_view what, double got, const char* wanted) {
-  if (!good) throw UsageError(str(what, ": got ", got, ", wanted ", wanted));
+// `rule` continues the sentence "<what> <value>: must …".
+void require(bool good, std::string_view what, double value, const char* rule) {
+  if (!good) throw UsageError(str(what, " ", value, ": must ", rule));
 }
 
 void check_chunk(const StepChunk& chunk) {
   for (const double seconds : {chunk.forward, chunk.backward_input, chunk.backward_weight,
                                chunk.tp_forward, chunk.tp_backward}) {
-    require(seconds >= 0 && std::isfinite(seconds), "duration of a chunk", seconds,
-            "seconds of at least 0");
+    require(seconds >= 0 && std::isfinite(seconds), "chunk duration", seconds, "be at least 0 s");
   }
   for (const double bytes : {chunk.grad_bytes, chunk.param_bytes}) {
-    require(bytes >= 0 && std::isfinite(bytes), "bytes of a chunk", bytes, "at least 0");
+    require(bytes >= 0 && std::isfinite(bytes), "chunk bytes", bytes, "be at least 0");
   }
-  require(chunk.units >= 1, "units of a chunk", chunk.units, "at least 1");
-  require(chunk.tp_forward <= chunk.forward, "tensor-parallel part of a forward", chunk.tp_forward,
-          "no more than the forward itself");
-  require(chunk.tp_backward <= chunk.backward(), "tensor-parallel part of a backward",
-          chunk.tp_backward, "no more than the backward itself");
+  require(chunk.units >= 1, "units of a chunk", chunk.units, "be at least 1");
+  require(chunk.tp_forward <= chunk.forward, "tensor-parallel time of forward", chunk.tp_forward,
+          "not exceed the time of forward");
+  require(chunk.tp_backward <= chunk.backward(), "tensor-parallel time of backward",
+          chunk.tp_backward, "not exceed the time of backward");
 }
 
-void check_link(const Link& link, const char* what) {
-  require(link.bandwidth > 0 && std::isfinite(link.bandwidth), what, link.bandwidth,
-          "a positive bandwidth in bytes per second");
-  require(link.latency >= 0 && std::isfinite(link.latency), what, link.latency,
-          "a latency of at least 0 s");
+void check_link(const Link& link, const std::string& what) {
+  require(link.bandwidth > 0 && std::isfinite(link.bandwidth), what + ": bandwidth", link.bandwidth,
+          "be greater than 0 B/s");
+  require(link.latency >= 0 && std::isfinite(link.latency), what + ": latency", link.latency,
+          "be at least 0 s");
+}
+
+// Returns the share of a core that each thread has while `busy` ranks compute.
+double core_share(const Hardware& hardware, double busy) {
+  return std::min(1.0, hardware.cores / std::max(1.0, busy * hardware.units));
+}
+
+// Returns the mean share of the step during which ranks are busy. Waiting for collectives counts as
+// busy, because CPU ranks move the bytes themselves.
+double busy_share(const Step& step) {
+  if (step.pp() == 1) return 1;
+  const PlayedStep played = play_step(step, step.places());
+  double busy = 0;
+  for (std::size_t r = 0; r < step.chunks.size(); ++r) {
+    for (const StepChunk& chunk : step.chunks[r]) {
+      busy += static_cast<double>(step.micros) * chunk.total();
+    }
+    busy += played.ranks[r].comm[Axis::dp_shard] + played.ranks[r].comm[Axis::dp_replicate];
+  }
+  return played.end > 0 ? std::min(1.0, busy / (played.end * step.pp())) : 1;
 }
 
 }  // namespace
@@ -237,10 +257,11 @@ double Transfers::across_seconds() const {
   return all;
 }
 
-// Who gathers by buckets has as many as of gradients, taken as equal pieces of forward.
+// Software that gathers by buckets has as many of them as for gradients, modeled as equal pieces of
+// forward.
 Transfers Step::gathers(const StepChunk& chunk, const Places& places) const {
   if (shards() == 1 || zero == 0) return {};
-  double pieces = 1;  // with nothing to hide them behind they go at once
+  double pieces = 1;  // without overlap, one collective
   if (zero == 3 || (gather_units && overlap_param_gather)) {
     pieces = chunk.units;
   } else if (overlap_param_gather) {
@@ -278,28 +299,30 @@ std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const St
                      std::vector(static_cast<std::size_t>(chunks), chunk));
 }
 
-PartTimes part_times(const Question& q) {
+PartTimes part_times(const RunConfig& q) {
   if (q.state_only()) {
     throw UsageError(
-        "--params alone says nothing about time; give --model, or --layers --hidden --heads "
-        "--vocab");
+        "--params does not determine the step time. Give --model, or --layers, --hidden, --heads "
+        "and --vocab",
+        "params");
   }
   const Hardware hardware = as_launched(q);
   const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
   PartTimes parts;
-  const auto time_of = [&](ProgramPart part) {
-    return part_time(hardware, part_work(q, part), reduce);
+  parts.programs = all_programs(program_input(q));
+  const auto time_of = [&](const Program& program) {
+    return part_time(hardware, part_work(q, program), reduce);
   };
-  parts.layer = time_of(ProgramPart::layer);
-  parts.first = q.model.lora.any() ? time_of(ProgramPart::first_layer) : parts.layer;
-  parts.embedding = time_of(ProgramPart::embedding);
-  parts.head = time_of(ProgramPart::head);
+  parts.layer = time_of(parts.programs.layer);
+  parts.first = q.model.lora.any() ? time_of(parts.programs.first_layer) : parts.layer;
+  parts.embedding = time_of(parts.programs.embedding);
+  parts.head = time_of(parts.programs.head);
   return parts;
 }
 
-Step describe_step(const Question& q) { return describe_step(q, part_times(q)); }
+Step describe_step(const RunConfig& q) { return describe_step(q, part_times(q)); }
 
-Step describe_step(const Question& q, const PartTimes& parts) {
+Step describe_step(const RunConfig& q, const PartTimes& parts) {
   Step step;
   step.schedule = q.schedule;
   step.micros = q.micros();
@@ -314,7 +337,7 @@ Step describe_step(const Question& q, const PartTimes& parts) {
   if (q.pp() > 1) {
     step.hop_bytes = hop_bytes(q);
     step.hop_latency = 2 * q.hardware.launch;
-    if (q.schedule != "zb-v") step.tied_bytes = tied_bytes(q);
+    if (q.schedule != ScheduleChoice::zb_v) step.tied_bytes = tied_bytes(q);
   }
   step.zero = q.zero;
   step.policy = q.policy();
@@ -329,40 +352,56 @@ Step describe_step(const Question& q, const PartTimes& parts) {
 
 void check(const Step& s) {
   if (s.chunks.empty() || s.chunks.front().empty()) {
-    throw UsageError("chunks: got none, wanted one at least on every pipeline rank");
+    throw UsageError("chunks: every pipeline rank must have at least one");
   }
   const Axes axes = s.axes.with(Axis::pp, s.pp());
   for (const Axis axis : kAllAxes) {
-    require(axes.size(axis) >= 1, axis_name(axis), axes.size(axis), "at least 1");
+    require(axes.size(axis) >= 1, axis_name(axis), axes.size(axis), "be at least 1");
   }
-  require(axes.world() <= 1 << 24, axes.text(), static_cast<double>(axes.world()),
-          "at most 16,777,216 ranks");
-  require(s.micros >= 1, "micro-batches", static_cast<double>(s.micros), "at least 1");
-  require(s.zero >= 0 && s.zero <= 3, "ZeRO stage", s.zero, "0 to 3");
-  require(s.bucket_bytes > 0, "bucket", s.bucket_bytes, "a positive number of bytes");
-  require(s.hop_bytes >= 0 && std::isfinite(s.hop_bytes), "bytes of a hop", s.hop_bytes,
-          "at least 0");
-  require(s.hop_latency >= 0 && std::isfinite(s.hop_latency), "latency of a hop", s.hop_latency,
-          "seconds of at least 0");
+  require(axes.world() <= 1 << 24, str(axes.text(), ": number of ranks"),
+          static_cast<double>(axes.world()), "be at most 16,777,216");
+  require(s.micros >= 1, "micro-batches", static_cast<double>(s.micros), "be at least 1");
+  require(s.zero >= 0 && s.zero <= 3, "ZeRO stage", s.zero, "be 0 to 3");
+  require(s.bucket_bytes > 0, "bucket bytes", s.bucket_bytes, "be greater than 0");
+  require(s.hop_bytes >= 0 && std::isfinite(s.hop_bytes), "bytes between stages", s.hop_bytes,
+          "be at least 0");
+  require(s.hop_latency >= 0 && std::isfinite(s.hop_latency), "latency between stages",
+          s.hop_latency, "be at least 0 s");
   require(s.tied_bytes >= 0 && std::isfinite(s.tied_bytes), "bytes of a tied parameter",
-          s.tied_bytes, "at least 0");
-  require(s.optimizer >= 0 && std::isfinite(s.optimizer), "optimizer", s.optimizer,
-          "seconds of at least 0");
+          s.tied_bytes, "be at least 0");
+  require(s.optimizer >= 0 && std::isfinite(s.optimizer), "optimizer time", s.optimizer,
+          "be at least 0 s");
   for (const double seconds : {s.interference, s.replica_interference}) {
-    require(seconds >= 0 && seconds <= 10, "interference", seconds, "0 to 10");
+    require(seconds >= 0 && seconds <= 10, "interference", seconds, "be 0 to 10");
   }
   check_replicas_at(s.zero, axes);
   s.ordered();
-  require(s.topology.per_node >= 1, "devices per node", s.topology.per_node, "at least 1");
-  require(s.topology.nics >= 1, "adapters of a node", s.topology.nics, "at least 1");
+  require(s.topology.per_node >= 1, "devices per node", s.topology.per_node, "be at least 1");
+  require(s.topology.nics >= 1, "adapters of a node", s.topology.nics, "be at least 1");
   check_link(s.topology.inside, "link inside a node");
   check_link(s.topology.nic, "link between nodes");
   for (const auto& chunks : s.chunks) {
     if (chunks.size() != s.chunks.front().size()) {
-      throw UsageError(str(chunks.size(), " chunks on a pipeline rank, and ",
-                           s.chunks.front().size(), " on another; wanted as many on all"));
+      throw UsageError(str("chunks: all pipeline ranks must have the same number, but one has ",
+                           chunks.size(), " and another ", s.chunks.front().size()));
     }
     for (const StepChunk& chunk : chunks) check_chunk(chunk);
+  }
+}
+
+void share_cores(Step& step, const Hardware& hardware) {
+  if (!hardware.cpu || hardware.cores < 1) return;
+  const double measured = core_share(hardware, hardware.per_node);
+  if (measured >= 1) return;  // every thread has a core
+  const int ranks = std::min(step.world(), step.topology.per_node);
+  const double factor = measured / core_share(hardware, ranks * busy_share(step));
+  for (std::vector<StepChunk>& chunks : step.chunks) {
+    for (StepChunk& chunk : chunks) {
+      for (double* const seconds : {&chunk.forward, &chunk.backward_input, &chunk.backward_weight,
+                                    &chunk.tp_forward, &chunk.tp_backward}) {
+        *seconds *= factor;
+      }
+    }
   }
 }
 

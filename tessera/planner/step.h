@@ -7,24 +7,26 @@
 
 #include "tessera/core/axes.h"
 #include "tessera/core/state_layout.h"
+#include "tessera/planner/layer_program.h"
 #include "tessera/planner/places.h"
-#include "tessera/planner/question.h"
+#include "tessera/planner/run_config.h"
 #include "tessera/planner/step_buckets.h"
 #include "tessera/planner/topology.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
 
-// What one pipeline chunk costs a rank for one micro-batch, and what data parallelism moves for it.
+// Cost of one pipeline chunk on one rank for one micro-batch, and the bytes that data parallelism
+// moves for it.
 struct StepChunk {
   double forward = 0;         // seconds, tensor-parallel communication included
-  double backward_input = 0;  // with recomputation, if any
+  double backward_input = 0;  // includes recomputation, if any
   double backward_weight = 0;
-  double tp_forward = 0, tp_backward = 0;  // how much of that is communication
-  double grad_bytes = 0;                   // of the parameters of the chunk on this rank
+  double tp_forward = 0, tp_backward = 0;  // communication included in these
+  double grad_bytes = 0;                   // of the chunk's parameters on this rank
   double param_bytes = 0;
-  int units = 1;  // that stage 3 gathers one by one
-  // What its gradients travel in; null: equal pieces of Step::bucket_bytes.
+  int units = 1;  // number of units that stage 3 gathers separately
+  // Buckets of its gradients; null: equal pieces of Step::bucket_bytes.
   std::shared_ptr<const StepBuckets> buckets;
 
   double backward() const { return backward_input + backward_weight; }
@@ -32,34 +34,34 @@ struct StepChunk {
   friend bool operator==(const StepChunk&, const StepChunk&) = default;
 };
 
-// Collectives of one kind that follow each other.
+// Sequence of collectives of one kind.
 struct Transfers {
-  // What one of them carries, and what that takes.
+  // Bytes and cost of one collective.
   struct Each {
     double bytes = 0;
     CollectiveCost cost;
     double seconds = 0;  // alone on the network
-    // All-reduce of the shard that it leaves, over the replicas: [Note: two queues].
+    // All-reduce of the resulting shard over the replicas: [Note: two queues].
     CollectiveCost across;
     double across_seconds = 0;
   };
   Collective kind = Collective::all_gather;
   int count = 0;
-  std::vector<Each> sizes;  // those that differ
-  // Which of them each has, and when it is ready; null: all alike, and evenly.
+  std::vector<Each> sizes;  // distinct sizes
+  // Size and ready time of each collective; null: all are equal and evenly spaced.
   std::shared_ptr<const StepBuckets> buckets;
 
-  // Which of `sizes` the i-th has.
+  // Returns the index into `sizes` of the i-th collective.
   std::size_t size_of(int i) const {
     return buckets == nullptr ? 0 : buckets->size_of[static_cast<std::size_t>(i)];
   }
-  // The i-th.
+  // Returns the size of the i-th collective.
   const Each& each(int i) const { return sizes[size_of(i)]; }
-  // After what share of a computation the i-th may begin.
+  // Returns the fraction of a computation after which the i-th collective may begin.
   double ready(int i) const {
     return buckets == nullptr ? (i + 1.0) / count : buckets->ready[static_cast<std::size_t>(i)];
   }
-  // Of all of them together.
+  // Return the totals over all collectives.
   double bytes() const;
   double seconds() const;
   double across_seconds() const;
@@ -69,89 +71,91 @@ struct Transfers {
 struct RankStrides {
   PerAxis<int> of{1};
   int shards = 1;  // data-parallel ranks of a replica
-  // Rank of data-parallel rank d of pipeline stage p, tensor-parallel index t.
+  // Returns the global rank of pipeline rank p, data-parallel rank d and tensor-parallel rank t.
   int rank(int p, int d, int t = 0) const {
     return p * of[Axis::pp] + d / shards * of[Axis::dp_replicate] +
            d % shards * of[Axis::dp_shard] + t * of[Axis::tp];
   }
 };
 
-// [Note: a step] One optimizer step: what every pipeline rank computes, what it sends, when that
-// may begin and what waits for it. The closed forms (step_time.h) and the simulator's events read
-// this and nothing else, so what they differ by is how they reckon, not what.
+// [Note: a step] Description of one optimizer step: the computation of every pipeline rank, its
+// communication, when each collective may begin and what waits for it. It is the only input of the
+// closed forms (step_time.h) and of the event simulator, so they differ only in method.
 //
-// Along dp a group runs its collectives one after another, in the order in which they are asked
-// for, beside the computation:
-// - gathers of stage 3: a unit before it is needed in forward, and again in backward unless
-//   parameters are kept. With overlap the next one is asked for when a unit begins, else each when
-//   it is needed.
-// - gathers of stages 1 and 2: what the last step has updated, asked for as the step begins. With
-//   overlap forward goes on bucket by bucket as they come, else it waits for all of them.
-// - reductions: of a bucket, [Note: buckets of a step], when backward has gone through so much of
-//   the chunk, or of a unit (stage 3 of who reduces units); every micro-batch's, or the last
-//   one's. Without overlap they begin when backward is through, and what follows waits for them.
-// A second of a collective beside computation takes `interference` seconds from it.
+// Along dp, a group runs its collectives one at a time, in the order in which they are issued,
+// concurrently with the computation:
+// - gathers of stage 3: each unit before forward needs it, and again before backward unless
+//   parameters are kept. With overlap, the gather of the next unit is issued when a unit begins;
+//   otherwise each is issued when it is needed.
+// - gathers of stages 1 and 2: the parameters updated by the previous step, issued at the start of
+//   the step. With overlap, forward proceeds bucket by bucket as they arrive; otherwise it waits
+//   for all of them.
+// - reductions: of a bucket when backward has computed its gradients ([Note: buckets of a step]),
+//   or of a unit (stage 3 in software that reduces units); for every micro-batch, or only for the
+//   last. Without overlap they begin after backward, and the next computation waits for them.
+// Each second of a collective slows the concurrent computation by `interference` seconds.
 //
-// [Note: two queues] With replicas a bucket is reduce-scattered in each replica, and then its sums
-// are all-reduced over the replicas. These are different groups, each of which runs its collectives
-// in order: the all-reduce of a bucket runs beside the reduce-scatter of the next, if the two use
-// different links. If they share links, all collectives follow one another: whatever a replica asks
-// for after a bucket begins when the sums of that bucket are there. The end of the step, and what
-// waits for a reduction, waits for the sums. Such a wait counts as dp until the replica's own
-// collectives are done and as dp_replicate after that; on shared links all-reduces that run
-// meanwhile count as dp_replicate.
+// [Note: two queues] With replicas, a bucket is reduce-scattered inside each replica, and its sums
+// are then all-reduced over the replicas. These are different groups, and each runs its collectives
+// in order: the all-reduce of a bucket overlaps the reduce-scatter of the next if the two use
+// different links. If they share links, all collectives run one after another: the next collective
+// of a replica begins when the sums of the previous bucket have arrived. The end of the step, and
+// any computation that waits for a reduction, waits for the sums. Such a wait counts as dp until
+// the replica's own collectives are done, and as dp_replicate after that. On shared links,
+// all-reduces that run during the wait count as dp_replicate.
 //
-// Along pp outputs and their gradients go from stage to stage without anybody waiting to send. At
-// the end the first and the last rank add up the gradient of a tied embedding, and when all
-// gradients are there (their norm is of all) the optimizer runs.
+// Along pp, outputs and their gradients go from stage to stage, and sends do not block. At the end,
+// the first and the last rank sum the gradient of a tied embedding. The optimizer runs when all
+// gradients are complete, because their norm covers all of them.
 struct Step {
-  std::string schedule = "1f1b";
+  ScheduleChoice schedule = ScheduleChoice::one_f_one_b;
   std::int64_t micros = 1;
   std::vector<std::vector<StepChunk>> chunks;  // [pipeline rank][chunk]
-  Axes axes;                                   // pp: as many as `chunks` has
+  Axes axes;                                   // pp is taken from `chunks` instead
   std::string order = std::string(kUsualOrder);
   Topology topology;
   double interference = 0;
-  double replica_interference = 0;  // of all-reduces over replicas
+  double replica_interference = 0;  // for all-reduces over replicas
 
-  double hop_bytes = 0;    // a rank sends to the next stage, and as much back
-  double hop_latency = 0;  // seconds besides the network's; all of them if there are no bytes
+  double hop_bytes = 0;    // sent to the next stage, and the same number back
+  double hop_latency = 0;  // seconds in addition to the network's, or in total if hop_bytes is 0
   double tied_bytes = 0;   // gradient of a parameter on the first and the last pipeline rank
-  double optimizer = 0;    // seconds, of the rank with most to do
+  double optimizer = 0;    // seconds on the rank with the most work
 
   int zero = 0;
   ReducePolicy policy = ReducePolicy::last;
   bool keep_params = false;
   bool overlap_grad_reduce = true;
   bool overlap_param_gather = true;
-  // Tessera's engine gathers units at any stage and reduces buckets at any. Others gather buckets
-  // in stages 1 and 2, and reduce units in stage 3.
+  // Tessera's engine gathers units and reduces buckets at every stage. Other software gathers
+  // buckets at stages 1 and 2, and reduces units at stage 3.
   bool gather_units = false;
   bool reduce_units = true;
-  double bucket_bytes = 25e6;  // of chunks that do not say what their gradients travel in
+  double bucket_bytes = 25e6;  // for chunks without `buckets`
 
   int dp() const { return axes.dp(); }
-  // Ranks that shard state, and the number of groups of them: [Note: replicas] in core/axes.h.
+  // Number of ranks that shard state, and number of such groups: [Note: replicas] in core/axes.h.
   int shards() const { return axes.size(Axis::dp_shard); }
   int replicas() const { return axes.size(Axis::dp_replicate); }
   int tp() const { return axes.tp(); }
   int pp() const { return static_cast<int>(chunks.size()); }
   int chunks_per_rank() const { return static_cast<int>(chunks.front().size()); }
   int world() const { return static_cast<int>(axes.with(Axis::pp, pp()).world()); }
-  // Its axes innermost first, and where they lie.
+  // Returns the axes, innermost first; places() returns their placement on the nodes.
   std::vector<AxisSize> ordered() const;
   Places places() const;
   RankStrides strides() const;
-  // Of replica d of pipeline rank p, and its neighbour t along tp.
+  // As RankStrides::rank().
   int rank(int p, int d, int t = 0) const { return strides().rank(p, d, t); }
-  // On which node a rank lies.
+  // Returns the node of a rank.
   int node(int rank) const { return rank / topology.per_node; }
-  // From a stage to the next: on one node, or as far as `place` says.
+  // Returns the seconds to send from one stage to the next at that placement.
   double hop_seconds(const GroupPlace& place) const;
 
-  // Stage 3's, for one pass over the chunk; of updated parameters in stages 1 and 2; else none.
+  // Returns the parameter gathers of one pass over the chunk (stage 3), or of the updated
+  // parameters (stages 1 and 2). Empty at stage 0.
   Transfers gathers(const StepChunk& chunk, const Places& places) const;
-  // Of one micro-batch's gradients.
+  // Returns the reductions of one micro-batch's gradients.
   Transfers reductions(const StepChunk& chunk, const Places& places) const;
   // Returns whether gathers and reductions of a replica use the links that all-reduces over the
   // replicas use: [Note: two queues].
@@ -159,23 +163,30 @@ struct Step {
   int prefetch() const { return zero == 3 && overlap_param_gather ? 1 : 0; }
 };
 
-// All chunks alike.
+// Returns equal chunks on all ranks.
 std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const StepChunk& chunk);
 
-// What one micro-batch takes in each part of the model. Neither ZeRO nor how a pipeline is cut and
-// scheduled has a part in it: who describes many such steps reckons it once.
+// Durations of one micro-batch in each part of the model. They do not depend on the ZeRO stage or
+// on the split and schedule of the pipeline, so compute them once to describe many steps.
 struct PartTimes {
   StepChunk layer, embedding, head;
-  StepChunk first;  // layer behind the embedding
+  StepChunk first;    // layer after the embedding
+  Programs programs;  // operations behind these times
 };
-// Throws UsageError for a model known by its size alone.
-PartTimes part_times(const Question& settled);
+// Throws UsageError if only the model's size is known.
+PartTimes part_times(const RunConfig& settled);
 
-// Throws UsageError for a model known by its size alone, and for numbers that cannot be.
-Step describe_step(const Question& settled);
-// The same with parts that are known already.
-Step describe_step(const Question& settled, const PartTimes& parts);
-// Throws UsageError for numbers that cannot be.
+// Throws UsageError if only the model's size is known, or for invalid numbers.
+Step describe_step(const RunConfig& settled);
+// As above, with precomputed parts.
+Step describe_step(const RunConfig& settled, const PartTimes& parts);
+// Throws UsageError for invalid numbers.
 void check(const Step& step);
+
+// [Note: shared cores] CPU rates are measured with all ranks of a node busy. With fewer cores than
+// threads, a rank that waits for another stage leaves its core to the computing ranks, which become
+// faster. The number of busy ranks is averaged over the step; this is exact as long as no core is
+// idle. Scales the computation of the step's chunks accordingly and changes nothing else.
+void share_cores(Step& step, const Hardware& hardware);
 
 }  // namespace tessera::planner

@@ -68,8 +68,8 @@ void StepClock::ask_gathers(std::size_t upto) {
   }
 }
 
-// How long collectives have run until then. What a member asks for in a piece cannot have run
-// before it, so all that counts is known.
+// Returns the total time that collectives have run before `until`. A collective that a member
+// issues in a piece cannot run before that piece, so the queue is complete up to `until`.
 double StepClock::running(const Queue& queue, std::size_t& at, double until) {
   while (at + 1 < queue.size() && queue[at + 1].begin <= until) ++at;
   return queue[at].before + (std::min(until, queue[at].end) - queue[at].begin);
@@ -91,7 +91,7 @@ void StepClock::run(const StepOp& op, const Transfers& reduces, const double* se
   const double share = 1.0 / op.pieces;
   const int n = op.blocking ? 0 : op.reduces;
   const bool slows = interference_ > 0 || replica_interference_ > 0;
-  int next = 0;  // of the reductions
+  int next = 0;  // next reduction
   for (int piece = 0; piece < op.pieces; ++piece) {
     if (op.gathers) {
       if (gather_places_.size() <= used_) {
@@ -107,7 +107,7 @@ void StepClock::run(const StepOp& op, const Transfers& reduces, const double* se
       if (begin > member.now) charge_wait(m, begin);
       double takes = seconds[m] * share;
       if (slows) {
-        // The piece before has been charged when it began; this one pays for what ran beside it.
+        // The slowdown of the previous piece is charged to this one, when it is known.
         member.exposed += member.debt;
         takes += member.debt.total();
         member.debt = {};

@@ -4,38 +4,39 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/planner/step_ops.h"
+#include "tessera/planner/step_program.h"
 
 namespace tessera::planner {
 
-// [Note: lockstep] The clock of data-parallel ranks that wait for nothing but their collectives.
-// All of them do the same operations in the same order, so they are taken piece by piece for all
-// members at once, without a queue of events: collective i begins when the last member of its group
-// is ready for it and collective i - 1 is over. One member is the closed form of a step without a
-// pipeline; many members with times of their own are a simulation of one. With replicas each of
-// them is a group, and the sums of a reduction are all-reduced when all of them have it:
-// [Note: two queues].
+// [Note: lockstep] Clock of data-parallel ranks that wait only for their collectives. All of them
+// run the same operations in the same order, so the clock advances all members piece by piece,
+// without an event queue: collective i begins when the last member of its group is ready for it and
+// collective i - 1 is done. With one member it is the closed form of a step without a pipeline.
+// With many members, each with its own times, it simulates such a step. Each replica is a group;
+// the sums of a reduction are all-reduced when all replicas have them: [Note: two queues].
 class StepClock {
  public:
-  // One member stands for all; otherwise there is one for each data-parallel rank.
+  // `members`: 1 to represent all data-parallel ranks, or one per rank.
   StepClock(std::size_t members, const Step& step, const Places& places);
 
-  // Room for so many, told ahead: a step has hundreds, and most of its time is theirs.
+  // Reserves memory for this many collectives. A step has hundreds, which dominate its running
+  // time.
   void reserve(std::size_t gathers, std::size_t reductions);
-  // Gathers that operations will wait for, in their order: told ahead of them, by one at least
-  // where the next one is asked for early.
+  // Announces gathers that operations will wait for, in order. Call it before the operations; with
+  // prefetch, at least one gather ahead.
   void expect_gathers(int count, double seconds);
   void start(const StepStart& start);
-  // `reduces`: of the operation's gradients; `seconds`: of each member for the whole operation.
+  // Runs an operation. `reduces`: reductions of its gradients. `seconds`: duration of the whole
+  // operation for each member.
   void run(const StepOp& op, const Transfers& reduces, const double* seconds);
-  // A message that the only member needs comes then.
+  // Blocks the only member until `time`, when a message arrives.
   void wait_until(double time) { members_.front().now = std::max(now(), time); }
-  // Reductions after all computation.
+  // Runs reductions after all computation.
   void reduce_late(const Transfers& reduces);
   void finish();
 
-  // The end of what a member has done, and how much of that it waited for collectives or was slowed
-  // down by them: for those of its replica, and for all-reduces over replicas.
+  // Return the time that a member has reached, and the part of it spent waiting for collectives or
+  // slowed down by them: those of its replica, and all-reduces over replicas.
   double now(std::size_t member = 0) const { return members_[member].now; }
   DpSeconds exposed(std::size_t member = 0) const { return members_[member].exposed; }
 
@@ -43,41 +44,41 @@ class StepClock {
   struct Member {
     double now = 0;
     DpSeconds exposed;
-    DpSeconds debt;           // seconds that collectives beside its last piece have cost it
-    double began = 0;         // its present piece
-    std::size_t at = 0;       // the collective of its group that ran last before `now`
-    std::size_t sums_at = 0;  // the all-reduce over replicas that did
+    DpSeconds debt;           // slowdown by collectives during its last piece, not yet charged
+    double began = 0;         // start of its current piece
+    std::size_t at = 0;       // index of its group's last collective that began before `now`
+    std::size_t sums_at = 0;  // the same for all-reduces over replicas
   };
-  // When it ran, and how long others had before it.
+  // Interval in which a collective ran, and total duration of the collectives before it.
   struct Ran {
     double begin = 0, end = 0, before = 0;
   };
-  using Queue = std::vector<Ran>;  // the first stands for none
+  using Queue = std::vector<Ran>;  // the first entry is a placeholder
 
   Queue& queue_of(std::size_t member) { return queues_[member / each_]; }
   // Sets ready_ of each group to the largest value of its members.
   template <typename Value>
   void ready_at(const Value& value);
-  void announce(double seconds);  // in every group, at its ready_
+  void announce(double seconds);  // appends to every group's queue, from ready_ on
   void reduce(const Transfers::Each& each);
   void ask_gathers(std::size_t upto);
   void charge_wait(std::size_t member, double until);
   static double running(const Queue& queue, std::size_t& at, double until);
 
   std::vector<Member> members_;
-  std::size_t each_;  // members of a group
+  std::size_t each_;  // number of members in a group
   double interference_, replica_interference_;
   std::size_t prefetch_;
-  bool replicas_;                           // there are several
-  bool shares_links_;                       // with them
+  bool replicas_;                           // more than one replica
+  bool shares_links_;                       // Step::shares_links()
   std::vector<Queue> queues_;               // [group]
-  Queue sums_;                              // of all groups together
+  Queue sums_;                              // all-reduces over replicas, of all groups
   std::vector<double> ready_;               // [group]
   std::vector<double> gathers_;             // seconds
-  std::vector<std::size_t> gather_places_;  // of those asked for, in a queue
-  std::size_t used_ = 0;                    // gathers
-  std::size_t wait_for_ = 0;                // in a queue
-  std::size_t wait_for_sums_ = 0;           // in sums_
+  std::vector<std::size_t> gather_places_;  // queue index of each issued gather
+  std::size_t used_ = 0;                    // number of gathers waited for
+  std::size_t wait_for_ = 0;                // index in a queue
+  std::size_t wait_for_sums_ = 0;           // index in sums_
 };
 
 }  // namespace tessera::planner

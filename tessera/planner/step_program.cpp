@@ -1,11 +1,13 @@
 #include "tessera/planner/step_program.h"
 
+#include <algorithm>
+
 namespace tessera::planner {
 namespace {
 
 using schedule::Kind;
 
-// The stages as (rank, chunk), to find the other end of a message.
+// Returns the (rank, chunk) of each stage, to find the other end of a message.
 std::vector<schedule::Schedule::Home> homes(const schedule::Schedule& schedule) {
   std::vector<schedule::Schedule::Home> all(static_cast<std::size_t>(schedule.stage_count()));
   for (int r = 0; r < schedule.ranks; ++r) {
@@ -52,7 +54,7 @@ class ProgramMaker {
   const Step& s_;
   const std::vector<StepChunk>& chunks_;
   std::vector<bool> seen_;
-  std::vector<int> left_;  // [chunk]: micro-batches whose weight gradients are to come
+  std::vector<int> left_;  // [chunk]: micro-batches whose weight gradients are pending
 };
 
 }  // namespace
@@ -69,7 +71,7 @@ std::vector<RankProgram> make_rank_programs(const Step& s, const Places& places,
       if (is_compute(action.kind)) {
         op = maker.compute(action);
       } else {
-        // Activations come from the stage before and go to the one after, gradients the other way.
+        // Activations come from the previous stage and go to the next; gradients go the other way.
         const bool after =
             action.kind == Kind::send_activation || action.kind == Kind::receive_gradient;
         const int stage = schedule.stage(r, action.chunk) + (after ? 1 : -1);
@@ -86,6 +88,71 @@ std::vector<RankProgram> make_rank_programs(const Step& s, const Places& places,
     programs.push_back(std::move(program));
   }
   return programs;
+}
+
+using schedule::Kind;
+
+StepOp step_op(const Step& step, Kind kind, const StepChunk& chunk, const Transfers& gathers,
+               const Transfers& reductions, bool first, bool last) {
+  StepOp op;
+  double seconds = 0;
+  switch (kind) {
+    case Kind::forward:
+      seconds = chunk.forward;
+      op.tp = chunk.tp_forward;
+      break;
+    case Kind::backward:
+      seconds = chunk.backward();
+      op.tp = chunk.tp_backward;
+      break;
+    case Kind::backward_input:
+      seconds = chunk.backward_input;
+      op.tp = std::min(chunk.tp_backward, chunk.backward_input);
+      break;
+    default:
+      seconds = chunk.backward_weight;
+      op.tp = std::max(0.0, chunk.tp_backward - chunk.backward_input);
+      break;
+  }
+  op.work = seconds - op.tp;
+  if (step.dp() == 1) return op;
+  const bool forward = kind == Kind::forward;
+  if (step.zero == 3) {
+    const bool backward = kind == Kind::backward || kind == Kind::backward_input;
+    op.gathers = forward || (backward && !step.keep_params);
+  } else if (step.zero > 0) {
+    // Parameters that the previous step updated.
+    op.gathers = forward && first && step.overlap_param_gather;
+  }
+  op.gathers = op.gathers && gathers.count > 0;  // a replica of one rank holds all parameters
+  if (op.gathers) op.pieces = gathers.count;
+  if (kind != Kind::backward && kind != Kind::backward_weight) return op;
+  if (step.policy == ReducePolicy::last && !last) return op;
+  if (!step.overlap_grad_reduce && step.policy == ReducePolicy::last) {
+    op.late_reduces = reductions.count;
+  } else {
+    op.reduces = reductions.count;
+    op.blocking = !step.overlap_grad_reduce;
+  }
+  return op;
+}
+
+double part_of_piece(double share, int piece, int pieces) {
+  constexpr double kRounding = 1e-9;
+  const double part = share * pieces - piece;
+  return part <= 1 + kRounding || piece + 1 == pieces ? std::min(part, 1.0) : part;
+}
+
+DpSeconds split_wait(bool shares_links, double from, double until, double shards_done,
+                     double sums_ran) {
+  const double after = std::max(0.0, until - std::max(from, shards_done));
+  const double across = std::min(until - from, shares_links ? sums_ran : after);
+  return {until - from - across, across};
+}
+
+StepStart step_start(const Step& step, int all_gathers) {
+  if (step.zero == 3) return {std::min(all_gathers, 2 * step.prefetch()), false};
+  return {all_gathers, !step.overlap_param_gather};
 }
 
 }  // namespace tessera::planner

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
-#include "tessera/planner/question.h"
+#include "tessera/planner/run_config.h"
 #include "tessera/planner/step.h"
 #include "tessera/planner/topology.h"
 
@@ -10,30 +12,73 @@ namespace tessera::planner {
 
 // Seconds of one optimizer step. They add up: step = compute + exposed + bubble + optimizer.
 struct StepTime {
-  double compute = 0;  // forward, backward and recomputation of the slowest rank, all its kernels
+  double compute = 0;  // all kernels of forward, backward and recomputation on the slowest rank
   // Exposed communication. Along dp it includes the time by which collectives slow kernels down.
   PerAxis<double> comm;
-  double bubble = 0;  // waiting for other stages
+  double bubble = 0;  // time spent waiting for other stages
   double optimizer = 0;
   double exposed() const { return sum(comm); }
   double step() const { return compute + exposed() + bubble + optimizer; }
 };
 
-// By closed forms: without a pipeline what the events of the simulator would say, with one nearly
-// so ([Note: closed forms]).
+// Returns the step time by closed forms: equal to the simulator's without a pipeline, and close to
+// it with one ([Note: closed forms]).
 StepTime step_time(const Step& step);
-// Of describe_step(settled).
-StepTime step_time(const Question& settled);
-// Seconds that no step takes less than, quickly reckoned: for who looks for the best of many.
+// As above, for describe_step(settled).
+StepTime step_time(const RunConfig& settled);
+// Returns a lower bound of the step time in seconds, computed quickly for searches.
 double least_step_time(const Step& step);
-// Likewise wherever replicas lie, of these: the least of them.
+// Possible placement of the data-parallel groups.
 struct ReplicaPlace {
   GroupPlace dp;
-  double interference = 0;  // there
-  GroupPlace across = {};   // of all-reduces over replicas
+  double interference = 0;  // at that placement
+  GroupPlace across = {};   // placement of all-reduces over replicas
   double across_interference = 0;
 };
-// The least over places that are not chosen yet.
+// Returns the smallest lower bound over these placements.
 double least_step_time(const Step& step, const std::vector<ReplicaPlace>& anywhere);
+
+// Time of a step on one pipeline rank, apart from its computation.
+struct PlayedRank {
+  // dp, dp_replicate: waiting for collectives, or slowed down by them, [Note: two queues].
+  // pp: waiting for messages in transit.
+  PerAxis<double> comm;
+  double idle = 0;  // waiting for other stages to compute
+  double end = 0;   // end of its last collective
+};
+
+// [Note: closed forms] Runs one replica through the schedule, rank by rank, each with the clock of
+// its dp group ([Note: lockstep]). The simulator does the same with events, and also models
+// contention between messages and collectives. For a long step, only a few micro-batches are run
+// and the rest is extrapolated linearly.
+struct PlayedStep {
+  std::vector<PlayedRank> ranks;
+  double end = 0;  // end of all ranks, before the tied gradient and the optimizer
+};
+// Runs a step, extrapolated if it is long.
+PlayedStep play_step(const Step& step, const Places& places);
+// Runs all micro-batches, without extrapolation.
+PlayedStep play_whole_step(const Step& step, const Places& places);
+
+// [Note: interval] 80% prediction interval of a step: the predicted time, multiplied by the 10% and
+// 90% quantiles of measured / predicted over runs that were held out of the fit. It is wider for
+// few runs, and widest if no run of that kind was measured. A kind is given by the software, one or
+// several nodes, and tensor parallelism across nodes. `basis` names the runs.
+struct Interval {
+  double low = 0, high = 0;  // seconds
+  std::string basis;
+};
+// Returns the interval around the predicted seconds `step`.
+Interval step_interval(const RunConfig& settled, double step);
+
+// Returns whether predictions cannot distinguish two steps: one is within the interval of the
+// other.
+inline bool indistinguishable(double step, const Interval& interval, double other,
+                              const Interval& others) {
+  const auto within = [](double seconds, const Interval& of) {
+    return seconds >= of.low && seconds <= of.high;
+  };
+  return within(step, others) || within(other, interval);
+}
 
 }  // namespace tessera::planner

@@ -8,42 +8,37 @@
 #include "tessera/core/svg.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/advice.h"
 #include "tessera/planner/json.h"
-#include "tessera/planner/remedy.h"
 
 namespace tessera::planner {
 namespace {
 
-constexpr std::size_t kMostSwept = 200;
+constexpr std::size_t kMaxSwept = 200;
 
 [[noreturn]] void bad_plan_sweep(std::string_view text, const std::string& why) {
-  throw UsageError(str("--sweep: got ", quote(text), ", ", why,
-                       "; wanted a setting and its values, such as dp=1..64 (doubling), "
-                       "seq=1024..8192:1024 (in steps) or bucket-size=1MB,25MB"));
+  throw UsageError(str("--sweep ", quote(text), ": ", why,
+                       " (must be a setting and its values, such as dp=1..64, which doubles, "
+                       "seq=1024..8192:1024, in steps, or bucket-size=1MB,25MB)"),
+                   "sweep");
 }
 
-const Field& swept_field(std::string_view text, std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
+const Field* swept_field(std::string_view text, std::string name) {
   if (name == "batch") name = "micro-batch";
-  std::vector<std::string> names;
-  for (const Field& field : fields(Command::plan)) {
-    if (field.is_called(name)) return field;
-    names.push_back(field.name);
+  try {
+    return &find_field(Command::plan, name);
+  } catch (const UsageError& error) {
+    bad_plan_sweep(text, error.what());
   }
-  bad_plan_sweep(text, str(quote(name), " is no setting of a plan", did_you_mean(name, names)));
 }
 
-bool is_number(const Field& field) {
-  return !field.is_flag() && !std::holds_alternative<std::string RunSettings::*>(field.member);
-}
-bool is_whole(const Field& field) {
-  return !std::holds_alternative<double RunSettings::*>(field.member);
-}
+bool is_whole(const Field& field) { return field.kind != Field::Kind::number; }
+bool is_size(const Field& field) { return field.kind == Field::Kind::size; }
 
-// A number as a flag would read it, with the unit of sizes and counts.
+// Parses a number as the flag does, with units for sizes and counts.
 double swept_number(const Field& field, std::string_view part, std::string_view whole) {
   try {
-    if (field.bytes) return static_cast<double>(parse_bytes(part));
+    if (is_size(field)) return static_cast<double>(parse_bytes(part));
     if (is_whole(field)) return static_cast<double>(parse_count(part));
     std::size_t used = 0;
     const std::string text(part);
@@ -51,16 +46,15 @@ double swept_number(const Field& field, std::string_view part, std::string_view 
     if (used != text.size() || !std::isfinite(value) || value < 0) throw UsageError("");
     return value;
   } catch (const std::exception&) {
-    bad_plan_sweep(whole,
-                   str("where ", quote(part), " is no number that --", field.name, " takes"));
+    bad_plan_sweep(whole, str(quote(part), " is not a valid number for --", field.name));
   }
 }
 
 std::string swept_text(const Field& field, double value) {
   if (!is_whole(field)) return str(value);
   const std::int64_t whole = std::llround(value);
-  const std::string size = field.bytes ? format_bytes(whole) : "";
-  return field.bytes && parse_bytes(size) == whole ? size : str(whole);
+  const std::string size = is_size(field) ? format_bytes(whole) : "";
+  return is_size(field) && parse_bytes(size) == whole ? size : str(whole);
 }
 
 // first..last, or first..last:step.
@@ -73,22 +67,22 @@ std::vector<std::string> range_values(const Field& field, std::string_view range
   const double last = swept_number(field, to.substr(0, colon), whole);
   const bool steps = colon != std::string_view::npos;
   const double step = steps ? swept_number(field, to.substr(colon + 1), whole) : 0;
-  if (last < first) bad_plan_sweep(whole, "which ends before it begins");
+  if (last < first) bad_plan_sweep(whole, "the range ends before it begins");
   if (steps ? !(step > 0) : !(first > 0)) {
     bad_plan_sweep(whole,
-                   steps ? "with a step that is not more than 0" : "which cannot double from 0");
+                   steps ? "the step must be greater than 0" : "doubling must start above 0");
   }
   std::vector<std::string> values;
-  // By index, so that fractions of a step do not add up.
+  // By index, so that rounding errors do not accumulate.
   for (int i = 0;; ++i) {
     const double value = steps ? first + i * step : first * std::pow(2.0, i);
     if (value >= last * (1 - 1e-12)) break;
-    if (values.size() >= kMostSwept) {
-      bad_plan_sweep(whole, str("which has more than ", kMostSwept, " values"));
+    if (values.size() >= kMaxSwept) {
+      bad_plan_sweep(whole, str("there are more than ", kMaxSwept, " values"));
     }
     values.push_back(swept_text(field, value));
   }
-  // Steps end where they end; doubling ends with the last as it is written.
+  // Steps include the last value only if they reach it; doubling always includes it.
   const double over = steps ? std::fmod(last - first, step) : 0;
   if (!steps || over < 1e-9 * step || step - over < 1e-9 * step) {
     values.push_back(swept_text(field, last));
@@ -101,20 +95,20 @@ std::vector<std::string> listed_values(std::string_view list, std::string_view w
   while (true) {
     const std::size_t comma = list.find(',');
     const std::string_view value = list.substr(0, comma);
-    if (value.empty()) bad_plan_sweep(whole, "with an empty value");
+    if (value.empty()) bad_plan_sweep(whole, "a value is empty");
     values.emplace_back(value);
     if (comma == std::string_view::npos) break;
     list.remove_prefix(comma + 1);
   }
-  if (values.size() > kMostSwept) {
-    bad_plan_sweep(whole, str("which has more than ", kMostSwept, " values"));
+  if (values.size() > kMaxSwept) {
+    bad_plan_sweep(whole, str("there are more than ", kMaxSwept, " values"));
   }
   return values;
 }
 
 double step_of(const SweptPlan& row) { return row.plan ? row.plan->time.step() : 0; }
 
-// 1, 2 or 5 times a power of ten, so that a few of them reach to the top.
+// Returns 1, 2 or 5 times a power of ten, so that a few ticks cover the axis.
 double tick_of(double most) {
   if (!(most > 0)) return 1;
   const double power = std::pow(10, std::floor(std::log10(most)));
@@ -127,7 +121,7 @@ double tick_of(double most) {
 struct SweepPlot {
   Svg& svg;
   double left;
-  double high;  // of the axis
+  double high;  // largest value of the axis
   std::size_t count;
   static constexpr double kWide = 330, kHigh = 230, kTop = 76;
 
@@ -142,7 +136,7 @@ struct SweepPlot {
     svg.text(left, kTop - 16, name);
     const double tick = tick_of(high);
     for (double value = 0; value <= high * 1.0001; value += tick) {
-      svg.line(left, y(value), left + kWide, y(value), colours::kRule);
+      svg.line(left, y(value), left + kWide, y(value), colors::kRule);
       svg.text(left - 8, y(value) + 5, label(value), Svg::Anchor::end);
     }
     const std::size_t every = (count + 7) / 8;
@@ -157,61 +151,57 @@ struct SweepPlot {
 
 PlanSweep parse_plan_sweep(std::string_view text) {
   const std::size_t equals = text.find('=');
-  if (equals == std::string_view::npos || equals == 0) bad_plan_sweep(text, "which has no \"=\"");
-  const Field& field = swept_field(text, std::string(text.substr(0, equals)));
+  if (equals == std::string_view::npos || equals == 0) bad_plan_sweep(text, "there is no \"=\"");
+  const Field& field = *swept_field(text, std::string(text.substr(0, equals)));
   const std::string_view values = text.substr(equals + 1);
   PlanSweep sweep;
   sweep.setting = field.name;
   if (values.find("..") == std::string_view::npos) {
     sweep.values = listed_values(values, text);
-    if (is_number(field)) {
+    if (field.is_number()) {
       for (const std::string& value : sweep.values) swept_number(field, value, text);
     }
     return sweep;
   }
-  if (!is_number(field)) {
-    bad_plan_sweep(text, str("but --", field.name, " is no number: list its values with commas"));
+  if (!field.is_number()) {
+    bad_plan_sweep(text, str("--", field.name, " is not a number; list its values with commas"));
   }
   sweep.values = range_values(field, values, text);
   return sweep;
 }
 
-std::vector<SweptPlan> sweep_plans(const PlanSweep& sweep, const Settings& settings,
-                                   const Catalogue& catalogue) {
+std::vector<SweptPlan> sweep_plans(const PlanSweep& sweep, const RunConfig& settings,
+                                   const Catalog& catalog) {
   std::vector<SweptPlan> rows;
   bool any = false;
   for (const std::string& value : sweep.values) {
     SweptPlan& row = rows.emplace_back();
     row.value = value;
     try {
-      Settings with = settings;
+      RunConfig with = settings;
       with.set(sweep.setting, value);
-      row.plan = plan_numbers(settle(with.question(catalogue)));
+      row.plan = plan_numbers(resolve(look_up(with, catalog)));
       any = true;
     } catch (const UsageError& error) {
       row.refused = error.what();
+      row.refused_field = error.field();
     }
   }
-  if (!any) throw UsageError(rows.front().refused);
+  if (!any) throw UsageError(rows.front().refused, rows.front().refused_field);
   return rows;
 }
 
 std::string to_json(const PlanSweep& sweep, const std::vector<SweptPlan>& rows) {
-  using Json = nlohmann::ordered_json;
   Json all = Json::array();
   for (const SweptPlan& row : rows) {
-    if (!row.plan) {
-      all.push_back({{"value", row.value}, {"error", row.refused}});
-      continue;
+    Json& json = all.emplace_back(Json{{"value", row.value}});
+    if (row.plan) {
+      json["plan"] = tree_of(*row.plan, /*advised=*/false);
+    } else {
+      json["error"] = row.refused;
     }
-    Json plan = Json::parse(to_json(*row.plan));
-    for (const char* only_advised : {"remedy", "advice", "notes", "changes"}) {
-      plan.erase(only_advised);
-    }
-    all.push_back({{"value", row.value}, {"plan", std::move(plan)}});
   }
-  const Json json = {{"swept", sweep.setting}, {"sweep", std::move(all)}};
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return one_line({{"swept", sweep.setting}, {"sweep", std::move(all)}});
 }
 
 std::string plan_sweep_svg(const PlanSweep& sweep, const std::vector<SweptPlan>& rows) {
@@ -224,7 +214,7 @@ std::string plan_sweep_svg(const PlanSweep& sweep, const std::vector<SweptPlan>&
     slowest = std::max(slowest, step_of(row));
     timed = timed || step_of(row) > 0;
     usable = usable_memory(row.plan->question.hardware);
-    const Question& q = row.plan->question;
+    const RunConfig& q = row.plan->question;
     title =
         str(q.state_only() || q.model.name.empty()
                 ? format_count(std::llround(std::min(row.plan->parameters, 9e18))) + " parameters"
@@ -233,51 +223,50 @@ std::string plan_sweep_svg(const PlanSweep& sweep, const std::vector<SweptPlan>&
   }
   Svg svg(860, 390, title);
   SweepPlot memory{svg, 90, std::max(most_bytes, std::min(usable, 1.6 * most_bytes)), rows.size()};
-  memory.axes("memory of a rank", sweep, [](double bytes) { return size(bytes); });
+  memory.axes("memory per rank", sweep, [](double bytes) { return size(bytes); });
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (!rows[i].plan) continue;
     const Plan& plan = *rows[i].plan;
     const Memory& m = plan.assumed ? plan.assumed->memory : plan.memory;
     double base = 0;
-    for (const auto& [bytes, colour, what] :
-         {std::tuple{m.params, colours::kParams, "parameters"},
-          {m.grads, colours::kGrads, "gradients"},
-          {m.optimizer, colours::kOptimizer, "optimizer state"},
-          {m.activations, colours::kActivations, "activations"},
-          {m.buffers + m.temporary - m.not_at_once, colours::kRest, "buffers and temporaries"}}) {
+    for (const auto& [bytes, color, what] :
+         {std::tuple{m.params, colors::kParams, "parameters"},
+          {m.grads, colors::kGrads, "gradients"},
+          {m.optimizer, colors::kOptimizer, "optimizer state"},
+          {m.activations, colors::kActivations, "activations"},
+          {m.buffers + m.temporary - m.not_at_once, colors::kRest, "buffers and temporaries"}}) {
       svg.box(memory.x(i) - memory.bar() / 2, memory.y(base + bytes), memory.bar(),
-              memory.y(base) - memory.y(base + bytes), colour, str(what, " ", size(bytes)));
+              memory.y(base) - memory.y(base + bytes), color, str(what, " ", size(bytes)));
       base += bytes;
     }
   }
   if (usable > 0 && usable <= memory.high) {
     svg.line(memory.left, memory.y(usable), memory.left + SweepPlot::kWide, memory.y(usable),
-             colours::kLimit, "6 4");
-    svg.text(memory.left + SweepPlot::kWide, memory.y(usable) - 5, "what can be filled",
-             Svg::Anchor::end, colours::kLimit);
+             colors::kLimit, "6 4");
+    svg.text(memory.left + SweepPlot::kWide, memory.y(usable) - 5, "usable memory",
+             Svg::Anchor::end, colors::kLimit);
   }
   SweepPlot time{svg, 510, slowest, rows.size()};
   if (timed) {
-    time.axes("time of a step", sweep, [](double seconds) { return format_time(seconds); });
+    time.axes("step time", sweep, [](double seconds) { return format_time(seconds); });
     std::optional<std::size_t> last;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       if (!rows[i].plan) continue;
       const double at = time.y(step_of(rows[i]));
-      if (last)
-        svg.line(time.x(*last), time.y(step_of(rows[*last])), time.x(i), at, colours::kTime);
-      svg.dot(time.x(i), at, rows[i].plan->fits ? colours::kTime : colours::kLimit,
+      if (last) svg.line(time.x(*last), time.y(step_of(rows[*last])), time.x(i), at, colors::kTime);
+      svg.dot(time.x(i), at, rows[i].plan->fits ? colors::kTime : colors::kLimit,
               str(rows[i].value, ": ", format_time(step_of(rows[i])),
                   rows[i].plan->fits ? "" : ", does not fit"));
       last = i;
     }
   } else {
-    svg.text(time.left, 160, "Time is not known of a size alone.");
+    svg.text(time.left, 160, "The step time is unknown: only the size is given.");
   }
-  double x = svg.legend(90, 378, colours::kParams, "params");
-  x = svg.legend(x, 378, colours::kGrads, "grads");
-  x = svg.legend(x, 378, colours::kOptimizer, "optimizer");
-  x = svg.legend(x, 378, colours::kActivations, "activations");
-  svg.legend(x, 378, colours::kRest, "buffers, temporary");
+  double x = svg.legend(90, 378, colors::kParams, "params");
+  x = svg.legend(x, 378, colors::kGrads, "grads");
+  x = svg.legend(x, 378, colors::kOptimizer, "optimizer");
+  x = svg.legend(x, 378, colors::kActivations, "activations");
+  svg.legend(x, 378, colors::kRest, "buffers, temporary");
   return svg.finish();
 }
 

@@ -5,14 +5,14 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/planner/fields.h"
 #include "tessera/planner/plan.h"
-#include "tessera/planner/settings.h"
 
 namespace tessera::planner {
 
-// [Note: sweeps] One setting of a plan with several values: "dp=1..64" doubles (1, 2, 4 … and the
-// last as it is written), "seq=1024..8192:1024" takes steps, "bucket-size=1MB,25MB" lists. Whatever
-// has a unit may have it here. Words are listed: "recompute=none,full". "batch" is micro-batch.
+// [Note: sweeps] One plan setting with several values: "dp=1..64" doubles (1, 2, 4 … and the last
+// value as written), "seq=1024..8192:1024" uses steps, "bucket-size=1MB,25MB" is a list. Values may
+// have units. Words must be listed: "recompute=none,full". "batch" means micro-batch.
 struct PlanSweep {
   std::string setting;
   std::vector<std::string> values;
@@ -21,15 +21,16 @@ PlanSweep parse_plan_sweep(std::string_view text);  // throws UsageError
 
 struct SweptPlan {
   std::string value;
-  std::optional<Plan> plan;  // its numbers, without advice
-  std::string refused;       // why there is none
+  std::optional<Plan> plan;   // without advice
+  std::string refused;        // reason, if there is no plan
+  std::string refused_field;  // UsageError::field()
 };
-// One answer for each value. Throws UsageError where no value can be.
-std::vector<SweptPlan> sweep_plans(const PlanSweep& sweep, const Settings& settings,
-                                   const Catalogue& catalogue);
+// Returns one row for each value. Throws UsageError if no value is valid.
+std::vector<SweptPlan> sweep_plans(const PlanSweep& sweep, const RunConfig& settings,
+                                   const Catalog& catalog);
 
 std::string to_json(const PlanSweep& sweep, const std::vector<SweptPlan>& rows);
-// Memory by category, and the time of a step, beside each other.
+// Draws memory by category and step time side by side.
 std::string plan_sweep_svg(const PlanSweep& sweep, const std::vector<SweptPlan>& rows);
 
 }  // namespace tessera::planner

@@ -1,10 +1,10 @@
 #pragma once
 
-// The one door to toml++, for sources that the build gives it to: tessera_toml_source() in
-// cmake/TesseraTargets.cmake. Whoever reads settings needs settings_toml.h alone.
+// The only header that includes toml++, for sources listed with tessera_toml_source() in
+// cmake/TesseraTargets.cmake. To read settings, include toml_text.h instead.
 
-// toml++ 3.3 asserts what its parser then reports as an error, a character later: without these
-// assertions, as in a release build, a malformed file gets its message.
+// toml++ 3.3 asserts conditions that its parser reports as an error one character later. Disabling
+// the assertions, as in a release build, gives a malformed file its message.
 #define TOML_ASSERT(expr) static_cast<void>(0)
 #include <toml++/toml.h>
 
@@ -24,7 +24,8 @@ namespace tessera::planner {
   throw UsageError(str(where, ", line ", at.begin.line, ", column ", at.begin.column, ": ", what));
 }
 
-// Throws UsageError, with line and column, for what is no TOML and what check_toml_text() refuses.
+// Parses TOML. Throws UsageError, with line and column, for invalid TOML and for texts that
+// check_toml_text() rejects.
 inline toml::table parse_toml(std::string_view text, const std::string& where) {
   check_toml_text(text, where);
   try {
@@ -34,7 +35,7 @@ inline toml::table parse_toml(std::string_view text, const std::string& where) {
   }
 }
 
-// What a flag would say in place of the value; nothing for a table, a list and a date.
+// Returns the value as a flag's argument; nullopt for a table, a list or a date.
 inline std::optional<std::string> flag_text(const toml::node& node) {
   if (const auto* value = node.as_string()) return value->get();
   if (const auto* value = node.as_integer()) return str(value->get());
@@ -48,6 +49,6 @@ inline std::optional<std::string> flag_text(const toml::node& node) {
   }
   return std::nullopt;
 }
-inline constexpr const char* kWantedFlagText = "wanted a number, a text, true or false";
+inline constexpr const char* kWantedFlagText = "must be a number, a string, true or false";
 
 }  // namespace tessera::planner

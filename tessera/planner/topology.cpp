@@ -11,7 +11,7 @@ namespace {
 
 int tree_levels(int n) { return n <= 1 ? 0 : std::bit_width(static_cast<unsigned>(n - 1)); }
 
-// What the switches leave of a bandwidth to a group that spans so many nodes.
+// Returns the share of the bandwidth that switches leave to a group spanning `span` nodes.
 double above_switches(const Topology& topology, int span, bool on_a_rail) {
   double share = 1;
   if (on_a_rail) return share;
@@ -21,8 +21,8 @@ double above_switches(const Topology& topology, int span, bool on_a_rail) {
   return share;
 }
 
-// What one of the groups that cross a node's border at the same time has of its adapters. `rails`:
-// what leaves an adapter goes to the same one of another node.
+// Returns the bandwidth of one of the groups that share a node's adapters. `rails`: traffic goes
+// from an adapter to the same adapter of another node.
 double far_share(const Topology& topology, const GroupPlace& place, int in_node, bool rails) {
   const double nics = std::max(1, topology.nics);
   const double own = std::clamp(nics * in_node / std::max(1, topology.per_node), 1.0, nics);
@@ -56,7 +56,7 @@ CollectiveCost ring_or_tree(const Topology& topology, Collective kind, double by
 }
 
 struct Stride {
-  std::int64_t inner = 1;  // ranks between neighbours along the axis
+  std::int64_t inner = 1;  // rank distance between neighbors along the axis
   std::int64_t size = 1;
   std::int64_t world = 1;
 };
@@ -80,7 +80,7 @@ Algorithm parse_algorithm(std::string_view text) {
   if (text == "ring") return Algorithm::ring;
   if (text == "tree") return Algorithm::tree;
   if (text == "auto") return Algorithm::automatic;
-  throw UsageError(str("got ", quote(text), ", wanted mixed, ring, tree or auto",
+  throw UsageError(str("got ", quote(text), "; must be mixed, ring, tree or auto",
                        did_you_mean(text, {"mixed", "ring", "tree", "auto"})));
 }
 
@@ -124,7 +124,7 @@ GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& ord
   GroupPlace place;
   place.ranks = static_cast<int>(s.size);
   if (s.size == 1) return place;
-  // Blocks of ranks that hold whole groups lie inside nodes if they divide them.
+  // Blocks of ranks that hold whole groups lie inside nodes if the block size divides per_node.
   const bool inside = s.world <= per_node || (block <= per_node && per_node % block == 0);
   if (inside) {
     place.in_node = place.ranks;
@@ -132,15 +132,14 @@ GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& ord
   }
   place.span = static_cast<int>(std::max<std::int64_t>(2, (block + per_node - 1) / per_node));
   std::int64_t in_node = std::clamp<std::int64_t>(per_node / s.inner, 1, s.size);
-  if (in_node == s.size) in_node = (s.size + 1) / 2;  // a node's border cuts some group in two
+  if (in_node == s.size) in_node = (s.size + 1) / 2;  // some group is split between two nodes
   place.in_node = static_cast<int>(in_node);
   place.crossing = static_cast<int>(
       std::clamp<std::int64_t>(per_node / in_node, 1, std::min(s.inner, per_node)));
   return place;
 }
 
-GroupPlace neighbour_place(const Topology& topology, const std::vector<AxisSize>& order,
-                           Axis axis) {
+GroupPlace neighbor_place(const Topology& topology, const std::vector<AxisSize>& order, Axis axis) {
   const Stride s = stride_of(order, axis);
   GroupPlace place;
   place.ranks = s.size > 1 ? 2 : 1;

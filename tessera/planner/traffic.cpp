@@ -2,7 +2,6 @@
 #include <array>
 
 #include "tessera/core/text.h"
-#include "tessera/planner/grad_travel.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
@@ -17,63 +16,55 @@ void add_row(Traffic& traffic, Axis axis, std::string what, double calls, double
   traffic.rows.push_back({axis, std::move(what), calls, bytes});
 }
 
-TrafficQuestion data_parallel(const Question& q, double params, double grad_bytes,
-                              ReducePolicy policy) {
-  TrafficQuestion t;
+TrafficInput data_parallel(const RunConfig& q, double params, double trained, ReducePolicy policy) {
+  TrafficInput t;
   t.stage = q.zero;
   t.dp = q.dp();
   t.micro_batches = static_cast<int>(q.micros());
   t.param_bytes = params * q.layout.param;
-  t.grad_bytes = grad_bytes;
+  t.grad_bytes = trained * q.travel();
   t.policy = policy;
   t.keep_params = q.keep_params;
   t.replicas = q.replicas();
   return t;
 }
 
-std::string how_they_travel(const Question& q) {
-  switch (q.compression()) {
-    case GradCompression::none: return "";
-    case GradCompression::powersgd:
-      return str(", in rank ", q.power_sgd.rank, " after the warm-up");
-    default: return q.travel() != q.layout.grad ? str(" in ", name(q.compression())) : "";
-  }
+std::string compression_text(const RunConfig& q) {
+  return q.travel() != q.layout.grad ? str(" in ", name(q.grad_compression)) : "";
 }
 
-void add_dp(Traffic& traffic, const Question& q, double params, double trained, double grad_bytes) {
+void add_dp(Traffic& traffic, const RunConfig& q, double params, double trained) {
   if (q.dp() == 1) return;
   const auto of = [&](ReducePolicy policy) {
-    const bool other = policy != q.policy() && q.compression() == GradCompression::powersgd;
-    return data_parallel_traffic(
-        data_parallel(q, params, other ? trained * q.layout.grad : grad_bytes, policy));
+    return data_parallel_traffic(data_parallel(q, params, trained, policy));
   };
   const DataParallelTraffic sent = of(q.policy());
   const bool each = q.policy() == ReducePolicy::each;
   const double k = real(q.micros());
   add_row(traffic, Axis::dp_shard,
           (q.zero == 0 ? "all-reduce of gradients" : "reduce-scatter of gradients") +
-              how_they_travel(q),
+              compression_text(q),
           each ? k : 1, sent.reduce);
   add_row(traffic, Axis::dp_shard,
           q.zero < 3 ? "all-gather of updated parameters" : "all-gather of parameters",
           q.zero < 3 ? 1 : k * (q.keep_params ? 1 : 2), sent.gather);
   add_row(traffic, Axis::dp_replicate,
-          "all-reduce of gradient shards over replicas" + how_they_travel(q), each ? k : 1,
+          "all-reduce of gradient shards over replicas" + compression_text(q), each ? k : 1,
           sent.replicate);
   traffic.dp_each = of(ReducePolicy::each).total();
   traffic.dp_last = of(ReducePolicy::last).total();
 }
 
-bool is_on(const Question& q, int stage, int rank) {
-  const bool way_up = q.schedule == "zb-v" && stage >= q.pp();
+bool is_on(const RunConfig& q, int stage, int rank) {
+  const bool way_up = q.schedule == ScheduleChoice::zb_v && stage >= q.pp();
   return (way_up ? q.pp() * q.chunks - 1 - stage : stage % q.pp()) == rank;
 }
 
-// What a rank sends to others for each micro-batch.
+// Number of sends of a rank to other ranks for each micro-batch.
 struct Hops {
   double forward = 0, backward = 0;
 };
-Hops hops_of(const Question& q, int rank) {
+Hops hops_of(const RunConfig& q, int rank) {
   Hops hops;
   if (q.pp() == 1) return hops;
   for (int c = 0; c < q.chunks; ++c) {
@@ -84,13 +75,14 @@ Hops hops_of(const Question& q, int rank) {
   return hops;
 }
 
-// As the layers of the chunks on this rank send it: [Note: tensor-parallel traffic].
-void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& chunks, int rank) {
+// Adds the traffic of the layers on this rank: [Note: tensor-parallel traffic].
+void add_tp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>& chunks,
+            int rank) {
   if (q.tp() == 1) return;
   ProgramInput in = program_input(q);
   std::array<double, kSentRows> sent = {};
   double layers = 0, heads = 0;
-  for (const StageShare& chunk : chunks) {
+  for (const StageLayers& chunk : chunks) {
     in.layers = chunk.layers;
     in.embedding = chunk.embedding;
     in.head = chunk.head;
@@ -104,7 +96,7 @@ void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& 
     add_row(traffic, Axis::tp, std::move(what), k * calls, k * bytes);
   };
   const auto of = [&](Sent row) { return sent[static_cast<std::size_t>(row)]; };
-  const std::string kind = q.sequence_parallel ? "reduce-scatter + all-gather" : "all-reduce";
+  const std::string kind = q.sequence_ranks() > 1 ? "reduce-scatter + all-gather" : "all-reduce";
   add(kind + " of activations", (q.recompute == Recompute::full ? 6 : 4) * layers,
       of(Sent::layers));
   add(kind + " of embeddings", 1, of(Sent::embedding));
@@ -113,33 +105,34 @@ void add_tp(Traffic& traffic, const Question& q, const std::vector<StageShare>& 
   add("all-reduce of the gradients of norms", layers + heads, of(Sent::norms));
   add("all-reduce of the gradients of shared kv-heads", layers, of(Sent::shared));
   add("all-reduce of the gradients of adapters", layers, of(Sent::adapters));
-  if (q.slice_hops.value_or(false) && !q.sequence_parallel) {
-    // Whoever sends to a neighbour also gets something back.
+  if (q.slice_hops.value_or(false) && q.sequence_ranks() == 1) {
+    // A rank that sends to a neighbor also receives from it.
     const Hops hops = hops_of(q, rank);
     const double count = hops.forward + hops.backward;
     add("all-gather of slices between stages", count, count * (q.tp() - 1) * hop_bytes(q));
   }
 }
 
-void add_pp(Traffic& traffic, const Question& q, int rank) {
+void add_pp(Traffic& traffic, const RunConfig& q, int rank) {
   if (q.pp() == 1) return;
   const auto [forward, backward] = hops_of(q, rank);
   const double k = real(q.micros());
   const double bytes = hop_bytes(q);
   add_row(traffic, Axis::pp, "send of activations", forward * k, forward * k * bytes);
   add_row(traffic, Axis::pp, "send of gradients", backward * k, backward * k * bytes);
-  // Embedding and head are one parameter on two ranks: their gradients are summed.
+  // A tied embedding and head are one parameter on two ranks, which sum its gradients.
   const bool ends = is_on(q, 0, rank) != is_on(q, q.pp() * q.chunks - 1, rank);
   if (tied_bytes(q) > 0 && ends) {
     add_row(traffic, Axis::pp, "all-reduce of the tied embedding's gradient", 1,
-            tied_bytes(q));  // over two ranks a ring sends what it reduces
+            tied_bytes(q));  // a ring over two ranks sends the size of the buffer
   }
 }
 
 }  // namespace
 
-// Each axis is that of the rank which sends most along it, so the axes may be of different ranks.
-Traffic traffic_of(const Question& q) {
+// For each axis, reports the rank that sends most along it, so different axes may describe
+// different ranks.
+Traffic traffic_of(const RunConfig& q) {
   const auto shares = stage_shares(q);
   Traffic most;
   double params = 0, trained = 0;
@@ -162,7 +155,7 @@ Traffic traffic_of(const Question& q) {
       pp_rows = std::move(mine.rows);
     }
   }
-  add_dp(most, q, params, trained, most_grad_bytes(q));
+  add_dp(most, q, params, trained);
   most.rows.insert(most.rows.end(), tp_rows.begin(), tp_rows.end());
   most.rows.insert(most.rows.end(), pp_rows.begin(), pp_rows.end());
   return most;

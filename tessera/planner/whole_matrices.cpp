@@ -11,26 +11,24 @@ namespace {
 
 constexpr std::int64_t kFp32 = 4;
 
-bool in_shards(const RunQuestion& q) {
-  return sharding_of_stage(q.stage).optimizer && q.shards() > 1;
-}
+bool in_shards(const RunConfig& q) { return sharding_of_stage(q.zero).optimizer && q.shards() > 1; }
 
-// Beside the matrix itself: x and the next x, its Gram matrix and the polynomial of that. On a GPU
-// in bf16, into which it is cast at first, and back at last.
-std::int64_t orthogonalising_bytes(const RunQuestion& q, const HiddenMatrix& matrix) {
+// Returns the bytes of orthogonalization besides the matrix: x and the next x, the Gram matrix and
+// its polynomial. On a GPU these are bf16; the matrix is cast before and after.
+std::int64_t orthogonalization_bytes(const RunConfig& q, const HiddenMatrix& matrix) {
   const std::int64_t x = matrix.elements, gram = matrix.smaller_side * matrix.smaller_side;
-  if (!q.gpu) return kFp32 * (2 * x + 2 * gram);
+  if (!q.gpu.value_or(false)) return kFp32 * (2 * x + 2 * gram);
   constexpr std::int64_t bf16 = 2;
   return std::max((kFp32 + bf16) * x, bf16 * (2 * x + 2 * gram));
 }
 
 }  // namespace
 
-bool needs_whole_matrices(const RunQuestion& q) { return q.layout.matrix_moments >= 0; }
+bool needs_whole_matrices(const RunConfig& q) { return q.layout.matrix_moments >= 0; }
 
-std::vector<HiddenMatrix> hidden_matrices(const RunQuestion& q) {
+std::vector<HiddenMatrix> hidden_matrices(const RunConfig& q, const Coordinate& at) {
   std::vector<HiddenMatrix> all;
-  for (const ModelPart& part : parts_on_rank(q)) {
+  for (const ModelPart& part : parts_on_rank(q, at)) {
     for (const ParamSpec& spec : trained_params(q.model, q.tp(), part)) {
       if (spec.shape.size() != 2 || !spec.name.starts_with("blocks.")) continue;
       all.push_back({elements_on_rank(q, spec), std::min(spec.shape[0], spec.shape[1])});
@@ -42,27 +40,29 @@ std::vector<HiddenMatrix> hidden_matrices(const RunQuestion& q) {
   return all;
 }
 
-std::int64_t matrix_traffic(const RunQuestion& q) {
-  const std::vector<HiddenMatrix> all = hidden_matrices(q);
+std::int64_t matrix_traffic(const RunConfig& q, const Coordinate& at) {
+  const std::vector<HiddenMatrix> all = hidden_matrices(q, at);
   std::int64_t elements = 0;
-  for (std::size_t at = 0; at < all.size(); at += static_cast<std::size_t>(q.shards())) {
-    elements += in_shards(q) ? 2 * shard_size(all[at].elements, q.shards()) : all[at].elements;
+  for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(q.shards())) {
+    const std::int64_t own = all[first].elements;
+    elements += in_shards(q) ? 2 * shard_size(own, q.shards()) : own;
   }
   return kFp32 * (q.shards() - 1) * elements;
 }
 
-// As many at a time as there are ranks, of which this one computes one. In shards: a row for each
-// rank out and in, as long as the largest needs, and where its own is smaller a copy without the
-// gaps. Whole: its result, and beside it the matrix with what computes on it, or all results.
-std::int64_t matrix_update_bytes(const RunQuestion& q) {
-  const std::vector<HiddenMatrix> all = hidden_matrices(q);
+// Handles as many matrices at a time as there are ranks; this rank computes one of them. Sharded:
+// one send row and one receive row per rank, sized for the largest matrix, and a copy without gaps
+// if the rank's own matrix is smaller. Not sharded: the result, plus the matrix and its
+// temporaries, or all results.
+std::int64_t matrix_update_bytes(const RunConfig& q, const Coordinate& at) {
+  const std::vector<HiddenMatrix> all = hidden_matrices(q, at);
   const std::int64_t ranks = q.shards();
   std::int64_t most = 0;
-  for (std::size_t at = 0; at < all.size(); at += static_cast<std::size_t>(ranks)) {
-    const std::size_t own = at + static_cast<std::size_t>(q.place[Axis::dp_shard]);
+  for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(ranks)) {
+    const std::size_t own = first + static_cast<std::size_t>(at[Axis::dp_shard]);
     const HiddenMatrix* const mine = own < all.size() ? &all[own] : nullptr;
-    const std::int64_t computing = mine != nullptr ? orthogonalising_bytes(q, *mine) : 0;
-    const std::int64_t largest = all[at].elements;
+    const std::int64_t computing = mine != nullptr ? orthogonalization_bytes(q, *mine) : 0;
+    const std::int64_t largest = all[first].elements;
     std::int64_t bytes = 0;
     if (in_shards(q)) {
       const std::int64_t row = shard_size(largest, q.shards());

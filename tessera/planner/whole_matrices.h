@@ -5,22 +5,23 @@
 
 #include "tessera/planner/run.h"
 
-// Of an optimizer that needs whole matrices (Muon): those of the layers, what a rank sends to bring
-// them together, and what it holds meanwhile. [Note: matrices] in zero/matrix_exchange.h.
+// Costs of an optimizer that needs whole matrices (Muon): the matrices of the layers, the bytes
+// that a rank sends to assemble them, and the memory during the update. [Note: matrices] in
+// zero/matrix_exchange.h.
 namespace tessera::planner {
 
-bool needs_whole_matrices(const RunQuestion& question);
+bool needs_whole_matrices(const RunConfig& run);
 
 struct HiddenMatrix {
   std::int64_t elements = 0;
   std::int64_t smaller_side = 0;
 };
-// On this rank, the largest first: in this order they travel.
-std::vector<HiddenMatrix> hidden_matrices(const RunQuestion& question);
+// Returns the matrices on a rank, largest first, which is the order in which they are exchanged.
+std::vector<HiddenMatrix> hidden_matrices(const RunConfig& run, const Coordinate& at = {});
 
-// Bytes that a rank sends in a step.
-std::int64_t matrix_traffic(const RunQuestion& question);
-// Bytes that it holds at most while it updates the matrices.
-std::int64_t matrix_update_bytes(const RunQuestion& question);
+// Returns the bytes that a rank sends in a step.
+std::int64_t matrix_traffic(const RunConfig& run, const Coordinate& at = {});
+// Returns the peak bytes of a rank while it updates the matrices.
+std::int64_t matrix_update_bytes(const RunConfig& run, const Coordinate& at = {});
 
 }  // namespace tessera::planner

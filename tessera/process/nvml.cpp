@@ -36,7 +36,7 @@ const NvmlApi* nvml() {
     library.find("nvmlInit_v2", api.init);
     library.find("nvmlSystemGetDriverVersion", api.driver_version);
     library.find("nvmlDeviceGetHandleByPciBusId_v2", api.device_by_bus);
-    library.find("nvmlDeviceGetUtilizationRates", api.utilisation);
+    library.find("nvmlDeviceGetUtilizationRates", api.utilization);
     library.find("nvmlDeviceGetMemoryInfo", api.memory);
     library.find("nvmlDeviceGetClockInfo", api.clock);
     library.find("nvmlDeviceGetPowerUsage", api.power);
@@ -66,11 +66,11 @@ std::optional<GpuReading> GpuMonitor::read(Clock::time_point now) {
   if (read_at_ && now - *read_at_ < kRereadAfter) return last_;
   read_at_ = now;
   last_ = {};
-  NvmlApi::Utilisation utilisation;
+  NvmlApi::Utilization utilization;
   NvmlApi::Memory memory;
   unsigned number = 0;
-  if (api_->utilisation != nullptr && api_->utilisation(device_, &utilisation) == 0) {
-    last_.utilisation = static_cast<int>(utilisation.gpu);
+  if (api_->utilization != nullptr && api_->utilization(device_, &utilization) == 0) {
+    last_.utilization = static_cast<int>(utilization.gpu);
   }
   if (api_->memory != nullptr && api_->memory(device_, &memory) == 0) {
     last_.memory_used = static_cast<std::int64_t>(memory.used);

@@ -10,7 +10,7 @@ namespace tessera::process {
 
 // GPU state read from NVML. Values that NVML does not provide are 0.
 struct GpuReading {
-  int utilisation = 0;           // percent of the last sample period in which a kernel ran
+  int utilization = 0;           // percent of the last sample period in which a kernel ran
   std::int64_t memory_used = 0;  // bytes, by all processes
   int sm_mhz = 0;
   double power_w = 0;
@@ -23,7 +23,7 @@ struct GpuReading {
 // run time, so no header is needed and nothing is linked. Missing functions are null.
 struct NvmlApi {
   using Device = void*;
-  struct Utilisation {
+  struct Utilization {
     unsigned gpu = 0, memory = 0;
   };
   struct Memory {
@@ -32,7 +32,7 @@ struct NvmlApi {
   int (*init)() = nullptr;
   int (*driver_version)(char* text, unsigned length) = nullptr;
   int (*device_by_bus)(const char* bus, Device*) = nullptr;
-  int (*utilisation)(Device, Utilisation*) = nullptr;
+  int (*utilization)(Device, Utilization*) = nullptr;
   int (*memory)(Device, Memory*) = nullptr;
   int (*clock)(Device, int which, unsigned* mhz) = nullptr;
   int (*power)(Device, unsigned* milliwatts) = nullptr;

@@ -6,16 +6,15 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
-#include <thread>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/index.h"
 #include "tessera/core/log.h"
 #include "tessera/core/text.h"
+#include "tessera/process/cpu_topology.h"
 #include "tessera/process/failure_notes.h"
 #include "tessera/process/launcher.h"
 #include "tessera/process/rendezvous.h"
-#include "tessera/process/topology.h"
 
 namespace tessera::process {
 namespace {
@@ -32,8 +31,8 @@ std::string own_program() {
 
 void check_given_ranks(std::int64_t given, const std::string& launcher, int started) {
   if (given == started) return;
-  throw UsageError(str("--ranks: got ", given, ", but ", launcher, " started ", started,
-                       " ranks. Omit --ranks."));
+  throw UsageError(Flag("ranks"), str("got ", given, ", but ", launcher, " started ", started,
+                                      " ranks. Omit --ranks."));
 }
 
 std::vector<std::string> own_command(int argc, char** argv) {
@@ -132,18 +131,22 @@ int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string>
     std::optional<std::string> checkpoint;
     if (restarts.checkpoint) checkpoint = restarts.checkpoint();
     report(own, result, noted, checkpoint);
+    const auto give_up = [&] {
+      if (restarts.on_failure) restarts.on_failure(result.summary);
+      return result.status;
+    };
     // No restart after a stop signal, nor after status 2 (usage error), which would recur.
-    if (result.status == 2 || result.asked) return result.status;
+    if (result.status == 2 || result.asked) return give_up();
     if (attempt == restarts.most) {
       if (restarts.most > 0) {
         write_all(2, str("tessera ", own.name, ": gave up after ", restarts.most, " restarts\n"));
       }
-      return result.status;
+      return give_up();
     }
     if (restarts.fit) own.ranks = restarts.fit(own.ranks - 1);
     if (own.ranks == 0) {
       write_all(2, str("tessera ", own.name, ": too few ranks are left to continue\n"));
-      return result.status;
+      return give_up();
     }
     const bool resumes = checkpoint && !checkpoint->empty();
     command = original_command;
@@ -153,21 +156,6 @@ int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string>
                      own.ranks, own.ranks == 1 ? " rank" : " ranks", ", from ",
                      resumes ? *checkpoint : restarts.otherwise, "\n"));
   }
-}
-
-int become_mpirun(int ranks, const std::vector<std::string>& command) {
-  std::vector<std::string> words = {"mpirun", "-n", std::to_string(ranks)};
-  if (static_cast<unsigned>(ranks) > std::thread::hardware_concurrency()) {
-    words.push_back("--oversubscribe");
-  }
-  if (::geteuid() == 0) words.push_back("--allow-run-as-root");
-  words.insert(words.end(), command.begin(), command.end());
-  std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  ::execvp("mpirun", pointers.data());
-  throw UsageError(str("cannot start mpirun: ", std::strerror(errno),
-                       ". Install it (Debian: openmpi-bin) or use --backend shm."));
 }
 
 }  // namespace tessera::process

@@ -41,11 +41,10 @@ struct Restarts {
   // Status of ranks that exited cleanly after printing an error that a restart would not fix: no
   // report. 0: no such status.
   int final_status = 0;
+  // Called if the job has failed for good or was killed, with one line that names the cause.
+  std::function<void(const std::string& why)> on_failure;
   int told_status = -1;  // status of a rank that printed its own error: no report, exit status 1
 };
 int start_ranks(OwnRanks options, const Restarts& restarts, std::vector<std::string> command);
-
-// Replaces this process by mpirun: only MPI's own launcher can start ranks that use MPI.
-int become_mpirun(int ranks, const std::vector<std::string>& command);
 
 }  // namespace tessera::process

@@ -15,7 +15,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/index.h"
-#include "tessera/core/start_failure.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 
 namespace tessera::process {

@@ -52,7 +52,7 @@ Rendezvous::Rendezvous(LaunchOptions& launch, const RendezvousOptions& options) 
         comm::StoreServerOptions{address, port, secret, launch.run(), launch.nodes * launch.ranks});
     port = server_->port();
     launch.on_failure = [this](int rank, const std::string& how) {
-      server_->tell_failure(rank, how);
+      server_->report_failure(rank, how);
     };
   }
   launch.store = str(address, ":", port);

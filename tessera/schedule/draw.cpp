@@ -56,11 +56,11 @@ std::string caption(const Schedule& schedule, const Durations& durations) {
 
 const char* color(Kind kind) {
   switch (kind) {
-    case Kind::forward: return colours::kForward;
-    case Kind::backward: return colours::kBackward;
-    case Kind::backward_input: return colours::kBackward;
-    case Kind::backward_weight: return colours::kWeight;
-    default: return colours::kRest;
+    case Kind::forward: return colors::kForward;
+    case Kind::backward: return colors::kBackward;
+    case Kind::backward_input: return colors::kBackward;
+    case Kind::backward_weight: return colors::kWeight;
+    default: return colors::kRest;
   }
 }
 

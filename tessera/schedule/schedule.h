@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/run_options.h"
+
 namespace tessera::schedule {
 
 // Kind of an action of a rank in a pipeline.
@@ -65,8 +67,9 @@ Schedule zero_bubble_v(int ranks, int micros);   // two chunks per rank, arrange
 
 // Returns "gpipe", "1f1b", "interleaved", "zb-h1" and "zb-v".
 const std::vector<std::string>& names();
-// Returns the schedule with one of these names, or throws UsageError with the nearest name. Only
-// interleaved uses `chunks`; 0 means 2 chunks.
+// Returns the chosen schedule. Only interleaved uses `chunks`; 0 means 2 chunks.
+Schedule make(ScheduleChoice choice, int ranks, int micros, int chunks = 0);
+// The same by name. Throws UsageError with the nearest name.
 Schedule make(std::string_view name, int ranks, int micros, int chunks = 0);
 
 // Returns true if the schedule computes weight gradients separately, after those of inputs.

@@ -25,8 +25,8 @@ void check(const Reliability& r) {
   if (r.devices < 1) throw UsageError(str("devices: got ", r.devices, ", must be at least 1"));
   // A restart needs e^(restart / M) attempts on average. Beyond this limit the simulation would not
   // end, and less than 1% of the time would be useful.
-  constexpr double kMostRestarts = 5;
-  if (r.restart > kMostRestarts * r.system_mtbf()) {
+  constexpr double kMaxRestarts = 5;
+  if (r.restart > kMaxRestarts * r.system_mtbf()) {
     throw UsageError(str("mean time between failures: got ", format_time(r.mtbf),
                          " a device, a failure every ", format_time(r.system_mtbf()), " in ",
                          plural(r.devices, "device"), ", but a restart takes ",

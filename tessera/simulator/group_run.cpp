@@ -1,12 +1,39 @@
 #include "tessera/simulator/group_run.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numbers>
 
+#include "tessera/core/philox.h"
+#include "tessera/core/portable_math.h"
 #include "tessera/planner/step_clock.h"
 #include "tessera/planner/step_program.h"
-#include "tessera/simulator/pace.h"
 
 namespace tessera::simulator {
+namespace {
+
+// Returns sin(2π · turns) for turns in [0, 2).
+double sine_of_turns(double turns) {
+  const double quarter = std::floor(4 * turns + 0.5);
+  const double angle = 2 * std::numbers::pi * (turns - quarter / 4), square = angle * angle;
+  const int turned = static_cast<int>(quarter) % 4;
+  const bool is_sine = turned % 2 == 0;
+  double sum = 1;  // Taylor series of sin(angle) / angle, or of cos(angle)
+  for (int n = 16; n > 0; n -= 2) sum = 1 - sum * square / (is_sine ? n * (n + 1) : (n - 1) * n);
+  if (is_sine) sum *= angle;
+  return turned < 2 ? sum : -sum;
+}
+
+// Same as Philox::normal(), but with the same bits on every platform: [Note: portable math]. About
+// one value in 10⁹ differs in the last bit of the float.
+double portable_normal(const Philox& random, std::uint64_t index) {
+  const PhiloxBlock words = random.block(index / 2);
+  const double radius = std::sqrt(-2.0 * portable::log((words[0] + 0.5) * 0x1p-32));
+  const double turns = (words[1] + 0.5) * 0x1p-32;
+  return static_cast<float>(radius * sine_of_turns(index % 2 == 0 ? turns + 0.25 : turns));
+}
+
+}  // namespace
 
 Result run_group(const Scenario& s, int replicas) {
   const planner::Places places = s.places();
@@ -61,10 +88,47 @@ Result run_group(const Scenario& s, int replicas) {
     result.mean.add(rank, 1.0 / static_cast<double>(n));
   }
   if (result.step > 0) {
-    result.utilisation = result.mean.compute / result.step;
+    result.utilization = result.mean.compute / result.step;
     result.bubble = result.mean.bubble / result.step;
   }
   return result;
+}
+
+std::vector<double> slowness(const Scenario& s) {
+  std::vector<double> slow;
+  if (s.stragglers.empty()) return slow;
+  slow.assign(static_cast<std::size_t>(s.world()), 1.0);
+  for (const Straggler& each : s.stragglers)
+    slow[static_cast<std::size_t>(each.rank)] *= each.factor;
+  return slow;
+}
+
+Pace pace_of(const Scenario& s, const std::vector<double>& slow, int first, int stride,
+             std::int64_t computed) {
+  if (!s.irregular()) return {};
+  Pace pace{0, 0};
+  for (int t = 0; t < s.tp(); ++t) {
+    const int rank = first + t * stride;
+    double factor = slow.empty() ? 1.0 : slow[static_cast<std::size_t>(rank)];
+    if (s.jitter > 0) {
+      const Philox random(s.seed, static_cast<std::uint64_t>(rank));
+      const double normal = portable_normal(random, static_cast<std::uint64_t>(computed));
+      factor *= portable::exp(s.jitter * normal - 0.5 * s.jitter * s.jitter);
+    }
+    pace.slowest = std::max(pace.slowest, factor);
+    pace.mean += factor / s.tp();
+  }
+  return pace;
+}
+
+void add_sent(PerAxis<double>& sent, const Scenario& s, planner::Collective kind, double bytes) {
+  const auto ring = [](planner::Collective by, double all, double ranks) {
+    return (by == planner::Collective::all_reduce ? 2 : 1) * (ranks - 1.0) / ranks * all;
+  };
+  sent[Axis::dp_shard] += ring(kind, bytes, s.shards());
+  if (kind != planner::Collective::reduce_scatter || s.replicas() == 1) return;
+  sent[Axis::dp_replicate] +=
+      ring(planner::Collective::all_reduce, bytes / s.shards(), s.replicas());
 }
 
 }  // namespace tessera::simulator

@@ -6,7 +6,6 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/simulator/group_run.h"
-#include "tessera/simulator/pace.h"
 
 namespace tessera::simulator {
 
@@ -89,7 +88,7 @@ Result Run::result() {
     result.ranks.push_back(time);
   }
   if (result.step > 0) {
-    result.utilisation = mean.compute / result.step;
+    result.utilization = mean.compute / result.step;
     result.bubble = mean.bubble / result.step;
   }
   result.spans = std::move(spans_);

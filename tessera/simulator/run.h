@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "tessera/planner/step_program.h"
-#include "tessera/simulator/events.h"
 #include "tessera/simulator/network.h"
 
 #include "tessera/simulator/simulate.h"

@@ -51,7 +51,7 @@ struct Result {
   int replicas = 1;             // number of simulated replicas; 1 represents all if they are equal
   std::vector<RankTime> ranks;  // [p · replicas + d], each for all its tp neighbors
   RankTime mean;
-  double utilisation = 0;    // fraction of the step spent computing, mean of all ranks
+  double utilization = 0;    // fraction of the step spent computing, mean of all ranks
   double bubble = 0;         // fraction of the step spent waiting for other stages
   std::uint64_t events = 0;  // number of events; 0: simulated without events
   std::vector<Span> spans;

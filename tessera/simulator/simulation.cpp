@@ -2,7 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
+#include <set>
+
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/planner/step_time.h"
 
 namespace tessera::simulator {
 namespace {
@@ -35,9 +41,14 @@ ordered_json failures_json(const Reliability& r, double step, double tokens_per_
           {"tokens_per_s", plan.goodput * tokens_per_s}};
 }
 
+std::string metadata(const char* name, int pid, int tid, const std::string& value) {
+  return str(R"({"name":")", name, R"(","ph":"M","pid":)", pid, R"(,"tid":)", tid,
+             R"(,"args":{"name":")", value, "\"}}");
+}
+
 }  // namespace
 
-Fit fit_of(const planner::Question& q) {
+Fit fit_of(const planner::RunConfig& q) {
   const planner::Plan plan = planner::plan_numbers(q);
   Fit fit{plan.needed(), planner::usable_memory(q.hardware), ""};
   if (!plan.fits) fit.remedy = planner::remedy_for(plan);
@@ -61,7 +72,7 @@ std::string simulation_json(const Simulation& s) {
   const Result& r = s.result;
   ordered_json json = {{"step", r.step},
                        {"tokens_per_s", s.tokens_per_s()},
-                       {"utilisation", r.utilisation},
+                       {"utilization", r.utilization},
                        {"bubble", r.bubble},
                        {"world", s.scenario.world()},
                        {"time", rank_time_json(r.mean, r.step)},
@@ -84,7 +95,7 @@ std::string simulation_json(const Simulation& s) {
     for (int d = 0; d < r.replicas; ++d) {
       const RankTime& one = r.at(p, d);
       ordered_json row = {{"rank", s.scenario.rank(p, d)}, {"pp", p}, {"dp", d}};
-      row["utilisation"] = r.step > 0 ? one.compute / r.step : 0;
+      row["utilization"] = r.step > 0 ? one.compute / r.step : 0;
       row["time"] = rank_time_json(one, r.step);
       row["sent_dp"] = one.sent[Axis::dp_shard];
       row["sent_dp_replicate"] = one.sent[Axis::dp_replicate];
@@ -113,7 +124,7 @@ std::string sweep_json(const Sweep& s) {
       json["efficiency"] = row.efficiency;
       json["law"] = row.law;
       json["bubble"] = row.bubble;
-      json["utilisation"] = row.utilisation;
+      json["utilization"] = row.utilization;
       json["time"] = rank_time_json(row.mean, row.step);
       if (!s.fits.empty()) {
         json["memory"] = std::llround(s.fits[i].needed);
@@ -131,6 +142,68 @@ std::string sweep_json(const Sweep& s) {
   const ordered_json json = {{"sweep", rows},
                              {"comparison", compare_with_law(s.range, s.rows, s.law_cost)}};
   return json.dump() + "\n";
+}
+
+const Agreement::Effect& Agreement::largest() const {
+  return *std::max_element(effects.begin(), effects.end(), [](const Effect& a, const Effect& b) {
+    return std::abs(a.seconds) < std::abs(b.seconds);
+  });
+}
+
+Agreement agreement_of(const Scenario& s, const Result& result) {
+  const planner::Places places = s.places();
+  const double few = planner::play_step(s, places).end;
+  const double all = planner::play_whole_step(s, places).end;
+  const double alone = s.pp() > 1 ? simulate(s, {.shared_links = false}).step : result.step;
+  Agreement agreement;
+  agreement.planned = planner::step_time(s).step();
+  agreement.simulated = result.step;
+  agreement.effects[0] = {"messages and collectives share links", result.step - alone};
+  agreement.effects[1] = {"a long step was extrapolated from its first micro-batches", all - few};
+  // The rest: hops that stay on a node for some replicas only.
+  agreement.effects[2] = {"replicas are placed on the nodes in different ways",
+                          alone - agreement.planned - (all - few)};
+  return agreement;
+}
+
+std::string reason(const Agreement& agreement) {
+  const Agreement::Effect& effect = agreement.largest();
+  return str(format_time(std::abs(effect.seconds)), effect.seconds > 0 ? " more" : " less",
+             " in the simulation: ", effect.name);
+}
+
+std::string trace_json(const Scenario& scenario, const Result& result) {
+  std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  const char* separator = "\n";
+  const auto add = [&](const std::string& event) {
+    out += separator;
+    out += event;
+    separator = ",\n";
+  };
+  std::set<int> shown;
+  char line[256];
+  for (const Span& span : result.spans) {
+    const int p = span.worker / result.replicas, d = span.worker % result.replicas;
+    const int rank = scenario.rank(p, d);
+    if (shown.insert(rank).second) {
+      add(metadata("process_name", rank, 0,
+                   str("rank ", rank, ": pipeline rank ", p, ", replica ", d)));
+      const int lanes = scenario.replicas() > 1 ? 4 : 3;
+      for (int lane = 0; lane < lanes; ++lane) {
+        add(metadata("thread_name", rank, lane, Span::kLaneNames[lane]));
+      }
+    }
+    std::snprintf(line, sizeof line,
+                  "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f",
+                  span.what, rank, static_cast<int>(span.lane), span.begin * 1e6,
+                  (span.end - span.begin) * 1e6);
+    std::string event = line;
+    if (span.micro >= 0) {
+      event += str(R"(,"args":{"micro":)", span.micro, R"(,"chunk":)", span.chunk, "}");
+    }
+    add(event + "}");
+  }
+  return out + "\n]}\n";
 }
 
 }  // namespace tessera::simulator

@@ -1,13 +1,14 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/planner/plan.h"
-#include "tessera/simulator/agreement.h"
 #include "tessera/simulator/failures.h"
+#include "tessera/simulator/simulate.h"
 #include "tessera/simulator/sweep.h"
 
 // Reports of the simulator with everything that they show, and their JSON.
@@ -19,11 +20,31 @@ struct Fit {
   std::string remedy;             // "" if it fits
   bool fits() const { return remedy.empty(); }
 };
-Fit fit_of(const planner::Question& settled);
+Fit fit_of(const planner::RunConfig& settled);
+
+// Difference between the planner's closed forms and the simulation. The effects add up to
+// simulated - planned.
+struct Agreement {
+  struct Effect {
+    const char* name = "";
+    double seconds = 0;
+  };
+  double planned = 0, simulated = 0;  // seconds of a step
+  std::array<Effect, 3> effects;
+
+  // Relative difference.
+  double apart() const { return planned / simulated - 1; }
+  const Effect& largest() const;
+};
+// Explains the result of a scenario without randomness. `result` is its simulation.
+Agreement agreement_of(const Scenario& scenario, const Result& result);
+// Describes the largest effect: "12 ms more in the simulation: messages and collectives share
+// links".
+std::string reason(const Agreement& agreement);
 
 // One simulated step with its context.
 struct Simulation {
-  planner::Question question;  // settled
+  planner::RunConfig question = planner::RunConfig::for_plan();  // settled
   Scenario scenario;
   Result result;
   bool given_times = false;  // times are given by the user, not computed from a model
@@ -38,7 +59,7 @@ std::string simulation_json(const Simulation& simulation);
 
 // Simulated steps over the sizes of an axis.
 struct Sweep {
-  planner::Question question;  // of the first valid size
+  planner::RunConfig question = planner::RunConfig::for_plan();  // of the first valid size
   SweepRange range;
   std::vector<SweepRow> rows;
   std::vector<Fit> fits;  // by row; empty if times are not computed from a model
@@ -57,5 +78,9 @@ struct FailurePlan {
   Goodput simulated;
 };
 FailurePlan plan_failures(const Reliability& reliability, double step, std::uint64_t seed);
+
+// Returns the spans of a result as JSON for chrome://tracing and Perfetto: a process per rank, with
+// lanes for computation, data-parallel collectives and messages.
+std::string trace_json(const Scenario& scenario, const Result& result);
 
 }  // namespace tessera::simulator

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <optional>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/svg.h"
 #include "tessera/core/text.h"
+#include "tessera/core/units.h"
 #include "tessera/planner/formulas.h"
 
+// Plot of a sweep: throughput on the left, efficiency per GPU on the right.
 namespace tessera::simulator {
 namespace {
 
@@ -18,7 +22,7 @@ constexpr double kParted = 0.05;  // difference of efficiencies that is reported
   throw UsageError(str(
       "got ", quote(text),
       ", must be an axis (dp, dp-replicate, tp or pp) and a range of sizes from 1 to 1,048,576, "
-      "such as dp=1..4096. Sizes double from the first to the last."));
+      "such as dp=1..4096 or dp=1..4096,12. Sizes of a range double from the first to the last."));
 }
 
 int read_size(std::string_view part, std::string_view whole) {
@@ -68,6 +72,45 @@ std::string against(const SweepRow& row) {
   return str("(", percent(row.efficiency), " against ", percent(row.law), ")");
 }
 
+constexpr double kWidth = 330, kHeight = 220, kTop = 64, kLeft = 80, kSecond = 500;
+constexpr const char* kIdeal = "#999999";
+
+// One of the two plots. x is log2 of the GPUs, y is the result of `height`, from 0 to 1.
+struct Plot {
+  Svg& svg;
+  double left;
+  const std::vector<SweepRow>& rows;
+  double low, high;  // log2 of the GPUs
+
+  double x(double gpus) const { return left + kWidth * (std::log2(gpus) - low) / (high - low); }
+  static double y(double share) { return kTop + kHeight * (1 - share); }
+
+  void line(const char* color, const char* dash,
+            const std::function<double(const SweepRow&)>& height) const {
+    for (std::size_t i = 1; i < rows.size(); ++i) {
+      svg.line(x(rows[i - 1].gpus), y(height(rows[i - 1])), x(rows[i].gpus), y(height(rows[i])),
+               color, dash);
+    }
+  }
+  void dots(const std::function<double(const SweepRow&)>& height) const {
+    for (const SweepRow& row : rows) svg.dot(x(row.gpus), y(height(row)), colors::kSimulated);
+  }
+  void rule(double share, const std::string& label) const {
+    svg.line(left, y(share), left + kWidth, y(share), colors::kRule);
+    svg.text(left - 8, y(share) + 5, label, Svg::Anchor::end);
+  }
+  void x_axis(const char* title) const {
+    svg.text(left, kTop - 12, title);
+    const std::size_t every = (rows.size() + 6) / 7;
+    for (std::size_t i = 0; i < rows.size(); i += every) {
+      const int gpus = rows[i].gpus;
+      svg.line(x(gpus), y(0), x(gpus), y(1), colors::kRule);
+      svg.text(x(gpus), y(0) + 18, format_grouped(gpus), Svg::Anchor::middle);
+    }
+    svg.text(left + kWidth / 2, y(0) + 38, "GPUs", Svg::Anchor::middle);
+  }
+};
+
 }  // namespace
 
 SweepRange parse_sweep(std::string_view text) {
@@ -78,14 +121,20 @@ SweepRange parse_sweep(std::string_view text) {
   std::replace(range.axis.begin(), range.axis.end(), '-', '_');  // flags use hyphens
   if (find_axis(range.axis) == nullptr) bad_sweep(text);
   const std::string_view sizes = text.substr(equals + 1);
-  const std::size_t dots = sizes.find("..");
-  const int first = read_size(sizes.substr(0, dots), text);
-  const int last = dots == std::string_view::npos ? first : read_size(sizes.substr(dots + 2), text);
-  if (last < first) bad_sweep(text);
-  for (long long size = first; size < last; size *= 2) {
-    range.sizes.push_back(static_cast<int>(size));
+  for (std::size_t begin = 0, end = 0; end != sizes.npos; begin = end + 1) {
+    end = sizes.find(',', begin);
+    const std::string_view each = sizes.substr(begin, end - begin);
+    const std::size_t dots = each.find("..");
+    const int first = read_size(each.substr(0, dots), text);
+    const int last = dots == each.npos ? first : read_size(each.substr(dots + 2), text);
+    if (last < first) bad_sweep(text);
+    for (long long size = first; size < last; size *= 2) {
+      range.sizes.push_back(static_cast<int>(size));
+    }
+    range.sizes.push_back(last);
   }
-  range.sizes.push_back(last);
+  std::sort(range.sizes.begin(), range.sizes.end());
+  range.sizes.erase(std::unique(range.sizes.begin(), range.sizes.end()), range.sizes.end());
   return range;
 }
 
@@ -103,10 +152,11 @@ std::vector<SweepRow> sweep(const SweepRange& range, double law_cost,
       row.step = result.step;
       row.tokens_per_s = one.tokens / result.step;
       row.bubble = result.bubble;
-      row.utilisation = result.utilisation;
+      row.utilization = result.utilization;
       row.mean = result.mean;
     } catch (const UsageError& error) {
       row.refused = error.what();
+      row.refused_field = error.field();
       rows.push_back(std::move(row));
       continue;
     }
@@ -116,7 +166,7 @@ std::vector<SweepRow> sweep(const SweepRange& range, double law_cost,
               planner::scaling_efficiency(first->size, law_cost);
     rows.push_back(std::move(row));
   }
-  if (!first) throw UsageError(rows.front().refused);
+  if (!first) throw UsageError(rows.front().refused, rows.front().refused_field);
   return rows;
 }
 
@@ -148,6 +198,59 @@ std::string compare_with_law(const SweepRange& range, const std::vector<SweepRow
                 largest_growth(*worse, *first), ".");
   }
   return text;
+}
+
+std::string sweep_svg(const SweepRange& range, const std::vector<SweepRow>& all, double law_cost,
+                      const std::string& title) {
+  std::vector<SweepRow> rows;
+  for (const SweepRow& row : all) {
+    if (row.refused.empty()) rows.push_back(row);
+  }
+  Svg svg(860, 356, title);
+  if (rows.empty()) return svg.finish();
+
+  const SweepRow& first = rows.front();
+  const auto ideal = [&](const SweepRow& row) {
+    return first.tokens_per_s * row.gpus / first.gpus;
+  };
+  const double low = std::log2(first.gpus);
+  Plot plot{svg, kLeft, rows, low, std::max(low + 1, std::log2(rows.back().gpus))};
+
+  // Throughput, on logarithmic axes with whole powers of ten.
+  double least = first.tokens_per_s, most = first.tokens_per_s;
+  for (const SweepRow& row : rows) {
+    least = std::min(least, row.tokens_per_s);
+    most = std::max({most, row.tokens_per_s, ideal(row)});
+  }
+  const double bottom = std::floor(std::log10(least));
+  const double top = std::max(bottom + 1, std::ceil(std::log10(most)));
+  const auto share = [&](double tokens) { return (std::log10(tokens) - bottom) / (top - bottom); };
+  for (double power = bottom; power <= top; ++power) {
+    plot.rule((power - bottom) / (top - bottom), format_count(std::llround(std::pow(10, power))));
+  }
+  plot.x_axis("tokens/s");
+  plot.line(kIdeal, "2 3", [&](const SweepRow& row) { return share(ideal(row)); });
+  plot.line(colors::kLaw, "6 4", [&](const SweepRow& row) { return share(ideal(row) * row.law); });
+  const auto throughput = [&](const SweepRow& row) { return share(row.tokens_per_s); };
+  plot.line(colors::kSimulated, "", throughput);
+  plot.dots(throughput);
+
+  // Efficiency, from 0 to 100%, or to the maximum if scaling is superlinear.
+  double best = 1;
+  for (const SweepRow& row : rows) best = std::max(best, std::ceil(row.efficiency * 5) / 5);
+  plot.left = kSecond;
+  for (int i = 0; i <= 5; ++i) plot.rule(i / 5.0, str(std::lround(best * 20 * i), "%"));
+  plot.x_axis("efficiency per GPU");
+  plot.line(kIdeal, "2 3", [&](const SweepRow&) { return 1 / best; });
+  plot.line(colors::kLaw, "6 4", [&](const SweepRow& row) { return row.law / best; });
+  const auto efficiency = [&](const SweepRow& row) { return row.efficiency / best; };
+  plot.line(colors::kSimulated, "", efficiency);
+  plot.dots(efficiency);
+
+  svg.legend(kLeft, 341, colors::kSimulated, "simulated");
+  svg.legend(kLeft + 130, 341, colors::kLaw, str("1/(1 + ", law_cost, " · log2 ", range.axis, ")"));
+  svg.legend(kLeft + 360, 341, kIdeal, "linear scaling");
+  return svg.finish();
 }
 
 }  // namespace tessera::simulator

@@ -10,7 +10,7 @@
 namespace tessera::simulator {
 
 // Axis and its sizes. "dp=1..48" has sizes that double, and the last as written: 1, 2, 4 … 32, 48.
-// "dp=6" is one size.
+// "dp=6" is one size. Several ranges and sizes are separated by commas: dp=1..64,12.
 struct SweepRange {
   std::string axis;  // dp, tp or pp
   std::vector<int> sizes;
@@ -27,12 +27,13 @@ struct SweepCase {
 struct SweepRow {
   int size = 0;
   int gpus = 0;
-  std::string refused;  // reason that this size is invalid; the other members are then empty
-  double step = 0;      // seconds
+  std::string refused;        // reason that this size is invalid; the other members are then empty
+  std::string refused_field;  // UsageError::field()
+  double step = 0;            // seconds
   double tokens_per_s = 0;
   double efficiency = 0;  // throughput per GPU, relative to the first row
   double law = 0;         // 1 / (1 + c · log2 size), relative to the first row
-  double bubble = 0, utilisation = 0;
+  double bubble = 0, utilization = 0;
   RankTime mean;
 };
 

@@ -184,7 +184,8 @@ at::Tensor adapted_linear(const at::Tensor& x, const at::Tensor& w, const at::Te
                               at::TensorList(matrices));
 }
 
-std::vector<AdapterUse> adapters_in_use(const Axis& axis, const std::vector<Adapter>& adapters,
+std::vector<AdapterUse> adapters_in_use(const Axis& axis,
+                                        const std::vector<std::shared_ptr<AdapterImpl>>& adapters,
                                         const std::vector<std::int64_t>& first,
                                         const std::string& label) {
   tensor_list whole, b;  // held by every rank; sharded B's

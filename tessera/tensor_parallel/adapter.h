@@ -15,14 +15,6 @@
 
 namespace tessera::tensor_parallel {
 
-// Adapter of a linear, [Note: adapters] in core/lora.h.
-struct AdapterOptions {
-  std::string name = "lora";  // name of the module inside the linear
-  int part = -1;              // column-parallel: index in LinearOptions::outputs; -1: all outputs
-  std::int64_t rank = 0;
-  double scale = 1;
-};
-
 // The two matrices of an adapter, used by the linear that contains it.
 class AdapterImpl : public torch::nn::Module, public Sharded {
  public:
@@ -65,7 +57,8 @@ at::Tensor adapted_linear(const at::Tensor& x, const at::Tensor& w, const at::Te
 // sends nothing in either case. A matrix that all ranks hold gets a partial gradient on each rank:
 // these are summed in backward, with one all-reduce per linear. Sequence parallelism changes
 // nothing of this. Dropout matches that of one rank: each rank applies the mask of its columns.
-std::vector<AdapterUse> adapters_in_use(const Axis& axis, const std::vector<Adapter>& adapters,
+std::vector<AdapterUse> adapters_in_use(const Axis& axis,
+                                        const std::vector<std::shared_ptr<AdapterImpl>>& adapters,
                                         const std::vector<std::int64_t>& first,
                                         const std::string& label);
 

@@ -11,6 +11,7 @@
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/ops.h"
+#include "tessera/tensor_parallel/adapter.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -5,19 +5,21 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/nn/unallocated.h"
-#include "tessera/tensor_parallel/adapter.h"
 #include "tessera/tensor_parallel/collectives.h"
 #include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::tensor_parallel {
 
+class AdapterImpl;
+
 // Layers of [Note: tensor parallelism]. On one rank each is the ordinary layer. Parameters start as
-// zeros, or without memory; initialise() gives every rank its shards of the same numbers.
+// zeros, or without memory; initialize() gives every rank its shards of the same numbers.
 
 // Consecutive outputs of a column-parallel linear (queries, keys and values; gate and up) that are
 // sharded separately.
@@ -27,6 +29,14 @@ struct Outputs {
   // [Note: shared outputs] There may be fewer groups than ranks (KV heads). Neighboring ranks then
   // hold the same groups, and autograd sums the gradients of their weights over these ranks.
   bool shared = false;
+};
+
+// Adapter of a linear, [Note: adapters] in core/lora.h.
+struct AdapterOptions {
+  std::string name = "lora";  // name of the module inside the linear
+  int part = -1;              // column-parallel: index in LinearOptions::outputs; -1: all outputs
+  std::int64_t rank = 0;
+  double scale = 1;
 };
 
 // Options of a linear layer in terms of the whole model; each rank creates its shards.
@@ -63,7 +73,7 @@ class ColumnParallelLinearImpl : public torch::nn::Module, public Sharded {
   std::string label_;
   ParamSpec weight_spec_, bias_spec_;
   bool shared_ = false;
-  std::vector<Adapter> adapters_;
+  std::vector<std::shared_ptr<AdapterImpl>> adapters_;
   std::vector<std::int64_t> adapted_from_;  // first local output of each adapter
 };
 TORCH_MODULE(ColumnParallelLinear);
@@ -83,7 +93,7 @@ class RowParallelLinearImpl : public torch::nn::Module, public Sharded {
   Axis axis_;
   std::string label_;
   ParamSpec weight_spec_, bias_spec_;
-  std::vector<Adapter> adapters_;
+  std::vector<std::shared_ptr<AdapterImpl>> adapters_;
 };
 TORCH_MODULE(RowParallelLinear);
 

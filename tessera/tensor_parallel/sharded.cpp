@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "tessera/core/errors.h"
-#include "tessera/core/normals.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/kernels/cuda/normals.h"
@@ -149,7 +148,7 @@ void fill_uniform(const at::Tensor& part, const ParamSpec& spec, const Axes& axe
   fill_uniform_range(part, spec, axes, coordinate, 0, seed, bound, mean);
 }
 
-void initialise(torch::nn::Module& model, const Axes& axes, const Coordinate& coordinate,
+void initialize(torch::nn::Module& model, const Axes& axes, const Coordinate& coordinate,
                 std::uint64_t seed, double deviation) {
   const at::NoGradGuard no_grad;
   const std::vector<ParamSpec> specs = find_specs(model);

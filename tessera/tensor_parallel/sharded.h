@@ -47,7 +47,7 @@ void fill_uniform_range(const at::Tensor& out, const ParamSpec& spec, const Axes
 
 // Initializes the parameters of a model as a single process would: parameters with more than one
 // dim with fill_normal, biases with 0, other vectors with 1. Parameters without memory are skipped.
-void initialise(torch::nn::Module& model, const Axes& axes, const Coordinate& coordinate,
+void initialize(torch::nn::Module& model, const Axes& axes, const Coordinate& coordinate,
                 std::uint64_t seed, double deviation = 0.02);
 
 }  // namespace tessera::tensor_parallel

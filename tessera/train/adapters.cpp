@@ -19,22 +19,24 @@ std::string last_name(std::string path) {
 
 }  // namespace
 
-Lora requested_adapters(const TrainConfig& config, const ModelShape& model) {
+Lora requested_adapters(const RunConfig& config, const ModelShape& model) {
   Lora lora{config.lora_rank, config.lora_alpha, config.lora_targets};
   if (!config.lora_from.empty()) {
     try {
       lora = huggingface::AdapterFolder(config.lora_from, model).lora();
     } catch (const UsageError& error) {
-      throw UsageError(str("--lora-from: ", error.what()));
+      throw UsageError(Flag("lora-from"), error.what());
     }
     if (config.lora_rank != 0 && config.lora_rank != lora.rank) {
-      throw UsageError(str("--lora-rank: got ", config.lora_rank, ", but the adapters in ",
-                           config.lora_from, " have rank ", lora.rank, ". Omit it."));
+      throw UsageError(Flag("lora-rank"),
+                       str("got ", config.lora_rank, ", but the adapters in ", config.lora_from,
+                           " have rank ", lora.rank, ". Omit it."));
     }
   }
   if (config.lora_dropout != -1) lora.dropout = config.lora_dropout;
   if (!lora.any() && lora.dropout != 0) {
-    throw UsageError(str("--lora-dropout: got ", lora.dropout,
+    throw UsageError(Flag("lora-dropout"),
+                     str("got ", lora.dropout,
                          " for a model without adapters. Add --lora-rank or --lora-from."));
   }
   ModelShape adapted = model;
@@ -42,20 +44,20 @@ Lora requested_adapters(const TrainConfig& config, const ModelShape& model) {
   check_lora(adapted);
   if (!lora.any()) return lora;
   if (config.overlap_tp && config.axes.tp() > 1) {
-    throw UsageError(
-        "--overlap-tp: cannot be combined with adapters (--lora-rank): their products are not "
-        "overlapped with communication. Omit one of them.");
+    throw UsageError(Flag("overlap-tp"),
+                     "cannot be combined with adapters (--lora-rank): their products are not "
+                     "overlapped with communication. Omit one of them.");
   }
   return lora;
 }
 
-void check_adapters(const TrainConfig& config, const ModelShape& model) {
+void check_adapters(const RunConfig& config, const ModelShape& model) {
   if (config.lora_from.empty() || config.init_from.empty()) return;
   const huggingface::AdapterFolder folder(config.lora_from, model);
   huggingface::check_base(config.init_from, model, folder.base_fingerprint(), "--init-from");
 }
 
-std::string adapters_note(const TrainConfig& config, const ModelShape& model) {
+std::string adapters_note(const RunConfig& config, const ModelShape& model) {
   if (config.lora_from.empty()) return "";
   const huggingface::AdapterFolder folder(config.lora_from, model);
   const std::string start =
@@ -70,7 +72,7 @@ std::string adapters_note(const TrainConfig& config, const ModelShape& model) {
              ", and this run uses ", start, ". The shapes are equal, but the models may differ.");
 }
 
-StoredValues with_adapters(StoredValues start, const TrainConfig& config, const ModelShape& model) {
+StoredValues with_adapters(StoredValues start, const RunConfig& config, const ModelShape& model) {
   if (config.lora_from.empty()) return start;
   const auto folder = std::make_shared<huggingface::AdapterFolder>(config.lora_from, model);
   StoredValues all;

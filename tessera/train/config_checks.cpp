@@ -1,37 +1,102 @@
 #include "tessera/train/config_checks.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <initializer_list>
+#include <string_view>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "tessera/comm/backend_kind.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/most_ranks.h"
 #include "tessera/core/text.h"
-#include "tessera/train/elastic.h"
+#include "tessera/kernels/rules.h"
 
 namespace tessera::train {
+namespace {
 
-void check_combinations(const TrainConfig& config, int ranks) {
-  if (config.device == "cpu" && comm::backend_kind(config.backend).needs_gpu) {
-    throw UsageError(str("--backend: got ", config.backend,
-                         ", which needs --device cuda; must be auto, shm or mpi"));
-  }
-  if (config.device == "cpu" && config.layout == "fp16") {
+// Range of ranks of --elastic.
+struct Elastic {
+  int fewest = 1, most = 1;
+};
+// Parses "2:8".
+Elastic parse_elastic(const std::string& text) {
+  Elastic range;
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "%d:%d%c", &range.fewest, &range.most, &rest) != 2 ||
+      range.fewest < 1 || range.most < range.fewest || range.most > kMaxRanks) {
     throw UsageError(
-        "--layout: got fp16 with --device cpu, but the loss scaling of layout fp16 is implemented "
+        Flag("elastic"),
+        str("got ", quote(text), ", must be FEWEST:MOST ranks, such as 2:8, at most ", kMaxRanks));
+  }
+  return range;
+}
+
+// Throws UsageError if --elastic is not a range of ranks, or if `ranks` is outside of it.
+void check_elastic(const RunConfig& config, int ranks) {
+  const Elastic range = parse_elastic(config.elastic);
+  if (ranks >= range.fewest && ranks <= range.most) return;
+  throw UsageError(Flag("elastic"),
+                   str("got ", quote(config.elastic), ", but the run has ", plural(ranks, "rank"),
+                       "; --ranks must be from ", range.fewest, " to ", range.most,
+                       ". Omit --ranks and --dp to start ", range.most, "."));
+}
+
+}  // namespace
+
+int ranks_that_fit(const RunConfig& config, const Resolved& resolved, int ranks, int left) {
+  if (config.elastic.empty()) return ranks;
+  const auto parts = static_cast<int>(config.axes.model_ranks());
+  for (int count = left / parts * parts; count >= parse_elastic(config.elastic).fewest;
+       count -= parts) {
+    if (count > 0 && count / parts % config.axes.size(Axis::dp_replicate) == 0 &&
+        resolved.global_batch % (count / parts * config.micro_batch) == 0) {
+      return count;
+    }
+  }
+  return 0;
+}
+
+int ranks_wanted(const RunConfig& config) {
+  if (!config.elastic.empty() && config.ranks == 0 && config.axes.dp() == 0) {
+    return parse_elastic(config.elastic).most;
+  }
+  if (config.ranks > 0) return static_cast<int>(config.ranks);
+  const std::int64_t parts = config.axes.model_ranks();
+  const std::int64_t dp = config.axes.dp() > 0 ? config.axes.dp()
+                                               : (parts == 1 ? planner::kRunRanks : 1) *
+                                                     config.axes.size(Axis::dp_replicate);
+  return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));
+}
+
+void check_combinations(const RunConfig& config, int ranks) {
+  if (config.device == Device::cpu && comm::backend_kind(config.backend).needs_gpu) {
+    throw UsageError(Flag("backend"),
+                     str("got ", config.backend,
+                         ", which needs --device cuda; must be auto, shm, two-level or tcp"));
+  }
+  if (config.device == Device::cpu && config.layout.fp16()) {
+    throw UsageError(
+        Flag("layout"),
+        "got fp16 with --device cpu, but the loss scaling of layout fp16 is implemented "
         "only for GPUs. Use bf16, or --device cuda.");
   }
-  if (config.device == "cpu" && config.cuda_graph == "on") {
-    throw UsageError(
-        "--cuda-graph: got on with --device cpu, which has no CUDA graphs. Use auto, or --device "
-        "cuda.");
+  if (config.device == Device::cpu && config.cuda_graph == CudaGraph::on) {
+    throw UsageError(Flag("cuda-graph"),
+                     "got on with --device cpu, which has no CUDA graphs. Use auto, or --device "
+                     "cuda.");
   }
   if (comm::backend_kind(config.backend).simulated) {
     for (const auto& [asked, flag] :
          {std::pair(!config.save.empty(), "--save"), std::pair(config.resume != "none", "--resume"),
           std::pair(config.max_restarts > 0, "--max-restarts"),
           std::pair(!config.init_from.empty(), "--init-from"),
-          std::pair(config.comm == "off", "--comm off")}) {
+          std::pair(config.comm == Comm::off, "--comm off")}) {
       if (!asked) continue;
-      throw UsageError(str("--backend: got ", config.backend, " with ", flag,
+      throw UsageError(Flag("backend"),
+                       str("got ", config.backend, " with ", flag,
                            ", but it simulates the other ranks, so the trained parameters are "
                            "meaningless. Use another backend."));
     }
@@ -40,7 +105,8 @@ void check_combinations(const TrainConfig& config, int ranks) {
     check_elastic(config, ranks);
     if (config.max_restarts == 0) {
       throw UsageError(
-          str("--elastic: got ", quote(config.elastic),
+          Flag("elastic"),
+          str("got ", quote(config.elastic),
               " without --max-restarts, but only a restart can continue with fewer ranks. "
               "Add --max-restarts."));
     }
@@ -51,24 +117,119 @@ void check_combinations(const TrainConfig& config, int ranks) {
       throw UsageError(str(flag, " needs validation data. Add --val-data or --val-fraction."));
     }
   }
-  for (const auto& [asked, flag] : {std::pair(config.resume == "auto", "--resume auto"),
-                                    std::pair(config.save_every > 0, "--save-every"),
-                                    std::pair(config.max_restarts > 0, "--max-restarts"),
-                                    std::pair(config.on_save_error != "stop", "--on-save-error"),
-                                    std::pair(config.on_nan == "rollback", "--on-nan rollback")}) {
+  for (const auto& [asked, flag] :
+       {std::pair(config.resume == "auto", "--resume auto"),
+        std::pair(config.save_every > 0, "--save-every"),
+        std::pair(config.max_restarts > 0, "--max-restarts"),
+        std::pair(config.on_save_error != OnSaveError::stop, "--on-save-error"),
+        std::pair(config.on_nan == OnNan::rollback, "--on-nan rollback")}) {
     if (asked && config.save.empty()) {
       throw UsageError(str(flag, " needs --save, the folder for checkpoints"));
     }
   }
-  if (config.comm == "off" && !config.save.empty()) {
-    throw UsageError(
-        "--save: cannot be combined with --comm off, whose ranks train different models. Omit "
-        "one of them.");
+  if (config.comm == Comm::off && !config.save.empty()) {
+    throw UsageError(Flag("save"),
+                     "cannot be combined with --comm off, whose ranks train different models. Omit "
+                     "one of them.");
   }
-  if (!config.hardware_file.empty() && config.hardware.empty()) {
-    throw UsageError(str("--hardware-file: got ", quote(config.hardware_file),
+  if (!config.hardware_file.empty() && config.hardware_name.empty()) {
+    throw UsageError(Flag("hardware-file"),
+                     str("got ", quote(config.hardware_file),
                          " without --hardware, the name of an entry. Add --hardware."));
   }
+}
+
+namespace {
+
+// Returns a setting as a flag: "--chunks 4", "--no-prefetch".
+std::string as_flag(const RunConfig& config, const Field& field) {
+  const std::string value = get(config, field);
+  if (field.is_flag()) return str(value == "true" ? "--" : "--no-", field.name);
+  return str("--", field.name, " ", value);
+}
+
+// Collects a line for each setting that has no effect.
+class Idle {
+ public:
+  explicit Idle(const RunConfig& config) : config_(config) {}
+
+  // Adds those of `names` that are not at their defaults, unless the run `has` the feature that
+  // they act on. `with` describes that feature.
+  void need(bool has, std::string_view with, std::initializer_list<std::string_view> names) {
+    if (has) return;
+    for (const std::string_view name : names) {
+      const Field& each = field(name);
+      if (get(config_, each) == get(usual_, each)) continue;
+      lines_.push_back(str(as_flag(config_, each), " has no effect: it applies only ", with));
+    }
+  }
+
+  std::vector<std::string> take() { return std::move(lines_); }
+
+ private:
+  const RunConfig& config_;
+  const RunConfig usual_ = {};
+  std::vector<std::string> lines_;
+};
+
+void need_optimizer(const RunConfig& config, Idle& idle) {
+  std::visit(
+      [&](const auto& rule) {
+        const auto need = [&](bool has, std::string_view with, std::string_view name) {
+          idle.need(has, with, {name});
+        };
+        using Rule = std::decay_t<decltype(rule)>;
+        // Muon trains parameters that are not hidden matrices with AdamW.
+        constexpr bool and_adamw = requires(Rule r) { r.elementwise; };
+        need(
+            and_adamw || requires(Rule r) { r.beta1; }, "with adamw, lion and muon", "beta1");
+        need(
+            and_adamw || requires(Rule r) { r.beta2; }, "with adamw, lion and muon", "beta2");
+        need(
+            and_adamw || requires(Rule r) { r.eps; }, "with adamw and muon", "eps");
+        need(
+            requires(Rule r) { r.momentum; }, "with sgd and muon", "momentum");
+      },
+      rules::named(name(config.optimizer), config));
+}
+
+}  // namespace
+
+std::vector<std::string> idle_settings(const RunConfig& config, const Resolved& resolved) {
+  Idle idle(config);
+  idle.need(resolved.model.lora.any(), "to adapters, with --lora-rank or --lora-from",
+            {"lora-alpha", "lora-targets"});
+  idle.need(config.lora_from.empty(), "to new adapters, and those of --lora-from have their own",
+            {"lora-alpha", "lora-targets"});
+
+  const bool synthetic =
+      config.data == "synthetic" && (config.val_data.empty() || config.val_data == "synthetic");
+  idle.need(!synthetic, "to files, not to --data synthetic", {"order", "documents", "pack"});
+  idle.need(config.epochs > 0, "with --epochs", {"last-batch"});
+
+  idle.need(resolved.axes.pp() > 1, "to pipelines, with --pp 2 or more",
+            {"schedule", "split", "chunks"});
+  idle.need(resolved.ranks > 1, "between replicas, with --dp 2 or more",
+            {"grad-compression", "overlap-grad-reduce"});
+  idle.need(config.zero == 1 || config.zero == 2, "with --zero 1 or 2", {"overlap-param-gather"});
+  idle.need(config.zero == 3, "with --zero 3", {"prefetch", "keep-params", "gather"});
+  idle.need(config.backend == BackendName::dry, "with --backend dry", {"dry-rank"});
+  idle.need(resolved.axes.world() > 1, "between ranks, and this run has one rank",
+            {"link-bandwidth", "link-latency"});
+
+  need_optimizer(config, idle);
+  idle.need(config.lr_schedule != LrSchedule::Kind::constant,
+            "to a decaying rate, with another --lr-schedule", {"min-lr-ratio"});
+  idle.need(config.lr_schedule == LrSchedule::Kind::wsd, "with --lr-schedule wsd", {"decay-share"});
+
+  idle.need(!config.save.empty(), "to checkpoints, with --save",
+            {"save-minutes", "keep-last", "keep-every", "async-save", "save-retries"});
+  if (!config.save.empty()) {
+    idle.need(config.save_every == 0, "without --save-every", {"save-minutes"});
+    idle.need(config.keep_last > 0, "with --keep-last 1 or more, and 0 keeps all", {"keep-every"});
+  }
+  idle.need(!config.trace.empty(), "with --trace", {"trace-steps"});
+  return idle.take();
 }
 
 }  // namespace tessera::train

@@ -21,8 +21,8 @@ std::shared_ptr<models::LanguageModel> load_layers(ModelFiles& files, const comm
   shape.lora = {};
   const int pp = mesh.axes().pp(), stage = mesh.coordinate().pp();
   if (pp > shape.layers) {
-    throw UsageError(str("--pp: got ", pp, " for a model of ", plural(shape.layers, "layer"),
-                         "; must be at most ", shape.layers));
+    throw UsageError(Flag("pp"), str("got ", pp, " for a model of ", plural(shape.layers, "layer"),
+                                     "; must be at most ", shape.layers));
   }
   models::Part part;
   part.tp = mesh.tp();

@@ -5,7 +5,7 @@
 
 #include "tessera/comm/mesh.h"
 #include "tessera/data/source.h"
-#include "tessera/train/evaluation.h"
+#include "tessera/train/metrics.h"
 #include "tessera/train/model_files.h"
 
 namespace tessera::train {

@@ -8,7 +8,9 @@
 #include "tessera/core/lora.h"
 #include "tessera/core/text.h"
 #include "tessera/data/tokenizer.h"
-#include "tessera/huggingface/huggingface.h"
+#include "tessera/huggingface/export.h"
+#include "tessera/huggingface/model_config.h"
+#include "tessera/huggingface/model_folder.h"
 #include "tessera/huggingface/shape_json.h"
 #include "tessera/parallel/initial.h"
 
@@ -28,14 +30,15 @@ std::string start_checkpoint(const std::string& path) {
              ? "a folder without a config.json or a checkpoint"
              : str("a folder without a readable checkpoint: ", join(latest.skipped, "; "));
   }
-  throw UsageError(str("--init-from: ", quote(path), " is ", is,
+  throw UsageError(Flag("init-from"),
+                   str(quote(path), " is ", is,
                        "; must be a Hugging Face folder (config.json, model.safetensors), a "
                        "checkpoint, or the folder of a run"));
 }
 
 [[noreturn]] void refuse_param(const std::string& path, const ParamSpec& spec) {
-  throw UsageError(str("--init-from: ", path, " has no parameter ", quote(spec.name),
-                       " of the same shape. It is another model."));
+  throw UsageError(Flag("init-from"), str(path, " has no parameter ", quote(spec.name),
+                                          " of the same shape. It is another model."));
 }
 
 // Returns the fingerprint of the tokenizer that the model was trained with; "" if unknown.
@@ -53,13 +56,14 @@ std::string tokenizer_of_start(const std::string& path, const std::string& folde
   }
 }
 
-void refuse_other_tokenizer(const TrainConfig& config, const Resolved& resolved,
+void refuse_other_tokenizer(const RunConfig& config, const Resolved& resolved,
                             const std::string& folder) {
   if (resolved.tokenizer.empty()) return;
   const std::string own = tokenizer_of_start(config.init_from, folder);
   if (own.empty() || own == resolved.tokenizer) return;
-  throw UsageError(str("--init-from: ", config.init_from, " has another tokenizer (", own,
-                       ") than --data ", config.data, " was made with (", resolved.tokenizer,
+  throw UsageError(Flag("init-from"),
+                   str(config.init_from, " has another tokenizer (", own, ") than --data ",
+                       config.data, " was made with (", resolved.tokenizer,
                        "), so token ids have different meanings. Prepare the data with the "
                        "tokenizer of the model: tessera data prepare --tokenizer ",
                        config.init_from));
@@ -74,7 +78,7 @@ ModelShape initial_shape(const std::string& path) {
   return huggingface::parse_shape(from.about().model, folder);
 }
 
-void check_start(const TrainConfig& config, const Resolved& resolved) {
+void check_start(const RunConfig& config, const Resolved& resolved) {
   if (config.init_from.empty()) return;
   const std::string folder = start_checkpoint(config.init_from);
   refuse_other_tokenizer(config, resolved, folder);
@@ -85,7 +89,7 @@ void check_start(const TrainConfig& config, const Resolved& resolved) {
   }
 }
 
-StoredValues stored_start(const TrainConfig& config) {
+StoredValues stored_start(const RunConfig& config) {
   StoredValues stored;
   if (config.init_from.empty()) return stored;
   const std::string folder = start_checkpoint(config.init_from);
@@ -114,7 +118,7 @@ StoredValues stored_start(const TrainConfig& config) {
   return stored;
 }
 
-std::vector<std::string> start_notes(const TrainConfig& config) {
+std::vector<std::string> start_notes(const RunConfig& config) {
   if (config.init_from.empty() || !start_checkpoint(config.init_from).empty()) return {};
   const huggingface::Folder folder(config.init_from);
   std::vector<std::string> notes = folder.notes();
@@ -126,7 +130,7 @@ std::vector<std::string> start_notes(const TrainConfig& config) {
   return notes;
 }
 
-void keep_companions(const TrainConfig& config) {
+void keep_companions(const RunConfig& config) {
   if (config.save.empty()) return;
   if (config.init_from.empty()) {  // the model uses the tokenizer of the data
     for (const std::string& folder : data::token_folders(config.data)) {

@@ -7,7 +7,7 @@
 #include "tessera/train/config.h"
 
 namespace tessera {
-struct StoredValues;  // parallel/initial.h
+struct StoredValues;  // parallel/parallelize.h
 }
 
 namespace tessera::train {
@@ -20,16 +20,16 @@ namespace tessera::train {
 ModelShape initial_shape(const std::string& path);
 
 // Checks all files and compares them with the model. Called before ranks are started.
-void check_start(const TrainConfig& config, const Resolved& resolved);
+void check_start(const RunConfig& config, const Resolved& resolved);
 
 // Returns the initial values of the parameters; empty without --init-from.
-StoredValues stored_start(const TrainConfig& config);
+StoredValues stored_start(const RunConfig& config);
 
 // Returns notes for the user about the stored model.
-std::vector<std::string> start_notes(const TrainConfig& config);
+std::vector<std::string> start_notes(const RunConfig& config);
 
 // Copies the tokenizer's files and other files that came with the model, or with the tokens that a
 // new model is trained on, into --save for the export: [Note: companions]. Called by one rank.
-void keep_companions(const TrainConfig& config);
+void keep_companions(const RunConfig& config);
 
 }  // namespace tessera::train

@@ -14,15 +14,14 @@ namespace {
 
 // Returns the bytes that a pipeline rank needs. `whole`: with buffers and temporaries, for
 // suggestions, which must fit.
-std::int64_t need_of(const planner::Question& question, int pp_rank, bool whole) {
-  const planner::RunMemory memory =
-      planner::run_memory(planner::run_question(question, {{Axis::pp, pp_rank}}));
+std::int64_t need_of(const planner::RunConfig& question, int pp_rank, bool whole) {
+  const planner::RunMemory memory = planner::run_memory(question, {{Axis::pp, pp_rank}});
   return whole ? memory.total() : memory.state() + memory.activations;
 }
 
-std::int64_t host_need(const TrainConfig& config, const Resolved& resolved, int ranks, bool whole) {
-  if (config.device != "cpu") return 0;
-  const planner::Question q = question(config, resolved);
+std::int64_t host_need(const RunConfig& config, const Resolved& resolved, int ranks, bool whole) {
+  if (config.device != Device::cpu) return 0;
+  const planner::RunConfig q = question(config, resolved);
   std::int64_t all = 0;
   for (int r = 0; r < q.pp(); ++r) all += need_of(q, r, whole);
   // Every stage has the same number of ranks. A host is assumed to have its share of each.
@@ -30,8 +29,8 @@ std::int64_t host_need(const TrainConfig& config, const Resolved& resolved, int 
   return static_cast<std::int64_t>(static_cast<double>(all) * share);
 }
 
-std::int64_t device_need(const TrainConfig& config, const Resolved& resolved, bool whole) {
-  const planner::Question q = question(config, resolved);
+std::int64_t device_need(const RunConfig& config, const Resolved& resolved, bool whole) {
+  const planner::RunConfig q = question(config, resolved);
   std::int64_t most = 0;
   for (int r = 0; r < q.pp(); ++r) most = std::max(most, need_of(q, r, whole));
   return most;
@@ -39,16 +38,16 @@ std::int64_t device_need(const TrainConfig& config, const Resolved& resolved, bo
 
 // Names the largest known model that fits into `free` bytes with the same other settings; "" if
 // none does, or if the sizes of the model were given separately.
-using NeedOfRun = std::function<std::int64_t(const TrainConfig&, const Resolved&)>;
-std::string smaller_model(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
+using NeedOfRun = std::function<std::int64_t(const RunConfig&, const Resolved&)>;
+std::string smaller_model(const RunConfig& config, const Resolved& resolved, std::int64_t free,
                           const NeedOfRun& need) {
   if (config.layers > 0 || config.hidden > 0 || config.heads > 0) return "";
   const int world = resolved.axes.dp() * static_cast<int>(config.axes.model_ranks());
   std::int64_t most = 0;
-  TrainConfig other = config, best;
+  RunConfig other = config, best;
   for (const ModelShape& shape : model_shapes()) {
     if (shape.params() >= resolved.model.params() || shape.params() <= most) continue;
-    other.model = shape.name;
+    other.model_name = shape.name;
     try {
       if (need(other, resolve(other, world)) > free) continue;
     } catch (const Error&) {  // the other flags do not suit this model
@@ -57,12 +56,12 @@ std::string smaller_model(const TrainConfig& config, const Resolved& resolved, s
     most = shape.params();
     best = other;
   }
-  return most > 0 ? str(" such as ", best.model, ", which fits") : "";
+  return most > 0 ? str(" such as ", best.model_name, ", which fits") : "";
 }
 
 // Returns flags with which a rank fits into its memory, in bytes; "" if none do.
-std::string suggestions(const TrainConfig& config, const Resolved& resolved, double rank_memory) {
-  planner::Question q = question(config, resolved);
+std::string suggestions(const RunConfig& config, const Resolved& resolved, double rank_memory) {
+  planner::RunConfig q = question(config, resolved);
   q.hardware.memory = rank_memory;
   std::string ways;
   const planner::BatchLimits limits = planner::largest_batches(q);
@@ -88,22 +87,22 @@ std::string suggestions(const TrainConfig& config, const Resolved& resolved, dou
 
 }  // namespace
 
-std::int64_t need_on_host(const TrainConfig& config, const Resolved& resolved, int ranks) {
+std::int64_t need_on_host(const RunConfig& config, const Resolved& resolved, int ranks) {
   return host_need(config, resolved, ranks, false);
 }
 
-std::int64_t need_on_device(const TrainConfig& config, const Resolved& resolved) {
+std::int64_t need_on_device(const RunConfig& config, const Resolved& resolved) {
   return device_need(config, resolved, false);
 }
 
-void check_host_memory(const TrainConfig& config, const Resolved& resolved, int ranks,
+void check_host_memory(const RunConfig& config, const Resolved& resolved, int ranks,
                        std::int64_t free, const std::string& where) {
   const std::int64_t need = need_on_host(config, resolved, ranks);
   if (config.force || need <= free) return;
   const std::int64_t each = free / std::max(1, ranks);
   refuse(need, free, where, str(ranks, ranks == 1 ? " rank needs" : " ranks need"),
          suggestions(config, resolved, static_cast<double>(each)),
-         smaller_model(config, resolved, free, [&](const TrainConfig& c, const Resolved& r) {
+         smaller_model(config, resolved, free, [&](const RunConfig& c, const Resolved& r) {
            return host_need(c, r, ranks, true);
          }));
 }
@@ -132,15 +131,14 @@ void check_inference_memory(std::int64_t need, int ranks, std::int64_t free,
           ". --force starts the run anyway."));
 }
 
-void check_device_memory(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
+void check_device_memory(const RunConfig& config, const Resolved& resolved, std::int64_t free,
                          const std::string& where) {
   const std::int64_t need = need_on_device(config, resolved);
   if (config.force || need <= free) return;
-  refuse(need, free, where, "a rank needs",
-         suggestions(config, resolved, static_cast<double>(free)),
-         smaller_model(config, resolved, free, [](const TrainConfig& c, const Resolved& r) {
-           return device_need(c, r, true);
-         }));
+  refuse(
+      need, free, where, "a rank needs", suggestions(config, resolved, static_cast<double>(free)),
+      smaller_model(config, resolved, free,
+                    [](const RunConfig& c, const Resolved& r) { return device_need(c, r, true); }));
 }
 
 }  // namespace tessera::train

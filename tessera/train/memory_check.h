@@ -13,15 +13,15 @@ namespace tessera::train {
 
 // Returns the bytes that `ranks` of the ranks need together in host memory; 0 with --device cuda.
 // Shared memory is counted once.
-std::int64_t need_on_host(const TrainConfig& config, const Resolved& resolved, int ranks);
+std::int64_t need_on_host(const RunConfig& config, const Resolved& resolved, int ranks);
 // Returns the bytes of device memory of the pipeline rank that needs most.
-std::int64_t need_on_device(const TrainConfig& config, const Resolved& resolved);
+std::int64_t need_on_device(const RunConfig& config, const Resolved& resolved);
 
 // Throw UsageError with the numbers, suggestions and --force if the need exceeds `free` bytes.
 // `where` names the memory: "this host (MemAvailable)". Do nothing with --force.
-void check_host_memory(const TrainConfig& config, const Resolved& resolved, int ranks,
+void check_host_memory(const RunConfig& config, const Resolved& resolved, int ranks,
                        std::int64_t free, const std::string& where);
-void check_device_memory(const TrainConfig& config, const Resolved& resolved, std::int64_t free,
+void check_device_memory(const RunConfig& config, const Resolved& resolved, std::int64_t free,
                          const std::string& where);
 
 // Least bytes that one rank needs to run a model forward without gradients: its share of the

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
@@ -16,6 +18,23 @@
 #include "tessera/core/text.h"
 
 namespace tessera::train {
+
+std::string to_json(const Evaluation& evaluation) {
+  nlohmann::ordered_json json = {{"loss", evaluation.loss()},
+                                 {"perplexity", evaluation.perplexity()}};
+  if (evaluation.bytes > 0) json["bits_per_byte"] = evaluation.bits_per_byte();
+  json["tokens"] = evaluation.tokens;
+  return json.dump();
+}
+
+std::string describe(const Evaluation& evaluation) {
+  return str(
+      "loss ", fixed(evaluation.loss(), 4), ", perplexity ", fixed(evaluation.perplexity(), 2),
+      evaluation.bytes > 0 ? str(", ", fixed(evaluation.bits_per_byte(), 4), " bits per byte")
+                           : std::string(),
+      " (", plural(evaluation.tokens, "token"), ")");
+}
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -83,7 +102,7 @@ std::string to_json(const StepMetrics& step) {
   if (step.bubble_s > 0) json["bubble_s"] = json_number(step.bubble_s);
   if (step.graph_s > 0) json["graph_s"] = json_number(step.graph_s);
   if (step.gpu) {
-    json["gpu"] = {{"utilisation", step.gpu->utilisation},
+    json["gpu"] = {{"utilization", step.gpu->utilization},
                    {"memory_used_bytes", step.gpu->memory_used},
                    {"sm_mhz", step.gpu->sm_mhz},
                    {"power_w", json_number(step.gpu->power_w)},
@@ -171,7 +190,27 @@ Fd open_lines(const std::string& path, std::string_view flag, int flags) {
   return file;
 }
 
+// Returns true if the last complete line of the file is a summary.
+bool ends_with_summary(const std::string& path) {
+  std::ifstream file(path);
+  std::string line, last;
+  while (std::getline(file, line)) last = file.eof() ? "" : line;  // not a line that was cut off
+  return last.starts_with(R"({"summary")");
+}
+
 }  // namespace
+
+void write_failure(const std::string& path, const std::string& reason) {
+  if (kind_of_file(path) != "a regular file" || ends_with_summary(path)) return;
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  const Json end = {{"state", "failed"}, {"reason", reason}, {"time", now.count()}};
+  try {
+    LineFile(path, "--metrics", /*goes_on=*/true)
+        .write(Json{{"end", end}}.dump(-1, ' ', false, Json::error_handler_t::replace));
+  } catch (const Error&) {
+    // The failure itself is reported on stderr.
+  }
+}
 
 Fd check_lines(const std::string& path, std::string_view flag) {
   if (kind_of_file(path) != "nothing") return open_lines(path, flag, 0);

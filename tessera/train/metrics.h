@@ -13,9 +13,23 @@
 #include "tessera/core/fd.h"
 #include "tessera/core/memory_category.h"
 #include "tessera/process/nvml.h"
-#include "tessera/train/evaluation.h"
 
 namespace tessera::train {
+
+// Result of an evaluation on validation data.
+struct Evaluation {
+  double loss_sum = 0;      // sum of the cross entropies, in nats
+  std::int64_t tokens = 0;  // number of predicted tokens
+  double bytes = 0;         // bytes of text that the tokens encode; 0: unknown
+  double seconds = 0;       // duration of the evaluation
+
+  double loss() const { return tokens > 0 ? loss_sum / static_cast<double>(tokens) : 0; }
+  double perplexity() const { return std::exp(loss()); }
+  double bits_per_byte() const { return bytes > 0 ? loss_sum / bytes / std::log(2.0) : 0; }
+};
+std::string to_json(const Evaluation& evaluation);
+// Returns "loss 3.2871, perplexity 26.77, 1.012 bits per byte (12,288 tokens)".
+std::string describe(const Evaluation& evaluation);
 
 // Phases of a rank's step, in seconds. On the CPU the bubble is part of the exposed communication.
 // If a step is one CUDA graph, only the duration of the graph is known.
@@ -42,8 +56,8 @@ struct StepMetrics {
   double step_s = 0;
   double forward_s = 0;       // without waits
   double backward_s = 0;      // without waits
-  double comm_s = 0;          // running collectives, hidden or not
-  double comm_exposed_s = 0;  // waiting for communication
+  double comm_s = 0;          // calls under way, hidden or not, including waits for late ranks
+  double comm_exposed_s = 0;  // part of comm_s: waiting for communication
   double optimizer_s = 0;
   double data_s = 0;                // waiting for data
   double data_prepare_s = 0;        // preparing data, in a background thread
@@ -127,6 +141,10 @@ std::string to_json(const Summary& summary);
 // detect restarts by it.
 std::string first_line(const StepMetrics& step, const Summary& expected, std::int64_t steps,
                        const std::string& trace, double unix_seconds);
+
+// Appends {"end": {"state": "failed", "reason": …, "time": …}} to the metrics of a run whose ranks
+// failed, unless they had written the summary. Does nothing if `path` is not a regular file.
+void write_failure(const std::string& path, const std::string& reason);
 
 // Throws UsageError if LineFile could not write to `path`. Changes nothing. Keep the returned file
 // open until the end of the run: otherwise the reader of a pipe sees its end.

@@ -14,8 +14,8 @@
 #include "tessera/core/fingerprint.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/export.h"
-#include "tessera/huggingface/folder.h"
 #include "tessera/huggingface/merge.h"
+#include "tessera/huggingface/model_folder.h"
 #include "tessera/huggingface/peft.h"
 #include "tessera/train/resuming.h"
 
@@ -35,8 +35,8 @@ DType dtype_of(const at::Tensor& into) {
 at::ScalarType type_for(DType stored) { return stored == DType::bf16 ? at::kBFloat16 : at::kFloat; }
 
 [[noreturn]] void refuse_base(const std::string& base, const std::string& folder) {
-  throw UsageError(str("--base: got ", quote(base), ", but ", folder,
-                       " is a whole model, without adapters. Omit it."));
+  throw UsageError(Flag("base"), str("got ", quote(base), ", but ", folder,
+                                     " is a whole model, without adapters. Omit it."));
 }
 
 void check_shape(const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
@@ -99,7 +99,8 @@ class CheckpointFiles final : public ModelFiles {
   // model, and the result is read as a model without adapters: [Note: merged adapters].
   void add_adapters_to(const std::string& base, const std::string& flag) {
     if (base.empty()) {
-      throw UsageError(str("--from: ", folder_,
+      throw UsageError(Flag("from"),
+                       str(folder_,
                            " has only adapters, and their base model was not started from files "
                            "(--init-from). Name it with --base."));
     }
@@ -211,11 +212,11 @@ std::string base_of_adapters(const std::string& folder, const std::string& base)
   for (const std::string& path : {named, folder + "/" + named}) {
     if (!named.empty() && kind_of_file(path) == "a folder") return path;
   }
-  throw UsageError(
-      str("--from: ", quote(folder), " has only adapters, for ",
-          named.empty() ? std::string("an unnamed model") : "the model " + quote(named),
-          named.empty() ? "" : ", which is not a folder here",
-          ". Name the folder of that model with --base."));
+  throw UsageError(Flag("from"), str(quote(folder), " has only adapters, for ",
+                                     named.empty() ? std::string("an unnamed model")
+                                                   : "the model " + quote(named),
+                                     named.empty() ? "" : ", which is not a folder here",
+                                     ". Name the folder of that model with --base."));
 }
 
 // Implements open_model(). `adapters`: look for adapters in the format of peft. False for the base

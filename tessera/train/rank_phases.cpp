@@ -16,7 +16,7 @@ constexpr std::array<double StepMetrics::*, kPhaseNames.size()> kMembers = {
     &StepMetrics::optimizer_s, &StepMetrics::data_s,    &StepMetrics::comm_exposed_s,
     &StepMetrics::bubble_s,    &StepMetrics::graph_s};
 
-constexpr int kMostSteps = 50;      // in the means
+constexpr int kMaxSteps = 50;       // in the means
 constexpr double kMinShare = 0.05;  // of a step; shorter phases are not compared
 
 }  // namespace
@@ -65,7 +65,7 @@ std::vector<SlowRank> find_slow_ranks(const std::vector<RankPhases>& ranks, cons
 
 void RecentPhases::add(const std::vector<RankPhases>& ranks) {
   if (added_++ <= 1) sums_.assign(ranks.size(), {}), steps_ = 0;
-  const bool halved = steps_ >= kMostSteps;
+  const bool halved = steps_ >= kMaxSteps;
   if (halved) steps_ /= 2;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     for (std::size_t p = 0; p < kPhaseNames.size(); ++p) {

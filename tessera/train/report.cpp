@@ -97,11 +97,69 @@ std::string time_table(const std::vector<StepMetrics>& steps) {
     return text + "  communication / computation: this backend does not time its transfers\n";
   }
   const double ratio = compute > 0 ? comm / compute : 0;
-  // Exposed time beyond the transfers themselves is waiting for late ranks.
   const std::string hidden =
-      exposed < comm ? str(", ", fixed(100 * (1 - exposed / comm), 0), "% of it hidden") : "";
+      comm > 0 ? str(", ", fixed(100 * (1 - exposed / comm), 0), "% of it hidden") : "";
   text += str("  communication / computation ", fixed(ratio, 3), " (", format_time(comm / count),
-              " of transfers per step", hidden, ")\n");
+              " of communication per step", hidden, ")\n");
+  return text;
+}
+
+std::string step_line(const StepMetrics& step) {
+  const std::string gpu =
+      step.gpu ? str("  GPU ", step.gpu->utilization, "% ", std::llround(step.gpu->power_w), " W")
+               : std::string();
+  const std::string validated =
+      step.evaluation ? str("  eval ", fixed(step.evaluation->loss(), 4)) : std::string();
+  return str("loss ", fixed(step.loss, 4), validated, "  ",
+             format_count(std::llround(step.tokens_per_s())), " tokens/s  ",
+             format_time(step.step_s), "/step  ", format_bytes(step.mem_peak_bytes), gpu);
+}
+
+std::string final_report(const Trainer& trainer, const Summary& summary,
+                         const std::vector<std::string>& answers) {
+  if (summary.steps == 0) return str("  no step was taken; parameters ", summary.params_hash, "\n");
+  const Resolved& resolved = trainer.resolved();
+  std::string text = "\n" + memory_table(summary) + "\n";
+  text += traffic_table(summary, resolved.axes.with_dp(resolved.ranks)) + "\n" +
+          time_table(trainer.history());
+  if (summary.predicted.step_s) {
+    text += str("  step predicted for ", trainer.config().hardware_name, ": ",
+                format_time(*summary.predicted.step_s),
+                ", median measured: ", format_time(summary.step_s), " (",
+                fixed(100 * (summary.step_s / *summary.predicted.step_s - 1), 1), "%)\n");
+  }
+  if (summary.bubble) {
+    text += str("  pipeline bubble ", fixed(100 * *summary.bubble, 1), "% of the passes; ",
+                fixed(100 * *summary.predicted_bubble, 1), "% if all stages took the same time\n");
+  }
+  if (summary.data_prepare_s > 0) {
+    text += str("  data: a step waits ", format_time(summary.data_s), "; prepared in ",
+                format_time(summary.data_prepare_s), ", ", fixed(summary.data_rate(), 0),
+                " × as fast as training\n");
+  }
+  text += trainer.graph_note();
+  for (const SlowRank& slow : summary.slow_ranks) {
+    text += str("  rank ", slow.rank, " is slow: its ", slow.phase, " takes ",
+                fixed(slow.factor, 2), " × the median of the ranks\n");
+  }
+  if (summary.saves > 0) {
+    text += str("  ", plural(summary.saves, "save"), " delayed training by ",
+                format_time(summary.save_exposed_s), summary.saves == 1 ? ", " : " each, ",
+                fixed(summary.save_exposed_percent(), 1), "% of a step\n");
+  }
+  if (!answers.empty()) {
+    text += "\n  answers of the model\n";
+    for (const std::string& line : answers) text += "    " + line + "\n";
+  }
+  text += str("\n  loss ", fixed(summary.first_loss, 4), " → ", fixed(summary.last_loss, 4), " in ",
+              plural(summary.steps, "step"), ", ", format_count(std::llround(summary.tokens_per_s)),
+              " tokens/s (median); parameters ", summary.params_hash, "\n");
+  if (summary.evaluation) {
+    text += str("  validation: ", describe(*summary.evaluation), "\n");
+  }
+  if (summary.skipped > 0) {
+    text += str("  ", plural(summary.skipped, "step"), " skipped: gradients were not finite\n");
+  }
   return text;
 }
 

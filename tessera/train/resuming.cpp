@@ -58,12 +58,13 @@ ModelShape parse_shape_json(const std::string& json, const std::string& where) {
   return huggingface::parse_shape(json, where);
 }
 
-std::string checkpoint_to_resume(const TrainConfig& config) {
+std::string checkpoint_to_resume(const RunConfig& config) {
   const std::string& path = config.resume;
   const auto refuse = [&](const std::string& is) {
-    throw UsageError(str("--resume: ", quote(path), " is ", is,
-                         "; must be the folder of a checkpoint (step-… with a ",
-                         checkpoint::kManifestName, "), the folder of a run, auto or none"));
+    throw UsageError(
+        Flag("resume"),
+        str(quote(path), " is ", is, "; must be the folder of a checkpoint (step-… with a ",
+            checkpoint::kManifestName, "), the folder of a run, auto or none"));
   };
   const std::string kind = kind_of_file(path);
   if (kind != "a folder") refuse(kind == "nothing" ? "missing" : kind);
@@ -82,44 +83,47 @@ std::string checkpoint_to_resume(const TrainConfig& config) {
   return "";
 }
 
-bool is_pruned(const TrainConfig& config, const std::string& folder) {
+bool is_pruned(const RunConfig& config, const std::string& folder) {
   return !folder.empty() && folder != config.resume &&
          !checkpoint::local_files()->exists(folder + "/" + checkpoint::kManifestName);
 }
 
-void check_fits(const std::string& folder, const SavedRun& saved, const TrainConfig& config,
+void check_fits(const std::string& folder, const SavedRun& saved, const RunConfig& config,
                 const Resolved& resolved) {
-  if (saved.optimizer != config.optimizer) {
-    throw UsageError(str("--resume: ", folder, " was saved with --optimizer ", saved.optimizer,
+  if (saved.optimizer != name(config.optimizer)) {
+    throw UsageError(Flag("resume"),
+                     str(folder, " was saved with --optimizer ", saved.optimizer,
                          ", but this run has ", config.optimizer, "; must be the same"));
   }
   if (const std::string other = other_shape(saved.model, resolved.model); !other.empty()) {
-    throw UsageError(str("--resume: ", folder, " has another model than this run: ", other));
+    throw UsageError(Flag("resume"), str(folder, " has another model than this run: ", other));
   }
   if (!saved.tokenizer.empty() && !resolved.tokenizer.empty() &&
       saved.tokenizer != resolved.tokenizer) {
-    throw UsageError(str("--resume: ", folder, " was trained on the tokens of another tokenizer (",
-                         saved.tokenizer, ") than --data ", config.data, " has (",
-                         resolved.tokenizer,
-                         "), so token ids have different meanings. Use data prepared with the "
-                         "same tokenizer."));
+    throw UsageError(
+        Flag("resume"),
+        str(folder, " was trained on the tokens of another tokenizer (", saved.tokenizer,
+            ") than --data ", config.data, " has (", resolved.tokenizer,
+            "), so token ids have different meanings. Use data prepared with the "
+            "same tokenizer."));
   }
-  const bool countable = saved.step <= checkpoint::kMostCount / resolved.global_batch;
+  const bool countable = saved.step <= checkpoint::kMaxCount / resolved.global_batch;
   const std::int64_t shift = countable ? saved.samples - saved.step * resolved.global_batch : 0;
   const std::int64_t steps = steps_in_all(config, resolved, shift);
   if (saved.step > steps) {
-    throw UsageError(str("--steps: got ", steps, ", but ", folder, " was saved after step ",
-                         saved.step, ", so there is nothing to train; must be more than ",
-                         saved.step, ", or resume an earlier checkpoint"));
+    throw UsageError(Flag("steps"),
+                     str("got ", steps, ", but ", folder, " was saved after step ", saved.step,
+                         ", so there is nothing to train; must be more than ", saved.step,
+                         ", or resume an earlier checkpoint"));
   }
   if (!countable) {
     throw DataError(str(folder, ": ", saved.step, " steps of --global-batch ",
                         resolved.global_batch, " take more samples than the maximum of ",
-                        checkpoint::kMostCount));
+                        checkpoint::kMaxCount));
   }
 }
 
-std::string later_checkpoint(const TrainConfig& config, std::int64_t steps) {
+std::string later_checkpoint(const RunConfig& config, std::int64_t steps) {
   if (config.save.empty()) return "";
   const auto known = checkpoint::steps_in(*checkpoint::local_files(), config.save);
   if (known.empty() || known.back() <= steps) return "";
@@ -132,7 +136,7 @@ std::string later_checkpoint(const TrainConfig& config, std::int64_t steps) {
 namespace {
 
 // Checks the checkpoint to resume from. Returns its step; 0 for a fresh start.
-std::int64_t check_checkpoint(const std::string& folder, const TrainConfig& config,
+std::int64_t check_checkpoint(const std::string& folder, const RunConfig& config,
                               const Resolved& resolved) {
   if (folder.empty()) return 0;
   checkpoint::Checkpoint from(folder);
@@ -150,7 +154,7 @@ std::int64_t check_checkpoint(const std::string& folder, const TrainConfig& conf
 
 }  // namespace
 
-void check_resume(const TrainConfig& config, const Resolved& resolved) {
+void check_resume(const RunConfig& config, const Resolved& resolved) {
   const bool newest = config.resume == "auto";
   std::int64_t steps = 0;
   for (int attempt = 1;; ++attempt) {

@@ -12,14 +12,14 @@ namespace tessera::train {
 
 // Returns the checkpoint that --resume names, or the newest good one if --resume is the folder of a
 // run. Throws UsageError that describes the path otherwise. Not for none and auto.
-std::string checkpoint_to_resume(const TrainConfig& config);
+std::string checkpoint_to_resume(const RunConfig& config);
 
 // Number of attempts to find the newest checkpoint. Another run may still train in that folder, and
 // remove old checkpoints while this one starts.
 inline constexpr int kResumeAttempts = 5;
 // Returns true if `folder`, which checkpoint_to_resume() found in the folder of a run, was removed
 // since.
-bool is_pruned(const TrainConfig& config, const std::string& folder);
+bool is_pruned(const RunConfig& config, const std::string& folder);
 
 // Description of a run in a checkpoint.
 struct SavedRun {
@@ -30,16 +30,16 @@ struct SavedRun {
   std::int64_t samples = 0;  // number of samples taken from the data
 };
 // Throws UsageError unless a run with these settings can resume from a checkpoint in `folder`.
-void check_fits(const std::string& folder, const SavedRun& saved, const TrainConfig& config,
+void check_fits(const std::string& folder, const SavedRun& saved, const RunConfig& config,
                 const Resolved& resolved);
 
 // Returns the reason that a run that starts after `steps` steps must not save into --save; "" if it
 // may. A restart after a failure resumes from the newest checkpoint of that folder, which must be
 // one of this run.
-std::string later_checkpoint(const TrainConfig& config, std::int64_t steps);
+std::string later_checkpoint(const RunConfig& config, std::int64_t steps);
 
 // Makes all of these checks for --resume and --save.
-void check_resume(const TrainConfig& config, const Resolved& resolved);
+void check_resume(const RunConfig& config, const Resolved& resolved);
 
 // Describes the differences of a saved shape from this one; "" if there are none.
 std::string other_shape(const std::string& saved, const ModelShape& shape);

@@ -18,22 +18,23 @@ std::string value_of(const Extra& extra, const char* key) {
 }
 
 // Returns the settings that determine the samples, besides data, seed and length.
-std::string reading(const TrainConfig& config) {
-  std::string order = config.order;
-  if (order == "auto") {
-    const bool walks = config.epochs > 0 || config.pack == "none" || data::has_tokens(config.data);
-    order = walks ? "shuffle" : "random";
+std::string reading(const RunConfig& config) {
+  SampleOrder order = config.sample_order;
+  if (order == SampleOrder::automatic) {
+    const bool walks =
+        config.epochs > 0 || config.pack == Packing::none || data::has_tokens(config.data);
+    order = walks ? SampleOrder::shuffle : SampleOrder::random;
   }
   return str("--order ", order, " --documents ", config.documents, " --pack ", config.pack,
              " --val-fraction ", config.val_fraction);
 }
 
-SaveOptions save_options(const TrainConfig& config) {
+SaveOptions save_options(const RunConfig& config) {
   SaveOptions options;
   options.keep_last = static_cast<int>(config.keep_last);
   options.keep_every = config.keep_every;
   options.retries = static_cast<int>(config.save_retries);
-  options.return_failures = config.on_save_error == "warn";
+  options.return_failures = config.on_save_error == OnSaveError::warn;
   // A run with adapters saves only these: --init-from has the base model.
   options.frozen = config.lora_rank == 0 && config.lora_from.empty();
   options.lock = false;  // the launcher of the ranks holds it
@@ -42,7 +43,7 @@ SaveOptions save_options(const TrainConfig& config) {
 
 }  // namespace
 
-Saver::Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel& model,
+Saver::Saver(const RunConfig& config, const Resolved& resolved, ParallelModel& model,
              const comm::Group& world)
     : config_(config), resolved_(resolved), model_(model), world_(world) {
   if (config.save.empty()) return;
@@ -58,8 +59,8 @@ void Saver::keep_lock() {
     try {
       lock_ = std::make_unique<checkpoint::FolderLock>(config_.save, "tessera train");
     } catch (const Error& error) {
-      throw UsageError(
-          str("--save: ", config_.save, " was removed during the run: ", error.what()));
+      throw UsageError(Flag("save"),
+                       str(config_.save, " was removed during the run: ", error.what()));
     }
     lock_file_ = checkpoint::lock_file(config_.save);
     Logger().warn(str("--save: ", config_.save,
@@ -71,7 +72,7 @@ void Saver::keep_lock() {
 
 void Saver::save(std::int64_t steps, std::int64_t samples) {
   keep_lock();
-  Extra extra = {{"optimizer", config_.optimizer},
+  Extra extra = {{"optimizer", str(config_.optimizer)},
                  {"data", config_.data},
                  {"reading", reading(config_)},
                  {"tokenizer", resolved_.tokenizer},
@@ -110,7 +111,7 @@ std::vector<std::string> Saver::differences(const Loaded& loaded) const {
   const auto was = [&](const char* key) { return value_of(loaded.extra, key); };
   std::vector<std::string> notes;
   // Older checkpoints have no such entry, because only the default existed.
-  const std::string read = was("reading").empty() ? reading(TrainConfig{}) : was("reading");
+  const std::string read = was("reading").empty() ? reading(RunConfig{}) : was("reading");
   if (loaded.seed != static_cast<std::uint64_t>(config_.seed) || was("data") != config_.data ||
       was("seq") != str(resolved_.seq) || read != reading(config_)) {
     notes.push_back(str("different samples: ", folder, " was saved with --seed ", loaded.seed,

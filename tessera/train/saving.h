@@ -20,7 +20,7 @@ namespace tessera::train {
 class Saver {
  public:
   // Collective over `world`.
-  Saver(const TrainConfig& config, const Resolved& resolved, ParallelModel& model,
+  Saver(const RunConfig& config, const Resolved& resolved, ParallelModel& model,
         const comm::Group& world);
 
   // Collective. Saves between two steps, after `steps` steps and `samples` samples of all ranks.
@@ -51,7 +51,7 @@ class Saver {
   std::string on_rank_0(const std::function<std::string()>& find) const;
   void reject_later(std::int64_t steps) const;
 
-  const TrainConfig config_;
+  const RunConfig config_;
   const Resolved resolved_;
   ParallelModel& model_;
   const comm::Group world_;

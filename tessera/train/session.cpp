@@ -16,85 +16,24 @@
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/memory/device_usage.h"
+#include "tessera/memory/device_memory.h"
 #include "tessera/process/stack.h"
 #include "tessera/process/step_watchdog.h"
 #include "tessera/train/adapters.h"
 #include "tessera/train/from_config.h"
 #include "tessera/train/init_from.h"
 #include "tessera/train/memory_check.h"
-#include "tessera/train/mesh_check.h"
 #include "tessera/train/report.h"
 #include "tessera/train/resuming.h"
+#include "tessera/train/run_trace.h"
 #include "tessera/train/tensorboard.h"
-#include "tessera/train/trace.h"
 
 namespace tessera::train {
 namespace {
 
-std::string status(const StepMetrics& step, const Summary* summary = nullptr) {
-  const double rate = summary != nullptr ? summary->tokens_per_s : step.tokens_per_s();
-  const double time = summary != nullptr ? summary->step_s : step.step_s;
-  const std::string gpu =
-      step.gpu ? str("  GPU ", step.gpu->utilisation, "% ", std::llround(step.gpu->power_w), " W")
-               : std::string();
-  const std::string validated =
-      step.evaluation ? str("  eval ", fixed(step.evaluation->loss(), 4)) : std::string();
-  return str("loss ", fixed(step.loss, 4), validated, "  ", format_count(std::llround(rate)),
-             " tokens/s  ", format_time(time), "/step  ", format_bytes(step.mem_peak_bytes), gpu);
-}
-
-std::string ending(Trainer& trainer, const Summary& summary,
-                   const std::vector<std::string>& answers) {
-  if (summary.steps == 0) return str("  no step was taken; parameters ", summary.params_hash, "\n");
-  const Resolved& resolved = trainer.resolved();
-  std::string text = "\n" + memory_table(summary) + "\n";
-  text += traffic_table(summary, resolved.axes.with_dp(resolved.ranks)) + "\n" +
-          time_table(trainer.history());
-  if (summary.predicted.step_s) {
-    text += str("  step predicted for ", trainer.config().hardware, ": ",
-                format_time(*summary.predicted.step_s),
-                ", median measured: ", format_time(summary.step_s), " (",
-                fixed(100 * (summary.step_s / *summary.predicted.step_s - 1), 1), "%)\n");
-  }
-  if (summary.bubble) {
-    text += str("  pipeline bubble ", fixed(100 * *summary.bubble, 1), "% of the passes; ",
-                fixed(100 * *summary.predicted_bubble, 1), "% if all stages took the same time\n");
-  }
-  if (summary.data_prepare_s > 0) {
-    text += str("  data: a step waits ", format_time(summary.data_s), "; prepared in ",
-                format_time(summary.data_prepare_s), ", ", fixed(summary.data_rate(), 0),
-                " × as fast as training\n");
-  }
-  text += trainer.graph_note();
-  for (const SlowRank& slow : summary.slow_ranks) {
-    text += str("  rank ", slow.rank, " is slow: its ", slow.phase, " takes ",
-                fixed(slow.factor, 2), " × the median of the ranks\n");
-  }
-  if (summary.saves > 0) {
-    text += str("  ", plural(summary.saves, "save"), " delayed training by ",
-                format_time(summary.save_exposed_s), summary.saves == 1 ? ", " : " each, ",
-                fixed(summary.save_exposed_percent(), 1), "% of a step\n");
-  }
-  if (!answers.empty()) {
-    text += "\n  answers of the model\n";
-    for (const std::string& line : answers) text += "    " + line + "\n";
-  }
-  text += str("\n  loss ", fixed(summary.first_loss, 4), " → ", fixed(summary.last_loss, 4), " in ",
-              plural(summary.steps, "step"), ", ", format_count(std::llround(summary.tokens_per_s)),
-              " tokens/s (median); parameters ", summary.params_hash, "\n");
-  if (summary.evaluation) {
-    text += str("  validation: ", describe(*summary.evaluation), "\n");
-  }
-  if (summary.skipped > 0) {
-    text += str("  ", plural(summary.skipped, "step"), " skipped: gradients were not finite\n");
-  }
-  return text;
-}
-
 // Checks memory before the model is built, for an error with numbers instead of one from the
 // allocator.
-void check_device(const TrainConfig& config, const comm::Group& world) {
+void check_device(const RunConfig& config, const comm::Group& world) {
   const c10::Device device = device_of(config, world.rank(), world.size());
   if (device.is_cpu()) return;
   at::empty({1}, at::device(device));  // initializes the device: its memory is unknown before
@@ -108,25 +47,25 @@ void check_device(const TrainConfig& config, const comm::Group& world) {
 
 // Checks validation data before ranks are started: otherwise an error in it would appear only when
 // it is first read, perhaps hours into the run.
-void check_validation(const TrainConfig& config, const Resolved& resolved) {
+void check_validation(const RunConfig& config, const Resolved& resolved) {
   const auto source = make_validation_source(config, resolved);
   if (!source) return;
   if (source->vocab() > resolved.model.vocab) {
-    throw UsageError(str("--val-data: ", source->name(), " has ", source->vocab(),
-                         " different tokens; must be at most the ", resolved.model.vocab,
-                         " of the model"));
+    throw UsageError(Flag("val-data"), str(source->name(), " has ", source->vocab(),
+                                           " different tokens; must be at most the ",
+                                           resolved.model.vocab, " of the model"));
   }
   if (!source->fingerprint().empty() && !resolved.tokenizer.empty() &&
       source->fingerprint() != resolved.tokenizer) {
-    throw UsageError(str("--val-data: ", source->name(), " was made with another tokenizer (",
-                         source->fingerprint(), ") than --data ", config.data, " (",
-                         resolved.tokenizer, "); must be the same"));
+    throw UsageError(Flag("val-data"), str(source->name(), " was made with another tokenizer (",
+                                           source->fingerprint(), ") than --data ", config.data,
+                                           " (", resolved.tokenizer, "); must be the same"));
   }
   source->check(resolved.model.vocab);
 }
 
 // Returns the absolute path of the trace, for readers of the metrics.
-std::string trace_file(const TrainConfig& config) {
+std::string trace_file(const RunConfig& config) {
   std::error_code problem;
   return config.trace.empty() ? "" : std::filesystem::absolute(config.trace, problem).string();
 }
@@ -163,9 +102,330 @@ double unix_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// Records of the steps in the files of --metrics and --tensorboard.
+class Records {
+ public:
+  // `prints`: this process writes the files and warnings.
+  Records(const RunConfig& config, bool prints) : config_(config), prints_(prints) {
+    if (writes_lines()) metrics_log_.write([this] { open_metrics(); });
+  }
+
+  void open_events(std::int64_t first_step) {
+    if (config_.tensorboard.empty() || !prints_) return;
+    tensorboard_log_.write(
+        [&] { events_.emplace(config_.tensorboard, "--tensorboard", first_step); });
+  }
+
+  // Writes the finished steps that are not written yet.
+  void write_steps(Trainer& trainer) {
+    for (; written_ < trainer.history().size(); ++written_) {
+      StepMetrics step = trainer.history()[written_];
+      if (writes_lines()) {
+        trainer.put_ranks(step);
+        const std::string line = begun_
+                                     ? to_json(step)
+                                     : first_line(step, trainer.expected(), trainer.steps_in_all(),
+                                                  trace_file(config_), unix_now());
+        metrics_log_.write([&] {
+          open_metrics();
+          lines_->write(line);
+          begun_ = true;
+        });
+      }
+      if (events_) tensorboard_log_.write([&] { events_->write(step); });
+    }
+  }
+
+  // Leaves out the steps so far, which were rolled back.
+  void skip_steps(const Trainer& trainer) { written_ = trainer.history().size(); }
+
+  void write(const Summary& summary) {
+    if (!writes_lines()) return;
+    metrics_log_.write([&] {
+      open_metrics();
+      lines_->write(to_json(summary));
+    });
+  }
+
+  std::size_t written() const { return written_; }
+  std::string ending() const { return metrics_log_.ending() + tensorboard_log_.ending(); }
+
+ private:
+  bool writes_lines() const { return !config_.metrics.empty() && prints_; }
+  void open_metrics() {
+    if (!lines_) lines_.emplace(config_.metrics, "--metrics", config_.resume != "none");
+  }
+
+  const RunConfig& config_;
+  const bool prints_;
+  RunLog metrics_log_{"--metrics"}, tensorboard_log_{"--tensorboard"};
+  std::optional<LineFile> lines_;
+  std::optional<EventFile> events_;
+  std::size_t written_ = 0;  // steps of the history
+  bool begun_ = false;       // the first line is in the file
+};
+
+// Decides after which steps a checkpoint is saved.
+class SaveSchedule {
+ public:
+  // `prints`: this process checks the clock; Trainer::agree() shares its decision.
+  SaveSchedule(const RunConfig& config, bool prints)
+      : saves_(!config.save.empty()),
+        every_(config.save_every),
+        minutes_(prints && config.save_every == 0 ? config.save_minutes : 0) {}
+
+  bool is_due_by_time() const {
+    return saves_ && minutes_ > 0 &&
+           Clock::now() - last_ >= std::chrono::duration<double, std::ratio<60>>(minutes_);
+  }
+  // Returns true if step `step` is followed by a save. `asked`: a rank wishes it, or the step is
+  // the last one.
+  bool is_due(std::int64_t step, bool asked) const {
+    return saves_ && (asked || (every_ > 0 && step % every_ == 0));
+  }
+  void restart_clock() { last_ = Clock::now(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const bool saves_;
+  const std::int64_t every_;
+  const double minutes_;
+  Clock::time_point last_ = Clock::now();
+};
+
+// Reports steps that hang, with the stacks of this process. If the launcher restarts ranks, aborts
+// the process when it gives a step up.
+class HangReports {
+ public:
+  HangReports(const RunConfig& config, int rank, const Trainer& trainer, const SessionNotes& notes)
+      : rank_(rank), trainer_(trainer), notes_(notes), watchdog_({}, actions(config)) {}
+
+  void begin(std::int64_t step) { watchdog_.begin(step); }
+  void end() { watchdog_.end(); }
+
+ private:
+  process::StepWatchdog::Actions actions(const RunConfig& config) {
+    process::StepWatchdog::Actions actions;
+    actions.report = [this](const std::string& what) { report(what); };
+    if (config.max_restarts > 0) {
+      actions.give_up = [this](const std::string& what) {
+        report(what + ": this rank aborts to be restarted");
+        if (notes_.giving_up) notes_.giving_up(str(what, "; ", trainer_.last_calls()));
+        std::abort();
+      };
+    }
+    return actions;
+  }
+
+  void report(const std::string& what) {
+    std::string text =
+        str("tessera train: rank ", rank_, ": ", what, "; ", trainer_.last_calls(), "\n");
+    for (const std::string& call : stack_.read()) text += "    " + call + "\n";
+    for (const process::ThreadCalls& other : process::other_stacks()) {
+      text += str("  ", plural(other.threads, "thread"), " called ", quote(other.name), ":\n");
+      for (const std::string& call : other.calls) text += "    " + call + "\n";
+    }
+    write_all(2, text);
+  }
+
+  const int rank_;
+  const Trainer& trainer_;
+  const SessionNotes& notes_;
+  process::OwnStack stack_;
+  process::StepWatchdog watchdog_;  // last, because its thread uses the others
+};
+
+// One training run on one rank: start() describes it and loads a checkpoint, train() makes the
+// steps and finish() reports the result. All three are collective.
+class Session {
+ public:
+  // `prints`: this process prints for all ranks.
+  Session(const RunConfig& config, const comm::Group& world, Trainer& trainer, Records& records,
+          bool prints, const SessionNotes& notes)
+      : config_(config),
+        world_(world),
+        trainer_(trainer),
+        records_(records),
+        prints_(prints),
+        notes_(notes) {}
+
+  void start();
+  // Returns true if a wish stopped it before the last step.
+  bool train(const Wishes& wishes);
+  Ended finish(bool stopped);
+
+ private:
+  void say(const std::string& text) const {
+    if (prints_) write_all(2, text);
+  }
+  void note_step() const {
+    if (notes_.last_step != nullptr) *notes_.last_step = trainer_.steps_done();
+  }
+  bool all_done() const { return trainer_.steps_done() >= trainer_.steps_in_all(); }
+  void take_step(HangReports& hangs);
+  bool rolled_back();
+  Wish agree(const Wishes& wishes, const SaveSchedule& saves);
+  bool evaluates() const;
+  void write_steps();
+  bool print_report(const Summary& summary, const std::vector<std::string>& answers) const;
+  void print_saved(const LastSave& saved, bool stopped) const;
+
+  const RunConfig& config_;
+  const comm::Group& world_;
+  Trainer& trainer_;
+  Records& records_;
+  const bool prints_;
+  const SessionNotes& notes_;
+};
+
+void Session::start() {
+  say(trainer_.describe());
+  if (config_.comm == Comm::off) {
+    say("NOT SYNCHRONIZED (--comm off): every rank trains its own model. For benchmarking "
+        "only; the loss is that of rank 0.\n");
+  }
+  std::vector<std::string> notes = trainer_.data_notes();
+  const auto resumed = trainer_.resume(notes);
+  for (const std::string& note : notes) say(visible_lines(note) + "\n");
+  if (prints_ && !resumed) {
+    keep_companions(config_);
+    std::vector<std::string> start = start_notes(config_);
+    const Resolved& resolved = trainer_.resolved();
+    start.push_back(adapters_note(config_, resolved.model));
+    start.push_back(context_note(resolved.model, resolved.seq));
+    for (const std::string& note : start) {
+      if (!note.empty()) say(visible_lines(note) + "\n");
+    }
+  }
+  if (resumed) say(str("resumed after step ", trainer_.steps_done(), ": ", *resumed, "\n"));
+  if (all_done()) {
+    say(str("nothing is left to train: all ", plural(trainer_.steps_in_all(), "step"),
+            " are done. Use a larger --steps to continue.\n"));
+  }
+  note_step();
+  records_.open_events(trainer_.steps_done() + 1);
+}
+
+bool Session::train(const Wishes& wishes) {
+  std::optional<Progress> bar;
+  if (prints_) {
+    ProgressOptions shown;
+    shown.label = "training";
+    shown.unit = "step";
+    shown.before = trainer_.steps_done();
+    bar.emplace(trainer_.steps_in_all(), shown);
+  }
+  SaveSchedule saves(config_, prints_);
+  HangReports hangs(config_, world_.rank(), trainer_, notes_);
+  bool stopped = false;
+  while (!all_done() && !stopped) {
+    take_step(hangs);
+    if (rolled_back()) continue;
+    const Wish wish = agree(wishes, saves);
+    stopped = wish == Wish::stop;
+    const bool save = saves.is_due(trainer_.steps_done(), wish != Wish::none || all_done());
+    if (save || all_done() || stopped) trainer_.finish();
+    if (evaluates() && !stopped) trainer_.evaluate();
+    if (bar && !trainer_.history().empty()) {
+      bar->update(trainer_.steps_done(), step_line(trainer_.history().back()));
+    }
+    if (save) {
+      trainer_.save();
+      saves.restart_clock();
+    }
+    write_steps();
+  }
+  if (bar) bar->finish();
+  return stopped;
+}
+
+void Session::take_step(HangReports& hangs) {
+  hangs.begin(trainer_.steps_done() + 1);
+  trainer_.launch();
+  // A step that may be rolled back is waited for; others run while the next one is prepared.
+  trainer_.finish(config_.on_nan == OnNan::rollback ? 0 : 1);
+  hangs.end();
+  note_step();
+}
+
+// Loads the last checkpoint if the step was not finite and --on-nan is rollback.
+bool Session::rolled_back() {
+  if (config_.on_nan != OnNan::rollback || !trainer_.history().back().broke()) return false;
+  const std::int64_t step = trainer_.history().back().step;
+  const std::string what = trainer_.history().back().non_finite;
+  const std::string from = trainer_.roll_back();
+  records_.skip_steps(trainer_);
+  say(str("\nstep ", step, ": ", what, ". Rolled back to ", from,
+          "; data up to this step is skipped\n"));
+  return true;
+}
+
+// Returns the strongest wish of all ranks.
+Wish Session::agree(const Wishes& wishes, const SaveSchedule& saves) {
+  Wish own = wishes ? wishes() : Wish::none;
+  if (own == Wish::none && saves.is_due_by_time()) own = Wish::save;
+  return static_cast<Wish>(trainer_.agree(static_cast<int>(own)));
+}
+
+bool Session::evaluates() const {
+  const bool due = config_.eval_every > 0 && trainer_.steps_done() % config_.eval_every == 0;
+  return trainer_.validates() && (due || all_done());
+}
+
+void Session::write_steps() {
+  for (std::size_t i = records_.written(); i < trainer_.history().size(); ++i) {
+    const StepMetrics& step = trainer_.history()[i];
+    if (step.non_finite.empty()) continue;
+    say(str("\nstep ", step.step, " is skipped: ", step.non_finite,
+            ". Later steps like this are only counted.\n"));
+  }
+  records_.write_steps(trainer_);
+}
+
+Ended Session::finish(bool stopped) {
+  const LastSave saved = trainer_.finish_saving();
+  Summary summary = trainer_.summary();
+  summary.interrupted = stopped;
+  const std::vector<std::string> answers = trainer_.answers(stopped ? 0 : config_.samples);
+  records_.write(summary);
+  const bool printed = !prints_ || print_report(summary, answers);
+  say(records_.ending());
+  print_saved(saved, stopped);
+  trainer_.write_trace();  // after all other output, because it may fail
+  world_.barrier();        // no rank exits while another still needs it
+  if (!saved.failure.empty()) return Ended::unsaved;
+  if (!printed) return Ended::untold;
+  if (!stopped) return Ended::done;
+  return config_.save.empty() ? Ended::stopped : Ended::saved;
+}
+
+// Returns false if the tables cannot be written. A closed pipe is not an error. Others are reported
+// by the exit status, after everything else is done.
+bool Session::print_report(const Summary& summary, const std::vector<std::string>& answers) const {
+  if (write_all(1, final_report(trainer_, summary, answers)) || errno == EPIPE) return true;
+  say(str("tessera train: cannot write the tables to stdout: ", std::strerror(errno),
+          ". Everything else is done.\n"));
+  return false;
+}
+
+void Session::print_saved(const LastSave& saved, bool stopped) const {
+  if (!saved.folder.empty()) say(str("saved: ", saved.folder, "\n"));
+  if (!saved.failure.empty()) {
+    say(str("NOT SAVED: the state after step ", trainer_.steps_done(),
+            " is lost, because its save failed: ", saved.failure, "\n  last good checkpoint: ",
+            saved.last_good.empty() ? "none" : saved.last_good, "\n"));
+  }
+  if (stopped) {
+    say(str("stopped after step ", trainer_.steps_done(),
+            config_.save.empty()    ? "; nothing was saved, because --save was not given\n"
+            : saved.failure.empty() ? "; --resume auto continues from there\n"
+                                    : "; --resume auto continues from the last good checkpoint\n"));
+  }
+}
+
 }  // namespace
 
-Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int rank) {
+Fd check_run(const RunConfig& config, const Resolved& resolved, int ranks, int rank) {
   check_mesh(config, resolved, ranks);
   device_of(config, rank, ranks);
   Fd held;
@@ -186,194 +446,15 @@ Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks, int
   return held;
 }
 
-Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes,
-                  const SessionNotes& told) {
-  const bool speaks = world.rank() == 0 || world.simulated();
-  std::optional<LineFile> lines;
-  RunLog metrics_log("--metrics"), tensorboard_log("--tensorboard");
-  const bool writes_lines = !config.metrics.empty() && speaks;
-  const auto open_metrics = [&] {
-    if (!lines) lines.emplace(config.metrics, "--metrics", config.resume != "none");
-  };
-  if (writes_lines) metrics_log.write(open_metrics);
+Ended run_session(const RunConfig& config, const comm::Group& world, const Wishes& wishes,
+                  const SessionNotes& notes) {
+  const bool prints = world.rank() == 0 || world.simulated();
+  Records records(config, prints);
   check_device(config, world);
   Trainer trainer(config, world);
-  if (speaks) {
-    write_all(2, trainer.describe());
-    if (config.comm == "off") {
-      write_all(2,
-                "NOT SYNCHRONIZED (--comm off): every rank trains its own model. For benchmarking "
-                "only; the loss is that of rank 0.\n");
-    }
-  }
-  std::vector<std::string> notes = trainer.data_notes();
-  const auto resumed = trainer.resume(notes);
-  if (speaks) {
-    for (const std::string& note : notes) write_all(2, visible_lines(note) + "\n");
-    if (!resumed) {
-      keep_companions(config);
-      std::vector<std::string> start = start_notes(config);
-      start.push_back(adapters_note(config, trainer.resolved().model));
-      start.push_back(context_note(trainer.resolved().model, trainer.resolved().seq));
-      for (const std::string& note : start) {
-        if (!note.empty()) write_all(2, visible_lines(note) + "\n");
-      }
-    }
-    if (resumed)
-      write_all(2, str("resumed after step ", trainer.steps_done(), ": ", *resumed, "\n"));
-    if (trainer.steps_done() >= trainer.steps_in_all()) {
-      write_all(2, str("nothing is left to train: all ", plural(trainer.steps_in_all(), "step"),
-                       " are done. Use a larger --steps to continue.\n"));
-    }
-  }
-  const auto note_step = [&] {
-    if (told.last_step != nullptr) *told.last_step = trainer.steps_done();
-  };
-  note_step();
-  std::optional<EventFile> events;
-  if (!config.tensorboard.empty() && speaks) {
-    tensorboard_log.write(
-        [&] { events.emplace(config.tensorboard, "--tensorboard", trainer.steps_done() + 1); });
-  }
-  const bool saves = !config.save.empty();
-  // Rank 0 checks the clock, and agree() shares its decision with the other ranks.
-  const bool by_time = saves && config.save_every == 0 && config.save_minutes > 0 && speaks;
-  auto last_save = std::chrono::steady_clock::now();
-  const auto save_is_due = [&] {
-    return by_time && std::chrono::steady_clock::now() - last_save >=
-                          std::chrono::duration<double, std::ratio<60>>(config.save_minutes);
-  };
-  bool interrupted = false;
-  {
-    std::optional<Progress> bar;
-    if (speaks) {
-      ProgressOptions shown;
-      shown.label = "training";
-      shown.unit = "step";
-      shown.before = trainer.steps_done();
-      bar.emplace(trainer.steps_in_all(), shown);
-    }
-    process::OwnStack stack;  // declared before the watchdog, whose thread uses it
-    const auto say = [&](const std::string& what) {
-      std::string text =
-          str("tessera train: rank ", world.rank(), ": ", what, "; ", trainer.last_calls(), "\n");
-      for (const std::string& call : stack.read()) text += "    " + call + "\n";
-      for (const process::ThreadCalls& other : process::other_stacks()) {
-        text += str("  ", plural(other.threads, "thread"), " called ", quote(other.name), ":\n");
-        for (const std::string& call : other.calls) text += "    " + call + "\n";
-      }
-      write_all(2, text);
-    };
-    process::StepWatchdog::Actions actions{say, nullptr};
-    if (config.max_restarts > 0) {
-      // The launcher starts the ranks again.
-      actions.give_up = [&](const std::string& what) {
-        say(what + ": this rank aborts to be restarted");
-        if (told.giving_up) told.giving_up(str(what, "; ", trainer.last_calls()));
-        std::abort();
-      };
-    }
-    process::StepWatchdog watchdog({}, actions);
-    std::size_t written = 0;  // rows of the history that are in the file
-    bool begun = false;       // the first line is in the file
-    while (trainer.steps_done() < trainer.steps_in_all() && !interrupted) {
-      watchdog.begin(trainer.steps_done() + 1);
-      trainer.launch();
-      // A step that may be rolled back is waited for; others run while the next one is prepared.
-      trainer.finish(config.on_nan == "rollback" ? 0 : 1);
-      watchdog.end();
-      note_step();
-      if (config.on_nan == "rollback" && trainer.history().back().broke()) {
-        const std::int64_t step = trainer.history().back().step;
-        const std::string what = trainer.history().back().non_finite;
-        const std::string from = trainer.roll_back();
-        written = trainer.history().size();
-        if (speaks) {
-          write_all(2, str("\nstep ", step, ": ", what, ". Rolled back to ", from,
-                           "; data up to this step is skipped\n"));
-        }
-        continue;
-      }
-      Wish own = wishes ? wishes() : Wish::none;
-      if (own == Wish::none && save_is_due()) own = Wish::save;
-      const auto wish = static_cast<Wish>(trainer.agree(static_cast<int>(own)));
-      interrupted = wish == Wish::stop;
-      const bool due = config.save_every > 0 && trainer.steps_done() % config.save_every == 0;
-      const bool last = trainer.steps_done() == trainer.steps_in_all();
-      const bool saved = saves && (due || last || wish != Wish::none);
-      if (saved || last || interrupted) trainer.finish();
-      const bool evaluates = config.eval_every > 0 && trainer.steps_done() % config.eval_every == 0;
-      if (trainer.validates() && !interrupted && (evaluates || last)) trainer.evaluate();
-      if (bar && !trainer.history().empty()) {
-        bar->update(trainer.steps_done(), status(trainer.history().back()));
-      }
-      if (saved) {
-        trainer.save();
-        last_save = std::chrono::steady_clock::now();
-      }
-      for (; written < trainer.history().size(); ++written) {
-        StepMetrics step = trainer.history()[written];
-        if (speaks && !step.non_finite.empty()) {
-          write_all(2, str("\nstep ", step.step, " is skipped: ", step.non_finite,
-                           ". Later steps like this are only counted.\n"));
-        }
-        if (writes_lines) {
-          trainer.put_ranks(step);
-          const std::string line =
-              begun ? to_json(step)
-                    : first_line(step, trainer.expected(), trainer.steps_in_all(),
-                                 trace_file(config), unix_now());
-          metrics_log.write([&] {
-            open_metrics();
-            lines->write(line);
-            begun = true;
-          });
-        }
-        if (events) tensorboard_log.write([&] { events->write(step); });
-      }
-    }
-    if (bar) bar->finish();
-  }
-  const LastSave saved = trainer.finish_saving();
-  Summary summary = trainer.summary();
-  summary.interrupted = interrupted;
-  const std::vector<std::string> answers = trainer.answers(interrupted ? 0 : config.samples);
-  if (writes_lines) {
-    metrics_log.write([&] {
-      open_metrics();
-      lines->write(to_json(summary));
-    });
-  }
-  bool untold = false;
-  if (speaks) {
-    // A closed pipe is not an error. Other errors are reported after everything else is done.
-    if (!write_all(1, ending(trainer, summary, answers)) && errno != EPIPE) {
-      untold = true;
-      write_all(2, str("tessera train: cannot write the tables to stdout: ", std::strerror(errno),
-                       ". Everything else is done.\n"));
-    }
-    write_all(2, metrics_log.ending() + tensorboard_log.ending());
-    if (!saved.folder.empty()) write_all(2, str("saved: ", saved.folder, "\n"));
-    if (!saved.failure.empty()) {
-      write_all(
-          2, str("NOT SAVED: the state after step ", trainer.steps_done(),
-                 " is lost, because its save failed: ", saved.failure, "\n  last good checkpoint: ",
-                 saved.last_good.empty() ? "none" : saved.last_good, "\n"));
-    }
-    if (interrupted) {
-      write_all(2, str("stopped after step ", trainer.steps_done(),
-                       !saves ? "; nothing was saved, because --save was not given\n"
-                       : saved.failure.empty()
-                           ? "; --resume auto continues from there\n"
-                           : "; --resume auto continues from the last good checkpoint\n"));
-    }
-  }
-  trainer.write_trace();  // after all other output, because it may fail
-  world.barrier();        // no rank exits while another still needs it
-  if (!saved.failure.empty()) return Ended::unsaved;
-  if (untold) return Ended::untold;
-  if (!interrupted) return Ended::done;
-  return saves ? Ended::saved : Ended::stopped;
+  Session session(config, world, trainer, records, prints, notes);
+  session.start();
+  return session.finish(session.train(wishes));
 }
 
 }  // namespace tessera::train

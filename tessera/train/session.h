@@ -18,7 +18,7 @@ using Wishes = std::function<Wish()>;
 // files that this rank cannot read or write. Changes nothing. Not collective: the launcher calls it
 // before it starts the ranks, so that there is one message instead of one from each rank. Keep the
 // result until the end of the run, as that of check_lines().
-[[nodiscard]] Fd check_run(const TrainConfig& config, const Resolved& resolved, int ranks,
+[[nodiscard]] Fd check_run(const RunConfig& config, const Resolved& resolved, int ranks,
                            int rank = 0);
 
 // Result of run_session().
@@ -38,7 +38,7 @@ struct SessionNotes {
 // Collective. Trains from the first step to the last. Writes metrics, trace and checkpoints. Rank 0
 // shows a progress bar on stderr, and at the end three tables and some answers of the model on
 // stdout.
-Ended run_session(const TrainConfig& config, const comm::Group& world, const Wishes& wishes,
+Ended run_session(const RunConfig& config, const comm::Group& world, const Wishes& wishes,
                   const SessionNotes& notes = {});
 
 }  // namespace tessera::train

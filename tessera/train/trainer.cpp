@@ -1,31 +1,35 @@
 #include "tessera/train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/parallel/gather_texts.h"
+#include "tessera/train/evaluate.h"
 #include "tessera/train/trainer_impl.h"
 
 namespace tessera::train {
 namespace {
 
-constexpr int kMostRollbacks = 10;
+constexpr int kMaxRollbacks = 10;
 
 }  // namespace
 
 // [Note: owner] Allocations of the calling thread are charged to the trainer only during a call,
 // because a trainer may be made, used and destroyed by different threads.
-Trainer::Trainer(TrainConfig config, comm::Group world) {
+Trainer::Trainer(RunConfig config, comm::Group world) {
   memory::install();
   apply_threads(config);
   auto ledger = std::make_shared<memory::Ledger>(
       str("rank ", world.rank()), config.memory_limit,
-      config.device == "cpu" ? memory::CountedMemory::host : memory::CountedMemory::device);
+      config.device == Device::cpu ? memory::CountedMemory::host : memory::CountedMemory::device);
   const memory::OwnerScope owner(ledger);
   // Make the GPU of this rank the current one: LibTorch makes contexts and pinned memory on the
   // current device, which would otherwise be the first one for all ranks of a host.
@@ -65,7 +69,7 @@ std::optional<std::string> Trainer::resume(std::vector<std::string>& notes) {
 std::string Trainer::roll_back() {
   Impl& impl = *impl_;
   const memory::OwnerScope owner(impl.ledger);
-  if (++impl.rollbacks > kMostRollbacks) {
+  if (++impl.rollbacks > kMaxRollbacks) {
     throw Error(
         str("gradients were not finite ", impl.rollbacks,
             " times, and rolling back to the last checkpoint did not help. Lower --lr (now ",
@@ -113,9 +117,9 @@ std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
         at::tensor(std::vector<data::Token>(text.end() - length, text.end()), at::kLong)
             .unsqueeze(0);  // [1, T]
     // Sequence parallelism needs equal shards. Padding does not affect the tokens before it.
-    const std::int64_t tp = config.sequence_parallel ? config.axes.tp() : 1;
+    const std::int64_t parts = config.sequence_ranks();
     const at::Tensor logits =
-        model.predict(at::constant_pad_nd(ids, {0, (length + tp - 1) / tp * tp - length}),
+        model.predict(at::constant_pad_nd(ids, {0, (length + parts - 1) / parts * parts - length}),
                       [](torch::nn::Module& last, const at::Tensor& x) {
                         return dynamic_cast<models::HeadImpl&>(last).logits(x);
                       });
@@ -147,8 +151,61 @@ void Trainer::write_trace() const {
 }
 
 std::vector<std::string> Trainer::data_notes() const { return impl_->source->notes(); }
-const TrainConfig& Trainer::config() const { return impl_->config; }
+const RunConfig& Trainer::config() const { return impl_->config; }
 const Resolved& Trainer::resolved() const { return impl_->resolved; }
 const std::vector<StepMetrics>& Trainer::history() const { return impl_->history; }
+
+// Every mesh evaluates the same samples: batches of the size of a step, from the beginning of the
+// validation data, divided over replicas as in training. The model runs without gradients between
+// two steps, so that training is not affected.
+Evaluation Trainer::Impl::evaluate() {
+  const at::NoGradGuard no_gradients;
+  const std::int64_t asked = validation->samples_per_epoch() == 0 && config.eval_batches == 0
+                                 ? kEndlessBatches
+                                 : config.eval_batches;
+  const std::int64_t batches = batches_of(*validation, sampler.global_batch(), asked);
+  double sums[2] = {0, 0};  // of losses, and of predicted tokens
+  for (std::int64_t b = 0; b < batches; ++b) {
+    std::vector<MicroBatch> micro_batches;
+    for (std::int64_t k = 0; k < sampler.micro_batches; ++k) {
+      data::Batch batch = validation->batch(sampler.first(b, replica, k), sampler.micro_batch);
+      sums[1] += static_cast<double>(batch.predicted);
+      micro_batches.push_back(
+          {std::move(batch.ids), std::move(batch.targets), std::move(batch.document_starts)});
+    }
+    for (const at::Tensor& loss : model.evaluate(micro_batches)) sums[0] += loss.item<double>();
+  }
+  // All ranks of a replica have the same sums.
+  const comm::Group& dp = model.mesh().dp();
+  const at::Tensor mine = at::empty({2}, at::kDouble),
+                   all = at::empty({2 * dp.size()}, at::kDouble);
+  std::copy(sums, sums + 2, mine.data_ptr<double>());
+  comm::Call call;
+  call.traffic = comm::Traffic::control;
+  call.label = "evaluation";
+  dp.all_gather(all, mine, call).wait();
+  Evaluation out;
+  for (int r = 0; r < dp.size(); ++r) {
+    out.loss_sum += all.data_ptr<double>()[2 * r];
+    out.tokens += static_cast<std::int64_t>(all.data_ptr<double>()[2 * r + 1]);
+  }
+  out.bytes = static_cast<double>(out.tokens) * validation->bytes_per_token();
+  return out;
+}
+
+bool Trainer::validates() const { return impl_->validation != nullptr; }
+
+Evaluation Trainer::evaluate() {
+  Impl& impl = *impl_;
+  const memory::OwnerScope owner(impl.ledger);
+  impl.finish(0);
+  impl.clock.pause();
+  const HostTime began = host_now();
+  Evaluation out = impl.evaluate();
+  out.seconds = seconds_between(began, host_now());
+  if (!impl.history.empty()) impl.history.back().evaluation = out;
+  impl.evaluation = out;
+  return out;
+}
 
 }  // namespace tessera::train

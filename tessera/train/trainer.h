@@ -18,7 +18,7 @@ class Trainer {
  public:
   // Collective. Installs the counting allocator. Allocations of the calling thread are charged to
   // the trainer's ledger during each call.
-  Trainer(TrainConfig config, comm::Group world);
+  Trainer(RunConfig config, comm::Group world);
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -72,7 +72,7 @@ class Trainer {
   // Collective. Writes the file of --trace, if given.
   void write_trace() const;
 
-  const TrainConfig& config() const;
+  const RunConfig& config() const;
   memory::Ledger& ledger() const;  // memory of this rank
   const Resolved& resolved() const;
   std::vector<std::string> data_notes() const;  // omitted or truncated parts of the data

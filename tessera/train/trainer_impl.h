@@ -9,16 +9,16 @@
 
 #include "tessera/core/text.h"
 #include "tessera/data/prefetch.h"
-#include "tessera/data/sampler.h"
+#include "tessera/data/source.h"
 #include "tessera/memory/allocator.h"
-#include "tessera/memory/device_limit.h"
+#include "tessera/memory/device_memory.h"
 #include "tessera/models/language_model.h"
 #include "tessera/process/nvml.h"
 #include "tessera/train/from_config.h"
 #include "tessera/train/phase_clock.h"
 #include "tessera/train/rank_phases.h"
+#include "tessera/train/run_trace.h"
 #include "tessera/train/saving.h"
-#include "tessera/train/trace.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera::train {
@@ -31,7 +31,7 @@ inline double seconds_between(HostTime from, HostTime to) {
 
 struct Trainer::Impl {
   // Members are made, and calls run, in a scope that charges `l` ([Note: owner]).
-  Impl(TrainConfig c, comm::Group w, std::shared_ptr<memory::Ledger> l)
+  Impl(RunConfig c, comm::Group w, std::shared_ptr<memory::Ledger> l)
       : config(std::move(c)),
         world(std::move(w)),
         resolved(resolve(config, world.size())),
@@ -44,20 +44,20 @@ struct Trainer::Impl {
         // With --comm off every rank is a separate replica, with its own data.
         model(models::layers_of(resolved.model, nn::ParamOptions::unallocated(at::device(device)),
                                 vocab_multiple(config)),
-              mesh_of(config, resolved, config.comm == "off" ? comm::Group() : world),
+              mesh_of(config, resolved, config.comm == Comm::off ? comm::Group() : world),
               parallel_options(config, resolved, device, ledger)),
         plan(train::plan(config, resolved, model.mesh().coordinate(),
                          model.mesh().group(Axis::dp_shard).shares_memory())),
         sampler{resolved.axes.dp(), resolved.grad_accum, config.micro_batch},
-        replica(config.comm == "off" ? world.rank() : model.mesh().dp().rank()),
-        saver(config, resolved, model, config.comm == "off" ? comm::Group() : world),
+        replica(config.comm == Comm::off ? world.rank() : model.mesh().dp().rank()),
+        saver(config, resolved, model, config.comm == Comm::off ? comm::Group() : world),
         gpu(device.is_cpu() ? -1 : device.index()),
         data([this](std::uint64_t first) { return make_batches(first); },
              static_cast<std::uint64_t>(sampler.global_batch()),
              static_cast<std::size_t>(config.data_ahead)) {
     model.watch([this](const pipeline::Span& span) { on_span(span); });
     for (const auto& [axis, group] : model.groups()) {
-      group.observe(std::make_shared<CallListener>(axis, trace, waited));
+      group.observe(std::make_shared<CallListener>(axis, trace, comm_clock, waited));
     }
   }
   // The groups may outlive their observers.
@@ -99,7 +99,7 @@ struct Trainer::Impl {
   }
   zero::Engine& engine() { return model.engine(); }
 
-  const TrainConfig config;
+  const RunConfig config;
   const comm::Group world;
   const Resolved resolved;
   const std::optional<double> predicted_s = predicted_step(config, resolved);  // of a step
@@ -110,6 +110,7 @@ struct Trainer::Impl {
   const std::unique_ptr<data::Source> validation;  // null if there is none
   // Declared before the model, whose calls are observed until it is destroyed.
   Trace trace;
+  CommClock comm_clock;
   CallListener::Waited waited{0};  // ns spent waiting for communication since the run began
   std::int64_t counted = 0;        // value of `waited` up to which it was subtracted from spans
   ParallelModel model;

@@ -40,7 +40,7 @@ int Trainer::agree(int wish) {
   Impl& impl = *impl_;
   const memory::OwnerScope owner(impl.ledger);
   // With --comm off there is no communication, and simulated ranks have no times.
-  if (impl.config.comm != "on" || impl.world.size() == 1 || impl.world.simulated()) return wish;
+  if (impl.config.comm != Comm::on || impl.world.size() == 1 || impl.world.simulated()) return wish;
   std::vector<double> own = {static_cast<double>(wish)};
   const StepMetrics last = impl.history.empty() ? StepMetrics() : impl.history.back();
   const RankPhases phases = phases_of(last);

@@ -13,7 +13,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/memory/device_usage.h"
+#include "tessera/memory/device_memory.h"
 #include "tessera/nn/pass.h"
 #include "tessera/parallel/gather_texts.h"
 #include "tessera/parallel/model_chunk.h"
@@ -210,6 +210,7 @@ void Trainer::Impl::launch() {
   memory::reset_device_peak(device);
   trace.begin_step(out.step);
   const std::int64_t waited_before = counted = waited;
+  comm_clock.take();  // calls between steps, as of an evaluation, do not count
   const ParallelModel::Sent before = model.sent();
   const HostTime began = host_now();
 
@@ -234,7 +235,7 @@ void Trainer::Impl::launch() {
     sent[axis] += static_cast<std::int64_t>(own.sent_bytes);
     all = all + own;
   }
-  out.comm_s = static_cast<double>(all.busy_ns) * 1e-9;
+  out.comm_s = comm_clock.take();
   out.sent_bytes = static_cast<std::int64_t>(all.sent_bytes);
   out.control_bytes = static_cast<std::int64_t>(all.control_bytes);
   note_memory(replays);
@@ -263,7 +264,7 @@ void Trainer::Impl::note_memory(bool replayed) {
 
 // Returns the texts of all ranks; only that of this rank if communication is off.
 std::vector<std::string> Trainer::Impl::texts_of_ranks(const std::string& mine) const {
-  if (config.comm != "on" || world.size() == 1 || world.simulated()) return {mine};
+  if (config.comm != Comm::on || world.size() == 1 || world.simulated()) return {mine};
   return parallel::gather_texts(world, mine, "what is not finite");
 }
 
@@ -343,12 +344,12 @@ void Trainer::Impl::finish(std::size_t under_way_at_most) {
       trace.span(str("step ", out.step), times.began, moved_by(times.began, times.work_s));
     }
     const bool alone = world.simulated() && world.size() > 1;  // values of other ranks are invalid
-    if (out.broke() && !alone && (config.on_nan != "skip" || !found_non_finite)) {
+    if (out.broke() && !alone && (config.on_nan != OnNan::skip || !found_non_finite)) {
       out.non_finite = find_non_finite(info, out.step);
       found_non_finite = true;
     }
     history.push_back(out);
-    if (out.broke() && config.on_nan == "stop" && !alone) {
+    if (out.broke() && config.on_nan == OnNan::stop && !alone) {
       throw Error(str("step ", out.step, ": ", out.non_finite, " (loss ", info.loss, ", norm ",
                       info.grad_norm, "). If the loss grew before, lower --lr (now ", out.lr,
                       ") or raise --warmup. --on-nan skip skips such steps."));

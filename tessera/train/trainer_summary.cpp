@@ -39,8 +39,15 @@ Summary Trainer::expected() const {
              {"tp", str(impl.config.axes.tp())},
              {"pp", str(impl.config.axes.pp())},
              {"zero", str(impl.config.zero)},
-             {"layout", impl.config.layout},
-             {"comm", impl.config.comm},
+             {"layout", impl.config.layout.name},
+             {"lr", str(impl.resolved.lr)},
+             {"global_batch", str(impl.resolved.global_batch)},
+             {"micro_batch", str(impl.config.micro_batch)},
+             {"grad_accum", str(impl.resolved.grad_accum)},
+             {"seq", str(impl.resolved.seq)},
+             {"seed", str(impl.config.seed)},
+             {"optimizer", str(impl.config.optimizer)},
+             {"comm", str(impl.config.comm)},
              {"data", impl.config.data}};
   return out;
 }
@@ -94,23 +101,23 @@ std::string Trainer::describe() const {
   const Impl& impl = *impl_;
   const ModelShape& shape = impl.resolved.model;
   const std::string scaling =
-      impl.config.lr_scaling == "none"
+      impl.config.lr_scaling == LrScaling::none
           ? std::string()
           : str("learning rate ", impl.resolved.lr, ": ", impl.resolved.base_lr, " for a batch of ",
                 impl.config.lr_reference_batch, ", ",
-                impl.config.lr_scaling == "sqrt" ? "times the square root of " : "times ",
+                impl.config.lr_scaling == LrScaling::sqrt ? "times the square root of " : "times ",
                 impl.resolved.global_batch, " / ", impl.config.lr_reference_batch, "\n");
-  return str(shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()),
-             " parameters (", plural(shape.layers, "layer"), ", width ", shape.hidden, ", ",
-             plural(shape.heads, "head"), ", vocabulary ", shape.vocab, ")\n", impl.source->name(),
-             samples_of(*impl.source), ": ", plural(impl.resolved.steps, "step"), " of ",
-             impl.resolved.global_batch, " × ", plural(impl.resolved.seq, "token"), " = ",
-             plural(impl.resolved.axes.dp(), "data-parallel rank"), " × ", impl.resolved.grad_accum,
-             " × ", plural(impl.config.micro_batch, "sequence"), "\nZeRO-", impl.config.zero, ", ",
-             impl.config.layout, ", ", impl.world.size() == 1 ? "one rank" : impl.world.backend(),
-             ", ", plural(at::get_num_threads(), "thread"), " per rank on ",
-             impl.device.is_cpu() ? "the CPU" : "a GPU", "; ", impl.model.describe(), "\n",
-             scaling);
+  return str(
+      shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()), " parameters (",
+      plural(shape.layers, "layer"), ", width ", shape.hidden, ", ", plural(shape.heads, "head"),
+      ", vocabulary ", shape.vocab, ")\n", impl.source->name(), samples_of(*impl.source), ": ",
+      plural(impl.resolved.steps, "step"), " of ", impl.resolved.global_batch, " × ",
+      plural(impl.resolved.seq, "token"), " = ",
+      plural(impl.resolved.axes.dp(), "data-parallel rank"), " × ", impl.resolved.grad_accum, " × ",
+      plural(impl.config.micro_batch, "sequence"), "\nZeRO-", impl.config.zero, ", ",
+      impl.config.layout.name, ", ", impl.world.size() == 1 ? "one rank" : impl.world.backend(),
+      ", ", plural(at::get_num_threads(), "thread"), " per rank on ",
+      impl.device.is_cpu() ? "the CPU" : "a GPU", "; ", impl.model.describe(), "\n", scaling);
 }
 
 }  // namespace tessera::train

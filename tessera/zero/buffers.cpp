@@ -1,5 +1,7 @@
 #include "tessera/zero/buffers.h"
 
+#include "tessera/comm/backend.h"
+
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 

@@ -89,26 +89,23 @@ const EngineOptions& checked(const EngineOptions& options, const DataGroups& gro
   require(options.clip_norm >= 0 && std::isfinite(options.clip_norm),
           str("clip_norm: got ", options.clip_norm,
               ", must be finite and greater than 0, or 0 to disable clipping"));
+  const bool hooked = options.reduce_hook != nullptr;
+  require(!hooked || !groups.hybrid(),
+          str("reduce_hook: got dp_replicate ", groups.replicate.size(),
+              ", must be 1. Gradients of several replicas are reduced in two parts"));
+  require(!hooked ||
+              options.reduce.value_or(default_reduce_policy(options.stage)) == ReducePolicy::last,
+          str("reduce_hook: gradients must be reduced once per step, not for each micro-batch. Set "
+              "reduce = ReducePolicy::last (stage ",
+              options.stage, ")"));
   if (options.grad_compression == GradCompression::none) return options;
+  require(!hooked, str("reduce_hook: got grad_compression ", name(options.grad_compression),
+                       ", must be none. Compress in the hook"));
   require(
       options.layout.grad == 4,
       str("grad_compression ", name(options.grad_compression), ": got layout ", options.layout.name,
           ", whose gradients have 16 bits. Use a layout with fp32 gradients: fp32 or "
           "bf16-fp32grad"));
-  if (options.grad_compression != GradCompression::powersgd) return options;
-  require(options.stage == 0,
-          str("grad_compression powersgd: got stage ", options.stage,
-              ", must be 0: sharded gradients are never whole matrices. Use grad_compression bf16 "
-              "or stage 0"));
-  require(options.reduce.value_or(ReducePolicy::last) == ReducePolicy::last,
-          "grad_compression powersgd: gradients must be reduced once per step "
-          "(ReducePolicy::last), not for each micro-batch");
-  const PowerSgd& how = options.power_sgd;
-  require(how.rank >= 1, str("power_sgd.rank: got ", how.rank, ", must be at least 1"));
-  require(how.warm_up_steps >= 0,
-          str("power_sgd.warm_up_steps: got ", how.warm_up_steps, ", must be at least 0"));
-  require(how.least_saving >= 0 && std::isfinite(how.least_saving),
-          str("power_sgd.least_saving: got ", how.least_saving, ", must be finite and at least 0"));
   return options;
 }
 
@@ -153,9 +150,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, DataGroups g, EngineOpt
                                " has a post-accumulate hook, and the engine needs to set its own. "
                                "Remove the hook (set_post_acc_grad_hooks), or use register_hook"));
   }
-  device_problem = options.grad_compression == GradCompression::powersgd
-                       ? "gradients are compressed by PowerSGD, which runs on the host"
-                       : StepOnDevice::problem(plan, *update);
+  device_problem = StepOnDevice::problem(plan, *update);
   if (options.layout.fp16() && !device_problem.empty()) {
     throw UsageError(str("layout fp16 requires steps that run on a GPU, which scale the loss, but ",
                          device_problem, ". Use the layout bf16"));
@@ -466,6 +461,7 @@ std::int64_t Engine::steps() const {
 }
 std::string EngineGraphs::problem() const {
   const Engine::Impl& impl = *engine_.impl_;
+  if (impl.options.reduce_hook) return "a replay does not call the reduce_hook";
   return impl.device ? impl.device->capture_problem() : impl.device_problem;
 }
 void EngineGraphs::prepare(const Begin& begin, const StepOptions& options) {
@@ -475,7 +471,7 @@ PendingStep EngineGraphs::replayed() { return engine_.impl_->replayed(); }
 std::int64_t Engine::traveling_param_bytes() const {
   return impl_->plan.param_bytes(/*frozen=*/impl_->gatherer.shards());
 }
-std::int64_t Engine::traveling_grad_bytes() const { return impl_->reducer.traveling_bytes(); }
+std::int64_t Engine::traveling_grad_bytes() const { return impl_->plan.grad_bytes(); }
 
 Times Engine::times() const {
   return {impl_->reducer.exposed().seconds() + impl_->gatherer.exposed().seconds(),

@@ -14,9 +14,7 @@
 #include "tessera/comm/group.h"
 #include "tessera/comm/mesh.h"
 #include "tessera/nn/unit.h"
-#include "tessera/zero/backward_pass.h"
-#include "tessera/zero/data_groups.h"
-#include "tessera/zero/model_axes.h"
+#include "tessera/zero/options.h"
 
 namespace tessera::zero {
 
@@ -89,13 +87,6 @@ enum class StateScope : std::uint8_t {
   held,   // all elements that this rank stores: those it overwrites when it loads
   params  // the parameters of `owned`, without optimizer state and buffers
 };
-// State of PowerSGD for one parameter between two steps, [Note: PowerSGD] in power_sgd.h, as views.
-struct LeftOut {
-  std::string param;
-  at::Tensor error;                          // error feedback of this rank: flat, in memory order
-  at::Tensor next;                           // n × r, the same on all ranks of the group
-  std::vector<std::int64_t> sizes, strides;  // of this rank's parameter
-};
 // Training progress.
 struct StepCounts {
   std::int64_t steps = 0;
@@ -120,21 +111,10 @@ struct StepOptions {
 };
 
 class Engine;
-
-// Interface of an engine for pipeline executors. Valid while its engine exists.
-class EnginePipeline {
- public:
-  // Made by Engine::pipeline().
-  explicit EnginePipeline(Engine& engine) : engine_(engine) {}
-  // Runs backward from any output with its gradient, or from the loss if `gradient` is undefined.
-  // A gradient computed from a loss of this engine's global batch is already scaled.
-  void backward(const at::Tensor& output, const at::Tensor& gradient, const BackwardPass& pass);
-  // Ends a deferred pass of the model chunk, with the gradients added to `.grad` since then.
-  void finish_pass(int model_chunk);
-
- private:
-  Engine& engine_;
-};
+class EnginePipeline;  // these four: engine_of_part.h
+struct DataGroups;
+struct EngineOptions;
+struct ModelAxes;
 
 // [Note: captured steps] Interface for steps in CUDA graphs. On a stream that is being captured,
 // begin(), forwards, backward() and start_step() record their work in the graph; that start_step()
@@ -285,17 +265,14 @@ class Engine {
   // ranks.
   std::uint64_t params_hash();
 
-  // Returns the state between two steps, in declaration order. With StateScope::held, whose shards
-  // may be overwritten, throws UsageError during a step.
+  // Returns the state between two steps, in declaration order. StateScope::held is for writing: it
+  // is collective, and throws UsageError during a step. Call it before each series of writes: until
+  // it returns, other ranks may still read the shards in a forward pass.
   std::vector<StateShard> state(StateScope scope);
   // Returns the names of the frozen parameters, in the same order.
   std::vector<std::string> frozen_params() const;
-  // Returns the PowerSGD state of the parameters whose gradients are sent in low rank. With
-  // StateScope::owned, empty before the first compressed step.
-  std::vector<LeftOut> left_out(StateScope scope);
   StepCounts progress() const;
-  // Collective. Continues training after state(StateScope::held) was overwritten. Resets the error
-  // feedback of PowerSGD to zero; to restore it, write to left_out() afterwards.
+  // Collective. Continues training after state(StateScope::held) was overwritten.
   void resume(const StepCounts& progress);
 
   // Interface for pipelines.
@@ -314,7 +291,7 @@ class Engine {
   // Sets times() back to 0.
   void reset_times();
   // Bytes of the parameters and gradients as sent, padding included: inputs of the traffic
-  // formulas.
+  // formulas. With a reduce_hook, the gradients that it gets.
   std::int64_t traveling_param_bytes() const;
   std::int64_t traveling_grad_bytes() const;
   // Returns the gradient buckets in the order in which backward sends them.

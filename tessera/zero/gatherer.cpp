@@ -268,6 +268,10 @@ void Gatherer::all_gather_updated() {
   }
 }
 
+void Gatherer::await_readers() {
+  if (alias_) groups_.shard.barrier();
+}
+
 void Gatherer::wait_all() {
   for (UnitState& state : units_) wait(state);
 }

@@ -20,8 +20,8 @@ namespace tessera::zero {
 // Stage 3 keeps this rank's shards. A unit is unsharded when it is entered and resharded when it is
 // left, [Note: freeing] in storage.h. With Gather::alias the ranks share one copy, in memory that
 // all of them have mapped; gathering then only ensures that every rank has written its shards. No
-// rank writes while another reads: the exchange of norms separates backward from the update, and
-// the gather separates the update from the next read.
+// rank writes while another reads: the exchange of norms separates backward from the update, the
+// gather separates the update from the next read, and await_readers() precedes all other writes.
 class Gatherer {
  public:
   // Collective. Allocates the buffers of the parameters, without their values.
@@ -68,6 +68,8 @@ class Gatherer {
   // Reshards units and waits for gathers in flight, whose values the update makes stale.
   void begin_update();
   void all_gather_updated();  // after an update
+  // Collective. Waits until no rank reads the shards of this rank any more.
+  void await_readers();
   void wait_all();
   // Called when the engine is destroyed. Reading a sharded parameter is an error from then on.
   void detach();

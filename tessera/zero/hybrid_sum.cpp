@@ -6,6 +6,9 @@
 #include <exception>
 #include <utility>
 
+#include "tessera/comm/collective.h"
+#include "tessera/comm/torch_dtype.h"
+
 namespace tessera::zero {
 
 // Sums whose second half has not started, oldest first.

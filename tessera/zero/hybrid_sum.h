@@ -4,13 +4,13 @@
 #include <memory>
 #include <optional>
 
-#include "tessera/zero/data_groups.h"
+#include "tessera/zero/engine_of_part.h"
 
 namespace tessera::zero {
 
 // [Note: hybrid sums] Sums of gradient shards with replicas, computed in one of two ways:
 //   CPU tensors of ranks that share memory: each rank sums its shard over all ranks in rank order
-//     ([Note: copies] in comm/collective.h). The bits are the same as without replicas.
+//     ([Note: copies] in comm/call.h). The bits are the same as without replicas.
 //   Otherwise: a reduce-scatter in the shard group, then an all-reduce of the shard over replicas.
 //     The order of the sum is that of the two-level backend: within a host first. 16-bit gradients
 //     are rounded after each of the two.

@@ -2,12 +2,11 @@
 
 #include <torch/nn/module.h>
 
-#include <map>
 #include <memory>
 #include <string>
 
-#include "tessera/zero/data_groups.h"
-#include "tessera/zero/initial_source.h"
+#include "tessera/comm/mesh.h"
+#include "tessera/zero/options.h"
 
 namespace tessera::zero {
 
@@ -41,9 +40,8 @@ class InitialShards {
   InitialSource source() const;
 
  private:
-  const DataGroups groups_;
-  const bool broadcast_;
-  std::shared_ptr<std::map<std::string, at::Tensor>> shards_;
+  struct State;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace tessera::zero

@@ -98,7 +98,7 @@ class MuonUpdate final : public Update {
             shard.param = direction;
             shard.master.reset();
             shard.a = shard_of_state(first_, index);
-            update_shard(Momentum{how_.momentum, how_.nesterov},
+            update_shard(rules::Momentum{how_.momentum, how_.nesterov},
                          step_of(index, settings.lr_of(index), 0, scale), shard);
           },
           [&](int, const at::Tensor& matrix) { return orthogonalized(matrix); },
@@ -108,7 +108,7 @@ class MuonUpdate final : public Update {
             ShardTensors shard = tensors(index, reducer);
             shard.grad = direction;
             const auto largest = static_cast<double>(std::max(p.sizes[0], p.sizes[1]));
-            update_shard(Descent{0.2 * std::sqrt(largest)},
+            update_shard(rules::Descent{0.2 * std::sqrt(largest)},
                          step_of(index, settings.lr_of(index), decay, 1), shard);
           });
     }

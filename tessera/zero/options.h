@@ -2,11 +2,13 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -16,12 +18,14 @@
 #include "tessera/core/state_layout.h"
 #include "tessera/kernels/rules.h"
 #include "tessera/memory/ledger.h"
-#include "tessera/zero/initial_source.h"
+#include "tessera/zero/reduce_hook.h"
 
 namespace tessera::zero {
 
-// AdamW, SGD, Lion, Muon: kernels/rules.h.
-using namespace rules;
+using rules::AdamW;
+using rules::Lion;
+using rules::Muon;
+using rules::SGD;
 
 // Factory of an elementwise optimizer of torch::optim. It is called once, with flat shards of the
 // parameters: one group for each distinct decay and lr_scale of the policies below.
@@ -49,6 +53,32 @@ enum class Gather : std::uint8_t { automatic, alias, copy };
 // Action if the gradient or the loss is not finite: throw Error, or skip the step.
 enum class OnNonFinite : std::uint8_t { stop, skip };
 
+// [Note: initial values] Initial values of parameters without memory (nn::unallocated). The
+// function writes elements [begin, begin + out.numel()) of this rank's parameter `name`, in memory
+// order, into `out`: flat, fp32, on the CPU (or see on_device). Every rank must give the same value
+// for an element. The engine requests only the elements that a rank keeps, unit by unit, so that no
+// rank ever holds the whole model.
+struct InitialSource {
+  // Function that writes a range of one parameter.
+  using Write =
+      std::function<void(const std::string& name, std::int64_t begin, const at::Tensor& out)>;
+
+  InitialSource() = default;
+  // Implicit, so that any such function converts to a source.
+  template <typename F>
+  InitialSource(F&& f)  // NOLINT: implicit
+      requires std::constructible_from<Write, F&&> : write(std::forward<F>(f)) {}
+  // Returns true if there is a source.
+  explicit operator bool() const { return static_cast<bool>(write); }
+
+  Write write;
+  // `out` may be on the device of the parameters; `write` then enqueues on its current stream.
+  bool on_device = false;
+  // Returns true for parameters of which the source has only this rank's shard, with values already
+  // consistent between ranks. Other elements are gathered from the other ranks. Null: none.
+  std::function<bool(const std::string& name)> own_shard_only;
+};
+
 // Options of an Engine.
 struct Options {
   int stage = 0;                                // [Note: stages] in engine.h
@@ -64,9 +94,13 @@ struct Options {
   std::int64_t bucket_bytes = 0;    // 0: chosen by the model, [Note: bucket size]
   bool overlap_grad_reduce = true;  // reduce during backward
   // [Note: gradient compression] in core/grad_compression.h. A group of one rank sends nothing and
-  // compresses nothing. PowerSGD requires stage 0 and fp32 gradients, reduced once per step.
+  // compresses nothing.
   GradCompression grad_compression = GradCompression::none;
-  PowerSgd power_sgd = {};
+  // Replaces the reduction of gradients, [Note: reduce hooks] in reduce_hook.h. A group of one rank
+  // does not call it. Requires ReducePolicy::last (the default at stages 0 and 1) and one replica.
+  // Excludes grad_compression and captured steps. At stages 1 to 3 it also sums the elements that
+  // other ranks own, which the engine's own reduce-scatter does not.
+  ReduceHook reduce_hook = nullptr;
   // Stages 1 and 2: gather new parameters during the next forward. Until synchronize(), reading one
   // outside forward is an error. LibTorch before 2.13 cannot report this error, so step() waits.
   bool overlap_param_gather = true;
@@ -83,7 +117,7 @@ struct Options {
   bool broadcast_start = true;    // use rank 0's values; false: all ranks must have equal values
   InitialSource initial = {};     // values of parameters without memory, [Note: initial values]
   bool broadcast_buffers = true;  // copy buffers (running means) from rank 0 after every step
-  std::uint64_t seed = 0;         // for stochastic rounding and PowerSGD
+  std::uint64_t seed = 0;         // for stochastic rounding
 
   std::shared_ptr<memory::Ledger> ledger = nullptr;  // null: memory::current_ledger()
 };

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "tessera/core/state_layout.h"
-#include "tessera/zero/backward_pass.h"
+#include "tessera/zero/engine_of_part.h"
 
 namespace tessera::zero {
 

@@ -5,8 +5,8 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "tessera/core/bucket_size.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/shard.h"
 #include "tessera/core/text.h"
 
 namespace tessera::zero {

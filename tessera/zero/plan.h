@@ -9,8 +9,7 @@
 
 #include "tessera/core/shard.h"
 #include "tessera/nn/unit.h"
-#include "tessera/zero/data_groups.h"
-#include "tessera/zero/model_axes.h"
+#include "tessera/zero/engine_of_part.h"
 
 namespace tessera::zero {
 
@@ -34,7 +33,7 @@ struct Param {
   std::int64_t offset = 0;  // in the flat buffer of its space; offset / N in a buffer of one rank's
                             // shards
   int bucket = -1;          // bucket of its gradient; -1 if it is frozen
-  int model_chunk = 0;      // [Note: model chunks] in model_axes.h
+  int model_chunk = 0;      // [Note: model chunks] in engine_of_part.h
 };
 
 // Parameters that can share a collective: of one type, all trained or all frozen, and sharded over

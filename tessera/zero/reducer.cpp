@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/gpu.h"
 
@@ -18,6 +19,25 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
          a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
+// Runs a part of a hook. Errors get the name of the bucket; those about another rank have it in the
+// label of the call.
+template <typename F>
+void run_hook(const GradBucket& bucket, const F& part) {
+  const at::NoGradGuard no_grad;
+  const auto where = [&] {
+    return str("reduce_hook, bucket ", bucket.index, " (", bucket.label, ")");
+  };
+  try {
+    part();
+  } catch (const PeerError&) {
+    throw;
+  } catch (const UsageError& error) {
+    throw error.within(where());
+  } catch (const std::exception& error) {
+    throw Error(str(where(), ": ", message_of(error)));
+  }
+}
+
 }  // namespace
 
 Reducer::Reducer(Plan& plan, const Options& options, const DataGroups& groups,
@@ -28,7 +48,7 @@ Reducer::Reducer(Plan& plan, const Options& options, const DataGroups& groups,
                 ReducePolicy::last),
       sharded_(sharding_.grads && !in_place_),
       overlap_(options.overlap_grad_reduce),
-      power_sgd_(options.power_sgd),
+      hook_(options.reduce_hook),
       states_(plan.buckets.size()),
       used_(plan.params.size()),
       arrived_(plan.params.size()),
@@ -50,9 +70,15 @@ Reducer::Reducer(Plan& plan, const Options& options, const DataGroups& groups,
       if (p.bucket >= 0) views_[i] = view_of(p, grads_[static_cast<std::size_t>(p.space)].tensor);
     }
   }
-  if (options.grad_compression == GradCompression::powersgd && groups.all.size() > 1) {
-    low_rank_ = std::make_unique<LowRankGradients>(plan, options.power_sgd, options.seed,
-                                                   groups.all, buffers, grads_);
+  for (std::size_t b = 0; hook_ && groups.all.size() > 1 && b < plan.buckets.size(); ++b) {
+    const Range& range = plan.buckets[b].range;
+    GradBucket& bucket = hooked_.emplace_back();
+    bucket.index = static_cast<int>(b);
+    bucket.label = range.label;
+    bucket.grads = grad_range(range);
+    for (const int index : range.params) {
+      bucket.params.push_back({param(index).name, views_[static_cast<std::size_t>(index)]});
+    }
   }
   if (groups.hybrid() && sharding_.optimizer) hybrid_ = std::make_unique<HybridSum>(groups);
   std::int64_t largest = 0, largest_sum = 0;
@@ -75,8 +101,7 @@ void Reducer::wait(const comm::Work& work) {
 }
 
 void Reducer::begin_step() {
-  compress_ = low_rank_ != nullptr && steps_ >= power_sgd_.warm_up_steps;
-  ++steps_;
+  hook_calls_ = 0;
   std::fill(used_.begin(), used_.end(), false);
   for (Param& p : plan_.params) p.tensor.mutable_grad().reset();
   for (State& state : states_) state.accumulated = false;
@@ -182,10 +207,35 @@ void Reducer::start_in_place(int bucket) {
     const auto i = static_cast<std::size_t>(index);
     if (!used_[i]) views_[i].zero_();
   }
-  if (compress_ && low_rank_->has(bucket)) return low_rank_->start(bucket);
+  if (!hooked_.empty()) return start_hook(bucket);
   if (narrow(range) || hybrid_) return start_from_kept(bucket);
   const at::Tensor flat = grad_range(range);
-  states_[static_cast<std::size_t>(bucket)].work = sum_over_ranks(flat, flat, range);
+  states_[static_cast<std::size_t>(bucket)].sums = sum_over_ranks(flat, flat, range);
+}
+
+void Reducer::start_hook(int index) {
+  const auto b = static_cast<std::size_t>(index);
+  GradBucket& bucket = hooked_[b];
+  if (nn::gpu::recording(bucket.grads)) {
+    throw UsageError(
+        "A step with a reduce_hook was captured, but a replay does not call the hook. "
+        "Run such steps without CUDA graphs");
+  }
+  bucket.last = hook_calls_ + 1 == hooked_.size();
+  const comm::Group& data = plan_.space_of(plan_.buckets[b].range).groups.all;
+  run_hook(bucket, [&] { states_[b].sums = hook_(bucket, data); });
+  ++hook_calls_;
+}
+
+void Reducer::complete(int index) {
+  const auto b = static_cast<std::size_t>(index);
+  PendingSums& sums = states_[b].sums;
+  if (const auto* const work = std::get_if<comm::Work>(&sums)) {
+    wait(*work);
+  } else {
+    exposed_.time([&] { run_hook(hooked_[b], std::get<std::function<void()>>(sums)); });
+  }
+  sums = {};
 }
 
 // Returns the next of the two slots, after its bucket has been retired.
@@ -271,40 +321,15 @@ void Reducer::retire(BucketSlot& slot) {
 }
 
 void Reducer::finish() {
-  for (State& state : states_) {
-    if (in_place_) wait(state.work);
-    if (in_place_) state.work = {};
-  }
+  for (std::size_t b = 0; in_place_ && b < states_.size(); ++b) complete(static_cast<int>(b));
   // Oldest first: both may hold the same bucket, from two micro-batches.
   retire(slots_[next_slot_]);
   retire(slots_[1 - next_slot_]);
-  if (low_rank_) low_rank_->finish(exposed_);
 }
 
 bool Reducer::narrow(const Range& range) const {
   const Space& space = plan_.spaces[static_cast<std::size_t>(range.space)];
   return space.travel_dtype != space.grad_dtype;
-}
-
-std::int64_t Reducer::traveling_bytes() const {
-  std::int64_t bytes = plan_.grad_bytes();
-  for (std::size_t b = 0; low_rank_ && b < plan_.buckets.size(); ++b) {
-    const auto bucket = static_cast<int>(b);
-    if (!low_rank_->has(bucket)) continue;
-    const Range& range = plan_.buckets[b].range;
-    bytes += 4 * (low_rank_->traveling_elements(bucket) - (range.end - range.begin));
-  }
-  return bytes;
-}
-
-void Reducer::resume(std::int64_t steps) {
-  steps_ = steps;
-  if (low_rank_) low_rank_->forget();
-}
-
-std::vector<LowRankGradients::State> Reducer::power_sgd_states(bool nonzero) const {
-  if (!low_rank_ || (nonzero && steps_ <= power_sgd_.warm_up_steps)) return {};
-  return low_rank_->states();
 }
 
 at::Tensor Reducer::slot_tensor(const BucketSlot& slot, const Range& range) const {

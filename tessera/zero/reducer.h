@@ -8,8 +8,8 @@
 #include "tessera/nn/gradient_place.h"
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/hybrid_sum.h"
+#include "tessera/zero/options.h"
 #include "tessera/zero/plan.h"
-#include "tessera/zero/power_sgd.h"
 
 namespace tessera::zero {
 
@@ -59,14 +59,6 @@ class Reducer {
   at::Tensor owned_grad(int param) const;
   // Returns the parameters that got a gradient on this rank in this step.
   const std::vector<bool>& used() const { return used_; }
-  // Returns the bytes of all gradients as a step sends them; with PowerSGD, after its warm-up.
-  std::int64_t traveling_bytes() const;
-  // Resets the error feedback of compression: earlier steps were discarded, or belong to another
-  // run. `steps`: number of steps of this run so far.
-  void resume(std::int64_t steps);
-  // Returns views of the PowerSGD state between two steps. Empty without PowerSGD and, if
-  // `nonzero`, before the first compressed step.
-  std::vector<LowRankGradients::State> power_sgd_states(bool nonzero) const;
   // Returns true if the gradient of a parameter is complete in this pass.
   bool arrived(int param) const { return arrived_[static_cast<std::size_t>(param)]; }
 
@@ -77,7 +69,7 @@ class Reducer {
     int pending = 0;  // parameters whose gradient is not complete
     bool started = false;
     bool accumulated = false;  // the gradient buffer already holds a sum of this step
-    comm::Work work;           // in_place
+    PendingSums sums;          // in_place
   };
   struct BucketSlot {  // one of the two buckets in flight
     Buffer bytes;
@@ -89,11 +81,14 @@ class Reducer {
   void start_ready();
   void start(int bucket);
   void start_in_place(int bucket);
+  void start_hook(int bucket);
   void start_from_kept(int bucket);
   void start_bucket(int bucket);
   // Sums gradients over ranks. If the optimizer is sharded, each rank gets its shard in `to`;
   // otherwise `to` must be `from`.
   comm::Work sum_over_ranks(const at::Tensor& to, const at::Tensor& from, const Range& range);
+  // Waits for the reduction that was started in place.
+  void complete(int bucket);
   BucketSlot& take_slot();
   void retire(BucketSlot& slot);
   void wait(const comm::Work& work);
@@ -108,13 +103,12 @@ class Reducer {
   const bool in_place_;
   const bool sharded_;  // only this rank's shards are kept
   const bool overlap_;
-  const PowerSgd power_sgd_;
-  std::vector<Buffer> grads_;                   // per space: flat, or this rank's shards
-  std::vector<at::Tensor> views_;               // in_place: what .grad becomes
-  std::unique_ptr<LowRankGradients> low_rank_;  // null: no PowerSGD
-  std::unique_ptr<HybridSum> hybrid_;           // null: no replicas
-  std::int64_t steps_ = 0;                      // number of steps, including the current one
-  bool compress_ = false;                       // this step is after the warm-up
+  const ReduceHook hook_;
+  std::vector<Buffer> grads_;          // per space: flat, or this rank's shards
+  std::vector<at::Tensor> views_;      // in_place: what .grad becomes
+  std::vector<GradBucket> hooked_;     // arguments of the hook; empty: no hook
+  std::size_t hook_calls_ = 0;         // in this step
+  std::unique_ptr<HybridSum> hybrid_;  // null: no replicas
   std::array<BucketSlot, 2> slots_;
   std::size_t next_slot_ = 0;
   std::vector<State> states_;

@@ -35,17 +35,14 @@ std::string model_text(const torch::nn::Module& model, const Plan& plan, const O
   for (const auto& buffer : model.named_buffers()) {
     if (buffer.value().defined()) line("buffer", buffer.key(), buffer.value());
   }
-  // Every rank draws the first factors of PowerSGD and the noise of stochastic rounding itself, so
-  // the seeds must agree.
+  // Every rank draws the noise of stochastic rounding itself, so the seeds must agree.
   const StateLayout& layout = options.layout;
-  const bool draws = options.grad_compression == GradCompression::powersgd ||
-                     (layout.param < 4 && layout.master == 0);
+  const bool draws = layout.param < 4 && layout.master == 0;
   const std::string seed = draws ? str(", seed ", options.seed) : std::string();
   return text + str("stage ", options.stage, ", layout ", options.layout.name, ", buckets of ",
                     options.bucket_bytes, " bytes, gradients compressed by ",
-                    name(options.grad_compression), " (rank ", options.power_sgd.rank, ", warm-up ",
-                    options.power_sgd.warm_up_steps, ", saving ", options.power_sgd.least_saving,
-                    ")", seed, "\n");
+                    name(options.grad_compression),
+                    options.reduce_hook ? ", with a reduce_hook" : "", seed, "\n");
 }
 
 comm::Call model_call(const char* label = "shape of the model") {

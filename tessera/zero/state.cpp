@@ -161,6 +161,7 @@ std::vector<StateShard> Engine::state(StateScope scope) {
   }
   impl.check_not_replaced("state()");
   impl.take_writes();
+  if (scope == StateScope::held) impl.gatherer.await_readers();
   Gatherer::Reader reader(impl.gatherer);  // waits
   const Sharding sharded = sharding_of_stage(impl.options.stage);
   std::vector<StateShard> shards;
@@ -223,15 +224,6 @@ std::vector<std::string> Engine::frozen_params() const {
   return names;
 }
 
-std::vector<LeftOut> Engine::left_out(StateScope scope) {
-  std::vector<LeftOut> all;
-  for (const auto& each : impl_->reducer.power_sgd_states(scope == StateScope::owned)) {
-    const Param& param = impl_->plan.params[static_cast<std::size_t>(each.param)];
-    all.push_back({param.name, each.error.view(-1), each.next, param.sizes, param.strides});
-  }
-  return all;
-}
-
 StepCounts Engine::progress() const {
   impl_->settle();
   StepCounts progress;
@@ -250,6 +242,7 @@ void Engine::resume(const StepCounts& progress) {
   if (impl.passes.stepping())
     throw UsageError("resume() was called in the middle of a step. Call step() first");
   const at::NoGradGuard no_grad;
+  impl.gatherer.await_readers();
   std::vector<std::int64_t> updates;
   for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
     const Param& param = impl.plan.params[i];
@@ -265,7 +258,6 @@ void Engine::resume(const StepCounts& progress) {
   impl.loss_scale = progress.loss_scale;
   impl.good_steps = progress.good_steps;
   impl.update->resume(progress.steps, std::move(updates));
-  impl.reducer.resume(progress.steps);
   impl.gatherer.all_gather_updated();
   impl.gatherer.wait_all();
   // With Gather::alias, no rank may read before every rank has written.

@@ -181,7 +181,6 @@ void Engine::Impl::discard() {
   if (passes.failed()) reducer.end_pass();
   passes.close_failed();
   finish_reduction();  // other ranks may be waiting for this rank's gradients
-  reducer.resume(update->steps());
   gatherer.begin_update();
   passes.end_step();
 }
@@ -212,7 +211,6 @@ StepSettings Engine::Impl::settings_of(const StepOptions& how) const {
 void Engine::Impl::abandon_step() {
   passes.end_step();
   gatherer.begin_update();
-  reducer.resume(update->steps());
 }
 
 PendingStep Engine::Impl::start_step(const StepOptions& how) {
@@ -339,7 +337,6 @@ StepInfo Engine::Impl::step_on_host(const StepSettings& settings) {
   }
   end_step();
   if (!finite) {
-    reducer.resume(update->steps());
     if (options.on_non_finite == OnNonFinite::stop) {
       throw Error(non_finite_text(update->steps() + 1, info));
     }

@@ -6,9 +6,8 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/zero/buffers.h"
-#include "tessera/zero/data_groups.h"
 #include "tessera/zero/engine.h"
-#include "tessera/zero/model_axes.h"
+#include "tessera/zero/engine_of_part.h"
 
 namespace tessera::zero {
 

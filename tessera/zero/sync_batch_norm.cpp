@@ -255,14 +255,14 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
   return Normalize::apply(x, or_all(weight, 1), or_all(bias, 0), of, options.eps(), group_);
 }
 
-SyncBatchNorm synchronised(const torch::nn::Module& batch_norm, const comm::Group& group) {
+SyncBatchNorm synchronized(const torch::nn::Module& batch_norm, const comm::Group& group) {
   SyncBatchNorm norm{nullptr};
   if (take_over<torch::nn::BatchNorm1dImpl>(batch_norm, group, norm) ||
       take_over<torch::nn::BatchNorm2dImpl>(batch_norm, group, norm) ||
       take_over<torch::nn::BatchNorm3dImpl>(batch_norm, group, norm)) {
     return norm;
   }
-  throw UsageError(str("synchronised: got a ", batch_norm.name(),
+  throw UsageError(str("synchronized: got a ", batch_norm.name(),
                        ", must be a BatchNorm1d, BatchNorm2d or BatchNorm3d of torch::nn"));
 }
 
@@ -276,7 +276,7 @@ std::vector<std::string> convert_batch_norms(torch::nn::Module& model, const com
   const comm::Group own = group.size() > 1 ? group.subset(ranks, "batch norm") : group;
   for (const NormPlace& place : places) {
     const auto old = place.parent->named_children()[place.key];
-    const SyncBatchNorm norm = synchronised(*old, own);
+    const SyncBatchNorm norm = synchronized(*old, own);
     for (torch::nn::AnyModule& slot : *place.parent) {
       if (slot.ptr() == old) slot = torch::nn::AnyModule(norm);
     }

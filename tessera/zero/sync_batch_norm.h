@@ -49,7 +49,7 @@ TORCH_MODULE(SyncBatchNorm);
 
 // Returns a norm over a group that shares the parameters and statistics of a
 // torch::nn::BatchNorm1d, 2d or 3d. Throws UsageError for other modules.
-SyncBatchNorm synchronised(const torch::nn::Module& batch_norm, const comm::Group& group);
+SyncBatchNorm synchronized(const torch::nn::Module& batch_norm, const comm::Group& group);
 
 // Collective. Replaces the batch norms in the Sequentials of a model, including nested ones, by
 // norms over a new group with the same ranks, and returns their names. A norm that is a member of

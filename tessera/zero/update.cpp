@@ -7,7 +7,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
-#include "tessera/kernels/norm.h"
+#include "tessera/kernels/optimizer.h"
 #include "tessera/zero/optimizers.h"
 
 namespace tessera::zero {

@@ -1,7 +1,7 @@
-"""compare_checkpoint.py as a user calls it, with programs that only answer, and the programs at a tiny
-size: checkpoint_test.py <checkpoint_bench> [<python with torch>], the latter for the peer alone.
+"""Tests compare_checkpoint.py with stub programs, and the real programs at a tiny size:
+checkpoint_test.py <checkpoint_bench> [<python with torch>]; with the latter only the peer.
 
-Status 77, which ctest calls skipped, where that Python is missing.
+Exits with 77, which ctest reports as skipped, if that Python is missing.
 """
 
 import json
@@ -20,8 +20,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import compare_checkpoint  # noqa: E402
 
 TINY = ["--layers", "1", "--hidden", "32", "--vocab", "64", "--rounds", "2"]
-# A stand-in for checkpoint_bench, for torchrun and for `tessera train`: each program looks at its
-# own words to see which it is.
+# Stub of checkpoint_bench, torchrun and `tessera train`. The arguments determine which one it acts as.
 STUB = """#!/usr/bin/env python3
 import json, os, sys
 words = sys.argv[1:]
@@ -68,13 +67,13 @@ class Compare(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.output = done.stdout
         left = [path.name for path in self.build.iterdir()]
-        self.assertEqual(sorted(left), ["bench", "bin"])  # nothing stays of the files
+        self.assertEqual(sorted(left), ["bench", "bin"])  # no files are left
         return json.loads((self.build / "bench/checkpoint.json").read_text())
 
     def test_table(self):
         report = self.compare()
         save, load = report["table"][:2]
-        self.assertAlmostEqual(save["of_plain"]["median"], 0.9)  # of the fastest plain way
+        self.assertAlmostEqual(save["of_plain"]["median"], 0.9)  # of the fastest plain write
         self.assertAlmostEqual(save["of_torch"]["median"], 4)
         self.assertTrue(save["met"] and load["met"])
         self.assertAlmostEqual(report["training"]["held"], 0.04)
@@ -84,7 +83,7 @@ class Compare(unittest.TestCase):
                       "| 4.0 (4.0), want 1.5 | met |", self.output)
         self.assertIn("4.0% of a step", self.output)
 
-    def test_a_missed_row_is_told(self):
+    def test_a_missed_target_is_reported(self):
         load = self.compare(load=0.7)["table"][1]
         self.assertFalse(load["met"])
         self.assertIn("71% (71%), want 80%", self.output)
@@ -112,32 +111,32 @@ def ours(folder):
 
 
 class Ours(unittest.TestCase):
-    def test_every_turn_is_told(self):
+    def test_every_round_is_reported(self):
         with tempfile.TemporaryDirectory() as folder:
-            told = ours(folder)
+            result = ours(folder)
             self.assertEqual(os.listdir(folder), [])
             for what in ("write", "early", "write_direct", "save", "read", "read_direct", "load",
                          "read_cached", "load_cached", "snapshot"):
-                self.assertEqual(len(told[what]), 2, what)
-                self.assertTrue(all(seconds > 0 for seconds in told[what]))
+                self.assertEqual(len(result[what]), 2, what)
+                self.assertTrue(all(seconds > 0 for seconds in result[what]))
 
 
 class Peer(unittest.TestCase):
-    def test_it_has_the_same_state(self):
+    def test_has_the_same_state(self):
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(
                 [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                  BENCHMARKS / "peer_checkpoint.py", "--dir", folder, *TINY],
                 check=True, capture_output=True, text=True, timeout=120,
                 env=dict(os.environ, OMP_NUM_THREADS="1"))
-            theirs, told = json.loads(done.stdout.splitlines()[-1]), ours(folder)
+            theirs, result = json.loads(done.stdout.splitlines()[-1]), ours(folder)
             for what in ("bytes", "ranks", "tensors"):
-                self.assertEqual(told[what], theirs[what], what)
+                self.assertEqual(result[what], theirs[what], what)
 
 
 if __name__ == "__main__":
     if PYTHON and not os.access(PYTHON, os.X_OK):
-        print(f"{PYTHON} is not there; scripts/peers.sh makes it")
+        print(f"{PYTHON} does not exist; scripts/peers.sh creates it")
         sys.exit(77)
     sys.argv[1:] = ["Peer"] if PYTHON else ["Compare", "Ours"]
     unittest.main(verbosity=2)

@@ -1,4 +1,4 @@
-"""The tables of compare_parallel.py, without running anything."""
+"""Tests the tables of compare_parallel.py, without running the programs."""
 
 import pathlib
 import sys
@@ -25,7 +25,7 @@ class Tables(unittest.TestCase):
         self.assertEqual(found["best_ratio"], 2)
         self.assertTrue(found["met"])
 
-    def test_what_is_missed_says_so(self):
+    def test_a_missed_target_is_reported(self):
         missed = result("pp", [140], [100], bubble=0.2)
         self.assertFalse(missed["met"])
         row = compare_parallel.table([missed]).splitlines()[-1]
@@ -34,7 +34,7 @@ class Tables(unittest.TestCase):
         row = compare_parallel.table([result("pp", [150], [100], bubble=0.12)]).splitlines()[-1]
         self.assertIn("| met | 12.0%, by the schedule 11.1% |", row)
 
-    def test_the_page_keeps_the_rest(self):
+    def test_the_rest_of_the_page_does_not_change(self):
         with tempfile.TemporaryDirectory() as folder:
             page = pathlib.Path(folder) / "page.md"
             page.write_text("a\n<!-- parallel bf16: begin -->\nold\n<!-- parallel bf16: end -->\nb\n")

@@ -1,6 +1,6 @@
-"""The peers of the training benchmark at a tiny size: peers_test.py <python with torch>.
+"""Tests the peers of the training benchmark at a tiny size: peers_test.py <python with torch>.
 
-Status 77, which ctest calls skipped, where that Python or its torch is missing.
+Exits with 77, which ctest reports as skipped, if that Python or its torch is missing.
 """
 
 import json
@@ -24,21 +24,21 @@ def has(module):
 
 
 def call(peer, *words, send="", ranks=2, expect=0):
-    """The JSON lines of a run."""
+    """Returns the JSON lines of a run."""
     variables = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
     done = subprocess.run(
         [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
          SCRIPT, "--peer", peer, *TINY, *words],
         capture_output=True, text=True, input=send, timeout=300, env=variables)
     if done.returncode != expect:
-        raise AssertionError(f"{peer} {words} gave {done.returncode}, wanted {expect}\n"
+        raise AssertionError(f"{peer} {words}: status is {done.returncode}, expected {expect}\n"
                              f"{done.stdout}\n{done.stderr[-4000:]}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 class Peers(unittest.TestCase):
     def learns(self, peers):
-        """They train the same model on the same data, so their fp32 losses are one number."""
+        """Checks that the peers, which train the same model on the same data, have equal fp32 losses."""
         ended = {}
         for peer in peers:
             line, = call(peer, "--self-check")
@@ -55,7 +55,7 @@ class Peers(unittest.TestCase):
     def test_deepspeed(self):
         self.learns(["ddp", "deepspeed-1", "deepspeed-2", "deepspeed-3"])
 
-    def test_silent_ranks_learn_apart(self):
+    def test_ranks_without_communication_learn(self):
         silent, = call("none", "--self-check")
         self.assertTrue(silent["fell"], silent)
 
@@ -69,14 +69,14 @@ class Peers(unittest.TestCase):
             rate = 2 * 2 * 16 / line["ms"] * 1e3
             self.assertAlmostEqual(line["tokens_per_s"], rate, delta=1e-6 * rate)
 
-    def test_served_ends_with_its_input(self):
+    def test_served_exits_at_the_end_of_input(self):
         self.assertEqual(len(call("fsdp2", "--serve", "--dtype", "bf16", "--warmup", "1",
                                   send="go 1\n")), 2)
 
 
 if __name__ == "__main__":
     if not has("torch"):
-        print(f"{PYTHON} has no torch; scripts/peers.sh makes one that has")
+        print(f"{PYTHON} has no torch; scripts/peers.sh installs one")
         sys.exit(77)
     del sys.argv[1:]
     unittest.main(verbosity=2)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Stands in for `tessera run`, for train_bench and for a Python with torch, to test
-compare_train.py. Speaks the protocol, does no work, and writes each turn into turns.txt beside it.
-STUB_TROUBLE=name:how makes one program misbehave."""
+"""Stub of `tessera run`, train_bench and a Python with torch, for testing compare_train.py. Implements the
+protocol, does no work, and appends each turn to turns.txt next to it. STUB_TROUBLE=name:how makes one program
+fail."""
 
 import json
 import os
@@ -26,7 +26,7 @@ if "--model" in words:
 else:
     name, dtype = option("--peer"), option("--dtype")
 assert "--serve" in words and option("--vocab") == "8192", words
-# Milliseconds of a step: ours 100, silent 98, every peer 160, silent 120.
+# Milliseconds per step: Tessera 100, without communication 98; every peer 160, without 120.
 if name.startswith("tessera"):
     ms = 98.0 if name.endswith("nocomm") else 100.0
 else:

@@ -1,4 +1,4 @@
-"""compare_train.py as a user calls it, with programs that only speak its protocol."""
+"""Tests compare_train.py with stub programs that implement only its protocol."""
 
 import json
 import os
@@ -40,11 +40,11 @@ class CompareTrain(unittest.TestCase):
         return json.loads(report.read_text()) if report.exists() else None
 
     def turns(self):
-        """(dtype, program, steps) in the order in which they had their turns."""
+        """Returns (dtype, program, steps) in the order of the turns."""
         lines = (self.build / "bin/turns.txt").read_text().splitlines()
         return [tuple(line.split()) for line in lines]
 
-    def test_everybody_has_every_turn_and_goes_first_at_times(self):
+    def test_every_program_runs_in_every_round_and_the_order_rotates(self):
         self.compare("--stages", "3", "--rounds", "4", "--steps", "5", "--dtype", "fp32",
                      "--only", "tessera-own-3,fsdp2,deepspeed-3,none")
         names = [name for _, name, _ in self.turns()]
@@ -53,7 +53,7 @@ class CompareTrain(unittest.TestCase):
                                  *start[3:], *start[:3]])
         self.assertEqual({steps for _, _, steps in self.turns()}, {"5"})
 
-    def test_each_stage_meets_its_peers(self):
+    def test_each_stage_has_its_peers(self):
         report = self.compare("--rounds", "1")
         met = {(r["dtype"], r["stage"]): set(r["programs"]) for r in report["results"]}
         peers = {0: {"ddp"}, 1: {"zero1", "deepspeed-1"}, 2: {"fsdp2-keep", "deepspeed-2"},
@@ -74,7 +74,7 @@ class CompareTrain(unittest.TestCase):
             self.assertAlmostEqual(own["ratios"]["DDP"][kind], 1.6)
             self.assertAlmostEqual(own["ratios"]["silent"][kind], 0.98)
         self.assertTrue(own["met"])
-        self.assertFalse(rows["bf16", "tessera-own-3"]["met"])  # 1.6 of FSDP2, wants 1.8
+        self.assertFalse(rows["bf16", "tessera-own-3"]["met"])  # 1.6 times FSDP2, target 1.8
         self.assertTrue(rows["bf16", "tessera-plain-3"]["met"])
         self.assertAlmostEqual(rows["fp32", "ddp"]["ratios"]["silent"]["median"], 0.75)
         self.assertIsNone(rows["fp32", "ddp"]["met"])
@@ -83,13 +83,13 @@ class CompareTrain(unittest.TestCase):
         self.assertIn("| 3 | Tessera, own GPT | 20,480 (20,480) | 0.98 (0.98), want 0.95 |  | "
                       "1.60 (1.60), want 1.8 | 1.60 (1.60), want 1.8 | **missed** |", self.output)
 
-    def test_hopeless_bf16_is_said_and_not_run(self):
+    def test_slow_bf16_is_reported_and_not_run(self):
         report = self.compare("--stages", "0", "--rounds", "1", bf16=0.1)
         self.assertEqual({dtype for dtype, _, _ in self.turns()}, {"fp32"})
         self.assertIn("0.1 GFLOP/s", report["left_out"]["bf16"])
         self.assertIn("bf16 is not measured: a bf16 matmul runs at 0.1 GFLOP/s", self.output)
 
-    def test_goes_on_without_what_cannot_run(self):
+    def test_continues_without_programs_that_fail(self):
         for how, said in (("start", "cannot start"), ("middle", "Error in the middle")):
             report = self.compare("--stages", "2", "--rounds", "3", "--dtype", "fp32",
                                   trouble=f"deepspeed-2:{how}")
@@ -97,11 +97,11 @@ class CompareTrain(unittest.TestCase):
             programs = report["results"][0]["programs"]
             self.assertNotIn("deepspeed-2", programs)
             self.assertEqual(len(programs["fsdp2-keep"]["turns"]), 3)
-            self.assertIn("left out: deepspeed-2", self.output)
-        # Our own program that fails is an error.
+            self.assertIn("omitted: deepspeed-2", self.output)
+        # A failure of Tessera's program is an error.
         self.compare("--stages", "2", "--rounds", "3", trouble="tessera-own-2:middle", expect=1)
 
-    def test_without_our_program_or_without_peers(self):
+    def test_without_tessera_or_without_peers(self):
         (self.build / "bin/train_bench").unlink()
         report = self.compare("--stages", "0", "--rounds", "1", "--dtype", "fp32")
         self.assertEqual(set(report["results"][0]["programs"]), {"none", "ddp"})
@@ -112,19 +112,19 @@ class CompareTrain(unittest.TestCase):
         self.assertEqual(len(report["results"][0]["programs"]), 4)
         self.assertIn("scripts/peers.sh", self.output)
 
-    def test_peers_that_do_not_train_alike_are_named(self):
+    def test_peers_with_different_losses_are_reported(self):
         report = self.compare("--stages", "1", "--rounds", "1", "--dtype", "fp32",
                               trouble="zero1:loss")
         self.assertIn("zero1 9.0000", report["results"][0]["disagreement"])
         self.assertIn("do not train alike", self.output)
 
-    def test_mistakes_are_named(self):
-        for words, wanted in ((["--rounds", "0"], "--rounds: got 0"), (["--stages", "4"], "--stages"),
+    def test_invalid_arguments_are_reported(self):
+        for words, message in ((["--rounds", "0"], "--rounds 0: must be"), (["--stages", "4"], "--stages"),
                               (["--stages", "x"], "--stages"), (["--dtype", "fp8"], "--dtype")):
             self.compare(*words, expect=2)
-            self.assertIn(wanted, self.output)
+            self.assertIn(message, self.output)
 
-    def test_docs_get_the_tables_that_were_measured(self):
+    def test_docs_get_only_the_measured_tables(self):
         report = self.compare("--stages", "0", "--rounds", "1", "--dtype", "bf16")
         page = self.build / "page.md"
         page.write_text("a\n<!-- train fp32: begin -->\nold\n<!-- train fp32: end -->\nb\n"
@@ -144,25 +144,25 @@ class Served(unittest.TestCase):
             return served.Served("it", [sys.executable, "-c", code], None,
                                  pathlib.Path(folder) / "log", **more)
 
-    def test_a_program_that_never_is_ready(self):
+    def test_reports_a_program_that_is_never_ready(self):
         with self.assertRaisesRegex(served.ProgramFailed, "no answer within 0.2 s"):
             self.start("import time; time.sleep(100)", start_timeout=0.2)
 
-    def test_a_program_that_answers_something_else(self):
+    def test_reports_a_wrong_response(self):
         program = self.start("print('{\"ready\": true}', flush=True); input();"
                              "print('{\"ms\": 5, \"steps\": 1}', flush=True); input()")
         with self.assertRaisesRegex(served.ProgramFailed, "to go 2"):
             program.go(2)
         self.assertEqual(program.stop(), 0)
 
-    def test_a_program_that_will_not_end_is_ended_with_its_children(self):
+    def test_kills_a_program_that_does_not_exit_and_its_children(self):
         program = self.start(
             "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
             "child = os.fork();"
             "child and print('{\"ready\": true, \"child\": %d}' % child, flush=True);"
             "time.sleep(100)")
         self.assertEqual(program.stop(grace=0.1, patience=0.5), -9)
-        for _ in range(100):  # until it is gone, or a zombie that nobody has waited for
+        for _ in range(100):  # until it has ended or is a zombie
             try:
                 state = pathlib.Path(f"/proc/{program.ready['child']}/stat").read_text()
             except FileNotFoundError:
@@ -172,7 +172,7 @@ class Served(unittest.TestCase):
             time.sleep(0.1)
         self.fail(state)
 
-    def test_cores_do_not_share(self):
+    def test_physical_cores_are_distinct(self):
         cores = served.physical_cores(2)
         self.assertTrue(cores and set(cores) <= os.sched_getaffinity(0))
         self.assertLessEqual(len(cores), 2)

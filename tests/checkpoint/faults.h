@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/file_system.h"
 
 namespace tessera::checkpoint {
 

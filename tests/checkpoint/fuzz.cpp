@@ -7,7 +7,7 @@
 #include <iostream>
 
 #include "tessera/checkpoint/checksum.h"
-#include "tessera/checkpoint/manifest_json.h"
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"

@@ -5,7 +5,6 @@
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/checkpoint/hashes.h"
 #include "tessera/checkpoint/manifest.h"
-#include "tessera/checkpoint/manifest_json.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -82,19 +81,19 @@ void fuzz_manifest(std::string_view input) {
   try {
     const Manifest manifest = parse_manifest(text, "m");
     const Description& about = manifest.about;
-    must(about.step >= 0 && about.step <= kMostCount && about.samples >= 0 &&
-             about.samples <= kMostCount,
+    must(about.step >= 0 && about.step <= kMaxCount && about.samples >= 0 &&
+             about.samples <= kMaxCount,
          "counts", input);
-    must(about.mesh.world() > 0 && about.mesh.world() <= kMostRanks, "a mesh", input);
+    must(about.mesh.world() > 0 && about.mesh.world() <= kMaxRanks, "a mesh", input);
     std::int64_t bytes = 0, elements = 0, run_total = 0;  // none of them overflows
     for (const ParamSpec& spec : about.params) {
       elements += elements_of(spec.shape);
       check_cuts(spec, input);
     }
-    must(elements <= kMostCount, "elements", input);
+    must(elements <= kMaxCount, "elements", input);
     for (const StoredFile& file : manifest.files) {
       bytes += file.bytes;
-      must(bytes <= kMostCount, "bytes", input);
+      must(bytes <= kMaxCount, "bytes", input);
       must(file.name.find('/') == std::string::npos && file.name.find('\n') == std::string::npos,
            "a file's name", input);
       for (const StoredTensor& tensor : file.tensors) run_total += run_count(tensor);

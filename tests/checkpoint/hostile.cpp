@@ -11,7 +11,7 @@
 #include <stdexcept>
 
 #include "tessera/checkpoint/checksum.h"
-#include "tessera/checkpoint/manifest_json.h"
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/core/text.h"
 #include "tests/text.h"
 

@@ -81,14 +81,14 @@ TEST_F(Limits, RejectsCountsThatWouldOverflow) {
   }
   // The largest count that can be read can be written too, and the next cannot.
   Manifest manifest = Checkpoint(folder_).manifest();
-  manifest.about.step = manifest.about.samples = kMostCount;
-  EXPECT_EQ(parse_manifest(to_text(manifest), "m").about.step, kMostCount);
-  manifest.about.samples = kMostCount + 1;
+  manifest.about.step = manifest.about.samples = kMaxCount;
+  EXPECT_EQ(parse_manifest(to_text(manifest), "m").about.step, kMaxCount);
+  manifest.about.samples = kMaxCount + 1;
   EXPECT_TRUE(contains(error_of([&] { to_text(manifest); }), "samples: got 9007199254740993"));
   EXPECT_TRUE(contains(
       error_of([&] {
         const RankState state = make_rank(model_, "dp=1", 0, true, Copies::counted, true);
-        save(dir_ / "next", describe_model(model_, kMostCount + 1, "dp=1", 2), state.shards);
+        save(dir_ / "next", describe_model(model_, kMaxCount + 1, "dp=1", 2), state.shards);
       }),
       "step: got 9007199254740993"));
   EXPECT_FALSE(fs::exists(dir_ / "next"));

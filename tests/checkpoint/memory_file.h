@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "tessera/checkpoint/files.h"
+#include "tessera/checkpoint/file_system.h"
 #include "tessera/core/errors.h"
 
 namespace tessera::checkpoint {

@@ -61,6 +61,9 @@ TEST(CommandLine, SuggestsASimilarOption) {
   EXPECT_EQ(Example().error({"--rank=4"}), "--rank: unknown; did you mean --ranks?");
   EXPECT_EQ(Example().error({"--josn"}), "--josn: unknown; did you mean --json?");
   EXPECT_EQ(Example().error({"--elephant"}), "--elephant: unknown");
+  EXPECT_EQ(Example().error({"--powersgd-rank", "4"}),
+            "--powersgd-rank: unknown. PowerSGD has moved to examples/power_sgd.cpp, a hook for "
+            "Options::reduce_hook");
   EXPECT_EQ(Example().error({"stray"}), "stray: unexpected argument");
 }
 

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tessera/cli/backends.h"
 #include "tessera/cli/doctor_report.h"
 #include "tessera/cli/machine.h"
 #include "tests/processes.h"
@@ -48,30 +47,23 @@ const BackendStatus& find(const std::vector<BackendStatus>& all, const std::stri
 
 TEST(Backends, ReportWhatIsMissing) {
   BackendFacts facts;
-  facts.mpi_problem = "not built";
   facts.nccl_problem = "LibTorch has no CUDA";
   facts.driver_gpus = 2;
   std::vector<BackendStatus> rows = backend_statuses(facts);
   EXPECT_TRUE(find(rows, "shm").works);
   EXPECT_TRUE(find(rows, "dry").works);
-  EXPECT_FALSE(find(rows, "mpi").works);
-  EXPECT_EQ(find(rows, "mpi").why, "not built");
-  EXPECT_FALSE(find(rows, "two-level").works);
-  EXPECT_EQ(find(rows, "two-level").why, "needs mpi");
+  EXPECT_TRUE(find(rows, "two-level").works);
   EXPECT_FALSE(find(rows, "nccl").works);
   EXPECT_EQ(find(rows, "nccl").why,
             "LibTorch has no CUDA (the driver lists 2 that LibTorch cannot use)");
 
   facts = {};
   facts.shm_problem = "memfd_create: no";
-  facts.mpi_version = "Open MPI v4.1.4";
   facts.nccl_version = "2.28.9";
   facts.usable_gpus = 8;
   rows = backend_statuses(facts);
   EXPECT_FALSE(find(rows, "shm").works);
   EXPECT_EQ(find(rows, "two-level").why, "needs shm");
-  EXPECT_TRUE(find(rows, "mpi").works);
-  EXPECT_EQ(find(rows, "mpi").why, "Open MPI v4.1.4");
   EXPECT_TRUE(find(rows, "nccl").works);
   EXPECT_EQ(find(rows, "nccl").why, "NCCL 2.28.9, 8 GPUs");
 
@@ -95,7 +87,7 @@ DoctorReport example() {
   report.driver = "580.65.06";
   report.cublaslt = "13.0.2";
   report.cuda_kernels = true;
-  report.backends = {{"shm", true, "memfds"}, {"mpi", false, "not built"}};
+  report.backends = {{"shm", true, "memfds"}, {"nccl", false, "not built"}};
   return report;
 }
 

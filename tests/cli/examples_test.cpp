@@ -26,7 +26,7 @@ namespace {
 using nlohmann::json;
 
 // An example must not spend more than this fraction of a step in the bubble.
-constexpr double kMostBubble = 0.3;
+constexpr double kMaxBubble = 0.3;
 
 class Examples : public ::testing::Test {
  protected:
@@ -107,7 +107,7 @@ TEST_F(Examples, OfPlan) {
       EXPECT_EQ(got["fits"], true) << example << "\n" << got["remedy"];
       if (!got["time"].is_null()) {
         EXPECT_LT(got["time"]["bubble"].get<double>(),
-                  kMostBubble * got["time"]["step"].get<double>())
+                  kMaxBubble * got["time"]["step"].get<double>())
             << example;
       }
     }
@@ -123,11 +123,11 @@ TEST_F(Examples, OfSimulate) {
     if (got.contains("sweep")) {
       for (const json& row : got["sweep"]) {
         EXPECT_EQ(row["fits"], true) << example << "\n" << row;
-        EXPECT_LT(row["bubble"].get<double>(), kMostBubble) << example;
+        EXPECT_LT(row["bubble"].get<double>(), kMaxBubble) << example;
       }
       continue;
     }
-    EXPECT_LT(got["bubble"].get<double>(), kMostBubble) << example;
+    EXPECT_LT(got["bubble"].get<double>(), kMaxBubble) << example;
     if (!contains(example, "--forward")) {
       EXPECT_EQ(got["fits"], true) << example;
     }

@@ -14,6 +14,8 @@ scaled = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_fre
           "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 yarn = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 2.0, "beta_fast": 8.0,
         "original_max_position_embeddings": 64}
+gemma = dict(**sizes, head_dim=12, query_pre_attn_scalar=20, sliding_window=9,
+             tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh")
 models = {
     "gpt2": transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=97, n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.3,
@@ -27,6 +29,14 @@ models = {
         **sizes, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})),
     "mistral": transformers.MistralForCausalLM(transformers.MistralConfig(
         **sizes, head_dim=12, sliding_window=9)),
+    "qwen3": transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, head_dim=12)),
+    "phi3": transformers.Phi3ForCausalLM(transformers.Phi3Config(**sizes, sliding_window=9)),
+    "gemma2": transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
+        **gemma, attn_logit_softcapping=2.0, final_logit_softcapping=10.0)),
+    "gemma3": transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(
+        **gemma, layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        rope_parameters={"full_attention": dict(rope_type="linear", factor=8.0, rope_theta=1e6),
+                         "sliding_attention": dict(rope_type="default", rope_theta=1e4)})),
 }
 torch.manual_seed(0)
 answers = {}

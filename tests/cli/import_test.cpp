@@ -48,34 +48,34 @@ const ImportNote* find_note(const Imported& got, std::string_view key) {
 }
 
 // Returns the resolved question that `tessera plan --config` reads.
-planner::Question planned(const Imported& got, const std::string& model = "") {
+planner::RunConfig planned(const Imported& got, const std::string& model = "") {
   const TemporaryFolder folder;
   const std::string path = folder / "run.toml";
   std::ofstream(path) << got.toml();
-  planner::Settings settings;
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   read_plan_config(path, settings);
   if (!model.empty()) settings.set("model", model);
-  return planner::settle(settings.question(make_catalogue()));
+  return planner::resolve(planner::look_up(settings, make_catalog()));
 }
 
 TEST(ImportDeepSpeed, ImportsATypicalConfig) {
   const Imported got = deepspeed(kZero2);
-  const planner::RunSettings& s = got.settings();
+  const planner::RunConfig& s = got.settings();
   EXPECT_EQ(s.zero, 2);
   EXPECT_EQ(s.axes.dp(), 8);  // 256 / (4 · 8)
   EXPECT_EQ(s.global_batch, 256);
   EXPECT_EQ(s.micro_batch, 4);
   EXPECT_EQ(s.grad_accum, 8);
-  EXPECT_EQ(s.layout, "bf16");
-  EXPECT_EQ(s.bucket_mb, 1000);  // 5e8 gradients of 2 bytes
-  EXPECT_EQ(s.optimizer, "adamw");
+  EXPECT_EQ(s.layout.name, "bf16");
+  EXPECT_EQ(s.bucket_bytes, 1'000'000'000);  // 5e8 gradients of 2 bytes
+  EXPECT_EQ(s.optimizer, OptimizerChoice::adamw);
   EXPECT_EQ(s.lr, 3e-4);
   EXPECT_EQ(s.beta2, 0.95);
-  EXPECT_EQ(s.lr_schedule, "cosine");
+  EXPECT_EQ(s.lr_schedule, LrSchedule::Kind::cosine);
   EXPECT_EQ(s.min_lr_ratio, 1e-4);
   EXPECT_EQ(s.warmup, 50);
   EXPECT_EQ(s.steps, 1000);
-  EXPECT_EQ(s.recompute, "full");
+  EXPECT_EQ(s.recompute, Recompute::full);
   ASSERT_NE(find_note(got, "zero_optimization.offload_optimizer"), nullptr);
   EXPECT_EQ(find_note(got, "zero_optimization.offload_optimizer")->fate, Fate::missing);
   EXPECT_EQ(find_note(got, "zero_optimization.allgather_bucket_size")->fate, Fate::open);
@@ -86,7 +86,7 @@ TEST(ImportDeepSpeed, ImportsATypicalConfig) {
 
 TEST(ImportDeepSpeed, PlansTheImportedSettings) {
   TESSERA_NEEDS_TOML();
-  const planner::Question q = planned(deepspeed(kZero2), "gpt2-xl");
+  const planner::RunConfig q = planned(deepspeed(kZero2), "gpt2-xl");
   EXPECT_EQ(q.zero, 2);
   EXPECT_EQ(q.dp(), 8);
   EXPECT_EQ(q.grad_accum, 8);
@@ -101,13 +101,13 @@ TEST(PlanConfig, DescribesTheRunThatTheFileStarts) {
   const auto read = [](const std::string& text) {
     const TemporaryFolder folder;
     std::ofstream(folder / "run.toml") << text;
-    planner::Settings settings;
+    planner::RunConfig settings = planner::RunConfig::for_plan();
     read_plan_config(folder / "run.toml", settings);
-    return planner::settle(settings.question(make_catalogue()));
+    return planner::resolve(planner::look_up(settings, make_catalog()));
   };
   const std::string mine =
       "[model]\nmodel = \"gpt-tiny\"\n[batch]\nseq = 0\n[run]\ndevice = \"cpu\"\n";
-  const planner::Question four = read(mine + "[parallelism]\nranks = 4\ndp = 0\nzero = 3\n");
+  const planner::RunConfig four = read(mine + "[parallelism]\nranks = 4\ndp = 0\nzero = 3\n");
   EXPECT_EQ(four.dp(), 4);
   EXPECT_EQ(four.zero, 3);
   EXPECT_EQ(four.seq, planner::kRunSeq);
@@ -115,13 +115,13 @@ TEST(PlanConfig, DescribesTheRunThatTheFileStarts) {
   EXPECT_EQ(four.software, planner::Software::tessera);
   EXPECT_EQ(read(mine + "[parallelism]\nranks = 0\ndp = 0\n").dp(), planner::kRunRanks);
   EXPECT_EQ(read(mine + "[parallelism]\nranks = 0\ndp = 1\n").dp(), 1);
-  const planner::Question two = read(mine + "[parallelism]\nranks = 0\ndp = 0\ntp = 2\n");
+  const planner::RunConfig two = read(mine + "[parallelism]\nranks = 0\ndp = 0\ntp = 2\n");
   EXPECT_EQ(two.tp(), 2);
   EXPECT_EQ(two.dp(), 1);
 }
 
 TEST(PlanConfig, ConvertsSettingsOfARun) {
-  planner::Settings settings;
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   const auto take = [&](const char* name, const char* text) {
     take_run_setting(name, text, settings);
   };
@@ -134,7 +134,7 @@ TEST(PlanConfig, ConvertsSettingsOfARun) {
   EXPECT_TRUE(settings.has("zero"));
   EXPECT_FALSE(settings.has("dp"));
   EXPECT_FALSE(settings.has("order"));
-  const planner::Question question = planner::settle(settings.question(make_catalogue()));
+  const planner::RunConfig question = planner::resolve(planner::look_up(settings, make_catalog()));
   EXPECT_EQ(question.bucket_bytes, 1.5e6);
   EXPECT_EQ(question.micro_batch, 4);
 }
@@ -176,7 +176,7 @@ TEST(ImportDeepSpeed, DerivesMissingBatchSizes) {
           continue;
         }
         const Imported got = deepspeed(config.dump(), ranks);
-        const planner::RunSettings& s = got.settings();
+        const planner::RunConfig& s = got.settings();
         EXPECT_EQ(s.global_batch, 72);
         if (got.has("dp") && got.has("micro-batch") && got.has("grad-accum")) {
           EXPECT_EQ(s.micro_batch * s.grad_accum * s.axes.dp(), 72);
@@ -264,23 +264,23 @@ const std::vector<std::string> kGpt = {"--num-layers",
 
 TEST(ImportMegatron, ImportsATypicalRun) {
   const Imported got = import_megatron(kGpt, 8);
-  const planner::RunSettings& s = got.settings();
+  const planner::RunConfig& s = got.settings();
   EXPECT_EQ(s.layers, 24);
   EXPECT_EQ(s.hidden, 2048);
   EXPECT_EQ(s.heads, 16);
   EXPECT_EQ(s.vocab, 50257);
-  EXPECT_EQ(s.pad_vocab, 128);
+  EXPECT_EQ(s.vocab_multiple, 128);
   EXPECT_EQ(s.axes.tp(), 2);
   EXPECT_EQ(s.axes.dp(), 4);
   EXPECT_EQ(s.global_batch, 64);
   EXPECT_EQ(s.micro_batch, 4);
   EXPECT_EQ(s.zero, 1);  // not 2: its gradients are not sharded
-  EXPECT_EQ(s.layout, "bf16-fp32grad");
+  EXPECT_EQ(s.layout.name, "bf16-fp32grad");
   EXPECT_TRUE(s.overlap_grad_reduce);
   EXPECT_FALSE(s.overlap_param_gather);
-  EXPECT_EQ(s.recompute, "selective");
+  EXPECT_EQ(s.recompute, Recompute::selective);
   EXPECT_EQ(s.min_lr_ratio, 3e-5 / 3e-4);
-  EXPECT_EQ(s.lr_schedule, "linear");
+  EXPECT_EQ(s.lr_schedule, LrSchedule::Kind::linear);
   EXPECT_EQ(s.beta2, 0.999);
   EXPECT_EQ(s.dropout, 0.1);
   EXPECT_EQ(find_note(got, "--use-flash-attn")->fate, Fate::not_needed);
@@ -289,7 +289,7 @@ TEST(ImportMegatron, ImportsATypicalRun) {
 
 TEST(ImportMegatron, PlansTheImportedSettings) {
   TESSERA_NEEDS_TOML();
-  const planner::Question q = planned(import_megatron(kGpt, 8));
+  const planner::RunConfig q = planned(import_megatron(kGpt, 8));
   EXPECT_EQ(q.model.layers, 24);
   EXPECT_EQ(q.model.hidden, 2048);
   EXPECT_EQ(q.axes.tp(), 2);
@@ -319,7 +319,7 @@ TEST(ImportMegatron, ImportsModelsByNameAndByFolder) {
                                     "32000",
                                     "--max-position-embeddings",
                                     "4096"};
-  EXPECT_EQ(import_megatron(llama, 0).settings().model, "llama2-7b");
+  EXPECT_EQ(import_megatron(llama, 0).settings().model_name, "llama2-7b");
   llama[1] = "3";
   const Imported other = import_megatron(llama, 0);
   ASSERT_TRUE(other.model);

@@ -228,7 +228,7 @@ TEST(PlanProgram, MistakesAreStatus2AndNothingOnStdout) {
       {{"--params", "13B", "--model", "gpt2-xl"}, "--params"},
       {{"--search", "--max-batch"}, "choose one of them"},
       {{"--search", "--params", "13B"}, "--search"},
-      {{"--params", "13B", "--max-batch"}, "--max-batch: needs a model with sizes"},
+      {{"--params", "13B", "--max-batch"}, "--max-batch: requires the shape of a model"},
       {{"--params", "nan"}, "--params"},
       {{"--params", "0"}, "--params"},
       {{"--tp", "8"}, "25 heads of --model gpt2-xl"},
@@ -353,7 +353,7 @@ TEST(PlanProgram, HelpHasEveryFlag) {
 TEST(PlanProgram, NamesMissingSizes) {
   const auto said = plan({"--layers", "10"});
   EXPECT_EQ(said.status, 2);
-  EXPECT_TRUE(contains(said.err, "--hidden is not given")) << said.err;
+  EXPECT_TRUE(contains(said.err, "--hidden is missing")) << said.err;
 }
 
 TEST(PlanProgram, ReportsUnknownTrafficForAParameterCount) {

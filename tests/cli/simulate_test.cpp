@@ -161,6 +161,21 @@ TEST(Simulate, SweepsWithAPlot) {
   EXPECT_TRUE(odd["sweep"][1].contains("error"));
 }
 
+TEST(Simulate, SweepsAnySetting) {
+  const json answer = simulate_json({"--model", "gpt2-xl", "--hardware", "a100-80", "--dp", "16",
+                                     "--micro-batch", "1", "--sweep", "bucket-size=1MB..64MB"});
+  EXPECT_EQ(answer["swept"], "bucket-size");
+  ASSERT_EQ(answer["sweep"].size(), 7U);
+  for (const json& row : answer["sweep"]) {
+    const json one =
+        simulate_json({"--model", "gpt2-xl", "--hardware", "a100-80", "--dp", "16", "--micro-batch",
+                       "1", "--bucket-size", row["value"].get<std::string>()});
+    EXPECT_EQ(row["step"], one["step"]) << row;
+  }
+  const json odd = simulate_json({"--model", "gpt2-xl", "--sweep", "recompute=none,some"});
+  EXPECT_TRUE(odd["sweep"][1].contains("error"));
+}
+
 TEST(Simulate, SweepsReplicas) {
   const json answer =
       simulate_json({"--model", "llama3-8b", "--hardware", "a100-80", "--dp", "64", "--zero", "3",

@@ -103,12 +103,12 @@ TEST_F(Train, FlagsOverrideTheFileAndPrintConfigShowsTheResult) {
 TEST_F(Train, MistakesAreStatus2AndNameTheFlag) {
   TESSERA_NEEDS_TOML();
   const std::vector<std::pair<Words, std::string>> cases = {
-      {{"--zero", "4"}, "--zero: got \"4\", wanted 0 to 3"},
+      {{"--zero", "4"}, "--zero: got \"4\"; must be 0 to 3"},
       {{"--ranks", "0"}, "--ranks: got 0; must be 1 to 4096"},
-      {{"--ranks", "100000"}, "--ranks: got \"100000\", wanted 0 to 4096: each rank is a process"},
-      {{"--tp", "5000"}, "--tp: got \"5000\", wanted 1 to 4096: each rank is a process"},
+      {{"--ranks", "100000"}, "--ranks: got \"100000\"; must be 0 to 4096: each rank is a process"},
+      {{"--tp", "5000"}, "--tp: got \"5000\"; must be 1 to 4096: each rank is a process"},
       {{"--layout", "fp16"}, "--layout: got fp16 with --device cpu"},
-      {{"--layout", "fp31"}, "--layout: got \"fp31\", wanted bf16"},
+      {{"--layout", "fp31"}, "--layout: got \"fp31\"; must be one of bf16"},
       {{"--micro-batch", "3", "--global-batch", "8"}, "--global-batch: got 8"},
       {{"--grad-accum", "3", "--global-batch", "64"}, "--grad-accum: got 3"},
       {{"--data", "/no/such.txt"}, "--data: cannot read \"/no/such.txt\""},

@@ -147,5 +147,19 @@ TEST(CallLog, PartsAreWhatRanksMustAgreeOnToo) {
             CallLog::key(other, CallLog::Kind::collectives));
 }
 
+// Each rank compares with few others; whichever rank differs, one of them finds it.
+TEST(CallLog, FindsDifferencesInLargeGroups) {
+  constexpr int kRanks = CallLog::kAllCompared + 8;
+  for (const int odd : {0, 17, kRanks - 1}) {
+    Logs logs(kRanks);
+    for (std::uint64_t i = 1; i <= CallLog::kEvery; ++i) {
+      for (int r = 0; r < kRanks; ++r) logs[r].add(i, called(r == odd && i == 5 ? "b" : "a"));
+    }
+    const std::string text = logs.look();
+    EXPECT_NE(text.find("disagree in call #5"), std::string::npos) << text;
+    EXPECT_NE(text.find("rank " + std::to_string(odd) + " called"), std::string::npos) << text;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::comm

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of CUDA tensors share: every operation on a device against the same on the host.
+// Shared by the tests of CUDA tensors: compares every operation on a device with the host.
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -15,6 +15,7 @@
 
 #include "tessera/comm/group.h"
 #include "tessera/comm/nccl/backend.h"
+#include "tessera/comm/torch_dtype.h"
 #include "tests/comm/gpu_ranks.h"
 #include "tests/comm/oracle.h"
 
@@ -22,7 +23,7 @@ namespace tessera::comm::testing {
 
 inline const at::Device kGpu(at::kCUDA, 0);
 
-// Why there is no GPU, or "".
+// Returns why there is no GPU, or "".
 inline const std::string& no_gpu() {
   static const std::string why = ask_in_child([] {
     return std::string(torch::cuda::is_available() ? "" : "torch::cuda::is_available() is false");
@@ -33,7 +34,7 @@ inline const std::string& no_nccl() {
   static const std::string why = ask_in_child([] { return nccl::why_not(); });
   return why;
 }
-// Why NCCL cannot have two ranks on one GPU, or "".
+// Returns why NCCL cannot have two ranks on one GPU, or "".
 inline const std::string& no_shared_gpu() {
   static const std::string why = ask_in_child([] {
     const std::string version = nccl::version();
@@ -63,7 +64,7 @@ inline Bytes as_bytes(const at::Tensor& tensor) {
   const auto* begin = static_cast<const std::byte*>(host.const_data_ptr());
   return Bytes(begin, begin + host.nbytes());
 }
-// Compares bits, so that NaNs count.
+// Compares bits, so that NaNs are compared too.
 inline void expect_same(const at::Tensor& got, const at::Tensor& want, const std::string& what) {
   EXPECT_TRUE(as_bytes(got) == as_bytes(want)) << what;
 }
@@ -82,7 +83,7 @@ inline at::Tensor input(std::int64_t count, int rank, at::ScalarType type,
   return as_tensor(bytes).clone().view(type).to(device);
 }
 
-// All results of all operations on tensors of one device, one after the other.
+// Returns the results of all operations on tensors of one device, in order.
 inline std::vector<at::Tensor> every_operation(const Group& group, at::ScalarType type,
                                                std::int64_t count, ReduceOp op,
                                                const at::Device& device) {
@@ -132,7 +133,7 @@ inline std::vector<at::Tensor> every_operation(const Group& group, at::ScalarTyp
   return results;
 }
 
-// The host's group gives the right answer, to every bit; `close` says where rounding may differ.
+// The host's group gives the expected bits; `close` selects results whose rounding may differ.
 inline void compare_with_host(const Group& device, const Group& host, bool close, std::int64_t most,
                               const std::vector<ReduceOp>& reductions = kReductions) {
   for (const auto& [dtype, type] : kTypes) {
@@ -162,19 +163,19 @@ inline void compare_with_host(const Group& device, const Group& host, bool close
   }
 }
 
-// Some tens of milliseconds of work for the current stream.
+// Enqueues some tens of milliseconds of work on the current stream.
 inline void be_slow() {
   const at::Tensor a = at::randn({4096, 4096}, at::device(kGpu));
   at::Tensor b = a;
   for (int i = 0; i < 20; ++i) b = at::mm(a, b).mul_(0.01);
 }
 
-// The input is made late, on another stream than the default one, and the result used at once.
+// The input is computed late, on a non-default stream, and the result is used immediately.
 inline void expect_order(const Group& group) {
   const c10::impl::VirtualGuardImpl guard(at::kCUDA);
   const c10::StreamGuard side(guard.getStreamFromGlobalPool(kGpu, /*isHighPriority=*/false));
   const int n = group.size();
-  be_slow();  // allocates, so that the next time only the stream is busy
+  be_slow();  // warm-up: allocates, so that later calls only keep the stream busy
   const at::Tensor x = at::zeros({1 << 20}, at::device(kGpu)), out = at::zeros_like(x);
   guard.synchronizeStream(side.current_stream());
   for (int round = 0; round < 3; ++round) {
@@ -198,7 +199,7 @@ inline void expect_dropped_tensors_live(const Group& group) {
     outs.push_back(at::zeros_like(x));
     works.push_back(group.all_reduce(outs.back(), x));
   }
-  std::vector<at::Tensor> noise;  // would take the memory of those inputs, were they freed
+  std::vector<at::Tensor> noise;  // would reuse the memory of the inputs if they were freed
   for (int i = 0; i < 10; ++i) noise.push_back(at::full({1 << 18}, -7.0f, at::device(kGpu)));
   for (const Work& work : works) work.wait();
   for (std::size_t i = 0; i < outs.size(); ++i) {

@@ -1,5 +1,5 @@
-// CUDA tensors over shm, staged through pinned memory, and our own sums on the GPU. Skipped without
-// a GPU.
+// CUDA tensors over shm, staged through pinned memory, and Tessera's own sums on the GPU. Skipped
+// without a GPU.
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -16,18 +16,18 @@ using namespace testing;
 class Staged : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Cuda, Staged, ::testing::Values(2, 4));
 
-TEST_P(Staged, ProcessesGetTheBitsOfTheHost) {
+TEST_P(Staged, ProcessesMatchHostResultsBitwise) {
   NEEDS_GPU();
   run_gpu_ranks(GetParam(), [](std::shared_ptr<Backend> host, std::shared_ptr<Peers>) {
     const Group group(host);
-    // Few: processes take turns on a GPU, milliseconds each.
+    // Few rounds, because processes share a GPU in time slices of milliseconds.
     compare_with_host(group, group, /*close=*/false, 70'001, {ReduceOp::avg});
     expect_order(group);
     expect_dropped_tensors_live(group);
   });
 }
 
-TEST_P(Staged, ThreadsGetTheBitsOfTheHost) {
+TEST_P(Staged, ThreadsMatchHostResultsBitwise) {
   NEEDS_GPU();
   run_gpu_ranks(1, [](std::shared_ptr<Backend>, std::shared_ptr<Peers>) {
     run_threads(GetParam(), [](std::shared_ptr<Backend> host) {
@@ -38,7 +38,7 @@ TEST_P(Staged, ThreadsGetTheBitsOfTheHost) {
   });
 }
 
-TEST(Cuda, ADefaultGroupIsTheIdentity) {
+TEST(Cuda, DefaultGroupIsTheIdentity) {
   NEEDS_GPU();
   run_gpu_ranks(1, [](std::shared_ptr<Backend>, std::shared_ptr<Peers>) {
     compare_with_host(Group(), Group(), /*close=*/false, 1001);
@@ -46,8 +46,8 @@ TEST(Cuda, ADefaultGroupIsTheIdentity) {
   });
 }
 
-// Everything random: NaNs of all kinds, infinities, both zeros, tiny numbers.
-TEST(Cuda, OrderedSumsHaveTheBitsOfTheReference) {
+// Random bit patterns: all kinds of NaNs, infinities, both zeros, subnormals.
+TEST(Cuda, OrderedSumsMatchTheReferenceBitwise) {
   NEEDS_GPU();
   run_gpu_ranks(1, [](std::shared_ptr<Backend>, std::shared_ptr<Peers>) {
     const std::size_t count = 100'000;

@@ -1,6 +1,6 @@
-// Prints how long collectives on CUDA tensors take. A program, not a test: run it where it matters.
-// Processes that share a GPU take turns on it, milliseconds each: of two ranks by NCCL on one GPU
-// only the caller's own time means anything.
+// Prints the durations of collectives on CUDA tensors. A program, not a test: run it on the machine
+// of interest. Processes that share a GPU run in time slices of milliseconds, so for two NCCL ranks
+// on one GPU only the time on the caller's thread is meaningful.
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ void wait_for_gpu() {
   guard.synchronizeStream(guard.getStream(at::Device(at::kCUDA, 0)));
 }
 
-// Median microseconds.
+// Returns the median in microseconds.
 double median(int times, const std::function<void()>& what) {
   std::vector<double> all;
   for (int i = 0; i < times + 3; ++i) {
@@ -110,7 +110,7 @@ TEST(CudaTiming, Nccl) {
   }
 }
 
-// A group of all ranks made from nothing, and by a split of the world's communicator.
+// Creates a group of all ranks with a new communicator, and by splitting the world's communicator.
 TEST(CudaTiming, NcclGroups) {
   const std::string why = ask_in_child([] { return nccl::why_not(); });
   if (!why.empty()) GTEST_SKIP() << why;

@@ -1,5 +1,5 @@
-// What happens when ranks disagree, leave or do not come. With ranks as threads; processes that die
-// are in process_test.cpp.
+// Errors of ranks that make different calls, leave or are missing. Ranks are threads;
+// process_test.cpp tests processes that die.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ Collective all_reduce(std::vector<float>& x, std::string label = "") {
 }
 
 // Runs `calls(rank)` on three ranks and returns the UsageError that each of them got.
-std::vector<std::string> disagreement(
+std::vector<std::string> mismatch_errors(
     const std::function<Collective(int rank, std::vector<float>&)>& calls) {
   std::vector<std::string> texts(3);
   run_threads(3, [&](std::shared_ptr<Backend> group) {
@@ -33,7 +33,7 @@ std::vector<std::string> disagreement(
     } catch (const UsageError& error) {
       texts[static_cast<std::size_t>(group->rank())] = error.what();
     }
-    // The group is still good: everybody noticed, nobody is out of step.
+    // The group is still usable: all ranks noticed, and none is out of step.
     x.assign(50'000, 1.0f);
     group->submit(all_reduce(x)).wait();
     EXPECT_EQ(x[49'999], 3.0f);
@@ -41,85 +41,86 @@ std::vector<std::string> disagreement(
   return texts;
 }
 
-void expect_all_say(const std::vector<std::string>& texts, const std::vector<std::string>& words) {
+void expect_all_contain(const std::vector<std::string>& texts,
+                        const std::vector<std::string>& words) {
   for (const std::string& text : texts) {
     for (const std::string& word : words) EXPECT_NE(text.find(word), std::string::npos) << text;
   }
 }
 
-TEST(Mismatch, OfCount) {
-  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
-                   Collective call = all_reduce(x);
-                   if (rank == 1) call.count = 49'999;
-                   return call;
-                 }),
-                 {"50000 × f32", "49999 × f32", "rank 1"});
+TEST(Mismatch, ReportsDifferentCounts) {
+  expect_all_contain(mismatch_errors([](int rank, std::vector<float>& x) {
+                       Collective call = all_reduce(x);
+                       if (rank == 1) call.count = 49'999;
+                       return call;
+                     }),
+                     {"50000 × f32", "49999 × f32", "rank 1"});
 }
 
-TEST(Mismatch, OfOperation) {
-  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
-                   Collective call = all_reduce(x);
-                   if (rank == 2) call.op = Op::barrier;
-                   return call;
-                 }),
-                 {"all_reduce(", "barrier("});
+TEST(Mismatch, ReportsDifferentOperations) {
+  expect_all_contain(mismatch_errors([](int rank, std::vector<float>& x) {
+                       Collective call = all_reduce(x);
+                       if (rank == 2) call.op = Op::barrier;
+                       return call;
+                     }),
+                     {"all_reduce(", "barrier("});
 }
 
-TEST(Mismatch, OfTypeReductionRootAndLabel) {
-  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
-                   Collective call = all_reduce(x);
-                   if (rank == 0) call.dtype = DType::i32;
-                   return call;
-                 }),
-                 {"f32", "i32"});
-  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
-                   Collective call = all_reduce(x);
-                   if (rank == 0) call.reduce = ReduceOp::max;
-                   return call;
-                 }),
-                 {"sum", "max"});
-  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
-                   Collective call = all_reduce(x);
-                   call.op = Op::broadcast;
-                   call.peer = rank == 0 ? 1 : 2;
-                   return call;
-                 }),
-                 {"root 1", "root 2"});
-  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
-                   return all_reduce(x, rank == 0 ? "layer.0" : "layer.1");
-                 }),
-                 {"\"layer.0\"", "\"layer.1\""});
+TEST(Mismatch, ReportsDifferentTypeReductionRootOrLabel) {
+  expect_all_contain(mismatch_errors([](int rank, std::vector<float>& x) {
+                       Collective call = all_reduce(x);
+                       if (rank == 0) call.dtype = DType::i32;
+                       return call;
+                     }),
+                     {"f32", "i32"});
+  expect_all_contain(mismatch_errors([](int rank, std::vector<float>& x) {
+                       Collective call = all_reduce(x);
+                       if (rank == 0) call.reduce = ReduceOp::max;
+                       return call;
+                     }),
+                     {"sum", "max"});
+  expect_all_contain(mismatch_errors([](int rank, std::vector<float>& x) {
+                       Collective call = all_reduce(x);
+                       call.op = Op::broadcast;
+                       call.peer = rank == 0 ? 1 : 2;
+                       return call;
+                     }),
+                     {"root 1", "root 2"});
+  expect_all_contain(mismatch_errors([](int rank, std::vector<float>& x) {
+                       return all_reduce(x, rank == 0 ? "layer.0" : "layer.1");
+                     }),
+                     {"\"layer.0\"", "\"layer.1\""});
 }
 
-// Small against large: one side has put its data beside the header, the other has not.
-TEST(Mismatch, OfSize) {
-  expect_all_say(disagreement([](int rank, std::vector<float>& x) {
-                   Collective call = all_reduce(x);
-                   if (rank == 0) call.count = 1;
-                   return call;
-                 }),
-                 {"(sum, 1 × f32)", "50000 × f32"});
+// A small call against a large one: only one side has put its data next to the header.
+TEST(Mismatch, ReportsSmallCallAgainstLargeCall) {
+  expect_all_contain(mismatch_errors([](int rank, std::vector<float>& x) {
+                       Collective call = all_reduce(x);
+                       if (rank == 0) call.count = 1;
+                       return call;
+                     }),
+                     {"(sum, 1 × f32)", "50000 × f32"});
 }
 
-// The same elements, cut in another way: the shards would lie elsewhere.
-TEST(Mismatch, OfParts) {
+// The same elements with other parts: the shards would be at other positions.
+TEST(Mismatch, ReportsDifferentParts) {
   for (const Op op : {Op::reduce_scatter, Op::all_gather}) {
-    expect_all_say(disagreement([op](int rank, std::vector<float>& x) {
-                     Collective call = all_reduce(x);
-                     call.op = op;
-                     using Sizes = std::vector<std::size_t>;
-                     call.parts = std::make_shared<const Sizes>(rank == 2 ? Sizes{20'000, 30'000}
-                                                                          : Sizes{30'000, 20'000});
-                     return call;
-                   }),
-                   {"the ranks disagree", "in parts (#", "rank 2"});
+    expect_all_contain(mismatch_errors([op](int rank, std::vector<float>& x) {
+                         Collective call = all_reduce(x);
+                         call.op = op;
+                         using Sizes = std::vector<std::size_t>;
+                         call.parts = std::make_shared<const Sizes>(
+                             rank == 2 ? Sizes{20'000, 30'000} : Sizes{30'000, 20'000});
+                         return call;
+                       }),
+                       {"the ranks disagree", "in parts (#", "rank 2"});
   }
 }
 
-TEST(Overlap, IsRefusedWhereItIsNotInPlace) {
+TEST(Overlap, IsRejectedUnlessExactlyInPlace) {
   std::vector<float> x(100);
   const auto allowed = [&](Op op, std::size_t in, std::size_t out, int rank, int ranks = 4) {
-    // Of 40 elements over 4 ranks each has 10.
+    // 40 elements over 4 ranks: 10 per rank.
     const Collective call{op, DType::f32, ReduceOp::sum, Traffic::model, &x[in], &x[out], 40,
                           0,  ""};
     try {
@@ -148,7 +149,7 @@ TEST(Overlap, IsRefusedWhereItIsNotInPlace) {
   EXPECT_TRUE(allowed(Op::all_to_all, 0, 0, 0, 1));
 }
 
-TEST(Mismatch, OfSymmetricMemory) {
+TEST(Mismatch, ReportsDifferentSizesOfSymmetricMemory) {
   int errors = 0;
   std::mutex mutex;
   run_threads(2, [&](std::shared_ptr<Backend> group) {
@@ -163,7 +164,7 @@ TEST(Mismatch, OfSymmetricMemory) {
   EXPECT_EQ(errors, 2);
 }
 
-TEST(Failure, ARankThatLeavesIsNamed) {
+TEST(Failure, NamesARankThatLeaves) {
   std::vector<int> named(4, -1);
   run_threads(4, [&](std::shared_ptr<Backend> group) {
     std::vector<float> x(50'000, 1.0f);
@@ -180,7 +181,7 @@ TEST(Failure, ARankThatLeavesIsNamed) {
   EXPECT_EQ(named, (std::vector<int>{2, 2, -1, 2}));
 }
 
-TEST(Failure, AnExceptionOnOneRankEndsAll) {
+TEST(Failure, ExceptionOnOneRankEndsAllRanks) {
   try {
     run_threads(3, [](std::shared_ptr<Backend> group) {
       std::vector<float> x(50'000, 1.0f);
@@ -193,16 +194,16 @@ TEST(Failure, AnExceptionOnOneRankEndsAll) {
   }
 }
 
-TEST(Failure, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
+TEST(Failure, NamesAMissingRankAfterTheTimeout) {
   GroupOptions options;
-  options.timeout = 3s;  // longer than a busy machine keeps a thread from running
+  options.timeout = 3s;  // longer than a thread waits for a core on a busy machine
   std::vector<std::string> texts(3);
   std::latch named(2);
   run_threads(
       3,
       [&](std::shared_ptr<Backend> group) {
         std::vector<float> x(50'000, 1.0f);
-        group->submit(all_reduce(x)).wait();  // all are there
+        group->submit(all_reduce(x)).wait();  // all ranks take part
         if (group->rank() == 0) {
           named.wait();
           EXPECT_THROW(group->submit(all_reduce(x)).wait(), PeerError);
@@ -224,7 +225,7 @@ TEST(Failure, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
   }
 }
 
-TEST(Failure, AReceiveThatNobodyAnswersEndsToo) {
+TEST(Failure, ReceiveWithoutASendTimesOut) {
   GroupOptions options;
   options.timeout = 200ms;
   std::latch ended(1);
@@ -253,7 +254,7 @@ TEST(Failure, AReceiveThatNobodyAnswersEndsToo) {
       options);
 }
 
-// The other rank neither calls nor leaves: only the deadline of minutes could end the call.
+// The other rank neither calls nor leaves, so only the timeout of minutes could end the call.
 TEST(Failure, WorkInFlightDoesNotBlockUnwinding) {
   std::latch unwound(1);
   EXPECT_THROW(run_threads(2,
@@ -263,7 +264,7 @@ TEST(Failure, WorkInFlightDoesNotBlockUnwinding) {
                              if (group->rank() == 1) return unwound.wait();
                              try {
                                const auto inner = std::exchange(group2, nullptr);
-                               inner->submit(all_reduce(x));  // the other never calls it
+                               (void)inner->submit(all_reduce(x));  // the other rank never calls it
                                throw DataError("unrelated");
                              } catch (const DataError&) {
                                unwound.count_down();

@@ -1,6 +1,6 @@
 #pragma once
 
-// A store that lives in a folder which all ranks of a test see.
+// Store in a folder that all ranks of a test can access.
 
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ class FileStore final : public Store {
   }
 
   void set(const std::string& key, const std::string& value) override {
-    // Written beside and renamed, so that a reader never sees half a value.
+    // Written to another file and renamed, so that a reader never sees a partial value.
     const auto draft = folder_ / str(file(key), ".", getpid(), ".draft");
     {
       std::ofstream out(draft, std::ios::binary);
@@ -40,7 +40,7 @@ class FileStore final : public Store {
       std::ifstream in(folder_ / file(key), std::ios::binary);
       if (in) return {std::istreambuf_iterator<char>(in), {}};
       if (std::chrono::steady_clock::now() > end) {
-        throw Error(str("no rank wrote ", quote(key), " to ", folder_.string()));
+        throw StoreTimeout(str("no rank wrote ", quote(key), " to ", folder_.string()));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }

@@ -1,7 +1,7 @@
 #pragma once
 
-// Ranks as processes that use a GPU. The test program itself never touches CUDA, because a process
-// that has cannot fork ranks that do.
+// Ranks as processes that use a GPU. The test program itself never uses CUDA, because the children
+// of a process that has used CUDA cannot use it.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -94,7 +94,7 @@ inline void run_gpu_ranks(int ranks, const GpuRanks::Body& body, GroupOptions op
   for (int r = 0; r < ranks; ++r) processes.expect_success(r);
 }
 
-// What `question` answers in a process of its own, up to 500 characters.
+// Returns the result of `question` in a separate process, truncated to 500 characters.
 inline std::string ask_in_child(const std::function<std::string()>& question) {
   int ends[2];
   if (pipe(ends) != 0) return "";

@@ -7,7 +7,7 @@
 namespace tessera::comm {
 namespace {
 
-TEST(Gpus, OfARankGoRoundAndRound) {
+TEST(Gpus, AssignsGpusByLocalRankModuloCount) {
   for (int gpus = 1; gpus <= 8; ++gpus) {
     for (int rank = 0; rank < 3 * gpus; ++rank) {
       EXPECT_EQ(gpu_of(rank, gpus), rank % gpus);
@@ -17,8 +17,7 @@ TEST(Gpus, OfARankGoRoundAndRound) {
   EXPECT_THROW(gpu_of(0, 0), UsageError);
 }
 
-// nccl exactly where every rank has a GPU of its own and NCCL, whatever else.
-TEST(Gpus, TheChoiceOfABackend) {
+TEST(Gpus, ChoosesNcclIffEveryRankHasItsOwnGpuAndNccl) {
   for (int ranks = 2; ranks <= 4; ++ranks) {
     for (int gpus = 0; gpus <= 4; ++gpus) {
       for (const bool nccl : {true, false}) {
@@ -41,16 +40,16 @@ TEST(Gpus, TheChoiceOfABackend) {
   }
 }
 
-TEST(Gpus, OneRankWithoutDecidesForAll) {
+TEST(Gpus, AvoidsNcclIfOneRankCannotUseIt) {
   std::vector<GpuFacts> all(8, {8, 8, ""});
   EXPECT_EQ(choose_for_gpus(all, true).kind, "nccl");
   all[5].nccl_problem = "CUDA finds no GPU";
   const BackendChoice choice = choose_for_gpus(all, true);
   EXPECT_EQ(choice.kind, "shm");
-  EXPECT_NE(choice.note.find("rank 5 has no NCCL: CUDA finds no GPU"), std::string::npos);
+  EXPECT_NE(choice.note.find("rank 5 cannot use NCCL: CUDA finds no GPU"), std::string::npos);
 }
 
-TEST(Gpus, FactsTravelAsText) {
+TEST(Gpus, FactsRoundTripThroughText) {
   for (const GpuFacts& facts :
        {GpuFacts{0, 1, ""}, GpuFacts{8, 16, "no NCCL: it is not\nthere "}}) {
     const GpuFacts back = gpu_facts(to_text(facts));
@@ -58,8 +57,8 @@ TEST(Gpus, FactsTravelAsText) {
     EXPECT_EQ(back.local_size, facts.local_size);
     EXPECT_EQ(back.nccl_problem, facts.nccl_problem);
   }
-  for (const char* nonsense : {"", "x", "1", "-1 1 ", "1 0 ", "99999999999999999999 1"}) {
-    EXPECT_THROW(gpu_facts(nonsense), DataError) << nonsense;
+  for (const char* invalid : {"", "x", "1", "-1 1 ", "1 0 ", "99999999999999999999 1"}) {
+    EXPECT_THROW(gpu_facts(invalid), DataError) << invalid;
   }
 }
 

@@ -24,7 +24,7 @@ void over(int ranks, const std::function<void(Group)>& body) {
   run_threads(ranks, [&](std::shared_ptr<Backend> backend) { body(Group(std::move(backend))); });
 }
 
-// Tensors must be equal in every bit.
+// Expects tensors to be bitwise equal.
 void expect_same(const at::Tensor& got, const at::Tensor& want) {
   EXPECT_TRUE(got.dtype() == want.dtype() && got.sizes() == want.sizes() && at::equal(got, want))
       << "got\n"
@@ -32,7 +32,7 @@ void expect_same(const at::Tensor& got, const at::Tensor& want) {
       << want;
 }
 
-// The text of the UsageError that `call` throws, or "".
+// Returns the text of the UsageError that `call` throws, or "".
 std::string complaint(const std::function<void()>& call) {
   try {
     call();
@@ -41,9 +41,10 @@ std::string complaint(const std::function<void()>& call) {
   }
   return "";
 }
-#define EXPECT_SAYS(text, word) EXPECT_NE((text).find(word), std::string::npos) << "got: " << (text)
+#define EXPECT_CONTAINS(text, word) \
+  EXPECT_NE((text).find(word), std::string::npos) << "text: " << (text)
 
-// This rank's part of a buffer, as [Note: shards] cuts it.
+// Returns a rank's shard of a buffer ([Note: shards]).
 at::Tensor shard(const at::Tensor& whole, const Group& group, int rank) {
   const auto count = static_cast<std::size_t>(whole.numel());
   const Shard part = shard_of(count, group.size(), rank);
@@ -51,7 +52,7 @@ at::Tensor shard(const at::Tensor& whole, const Group& group, int rank) {
                                 static_cast<std::int64_t>(part.size));
 }
 
-// What rank r puts in: whole numbers, so that sums are exact in every type.
+// Returns the input of rank r: whole numbers, so that sums are exact in every type.
 at::Tensor input(std::int64_t count, int rank, at::ScalarType type = at::kFloat) {
   return (at::arange(count, at::kLong).remainder(7) + rank).to(type);
 }
@@ -61,7 +62,7 @@ at::Tensor sum_of_inputs(std::int64_t count, int ranks, at::ScalarType type = at
   return sum.to(type);
 }
 
-TEST(Group, ADefaultOneIsTheIdentity) {
+TEST(Group, DefaultGroupIsTheIdentity) {
   const Group group;
   EXPECT_EQ(group.size(), 1);
   EXPECT_EQ(group.rank(), 0);
@@ -93,7 +94,7 @@ TEST(Group, ADefaultOneIsTheIdentity) {
 class EverySize : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Group, EverySize, ::testing::Values(2, 3, 4));
 
-TEST_P(EverySize, EveryOperation) {
+TEST_P(EverySize, ComputesEveryOperation) {
   over(GetParam(), [](const Group& group) {
     const int n = group.size(), rank = group.rank();
     for (const at::ScalarType type :
@@ -149,57 +150,59 @@ TEST_P(EverySize, EveryOperation) {
   });
 }
 
-TEST(Group, ShapesAreFree) {
+TEST(Group, AcceptsAnyShapeOfTheRightSize) {
   over(2, [](const Group& group) {
     const at::Tensor x = at::full({3, 4, 5}, group.rank() + 1.0);
     group.all_reduce(x).wait();
     expect_same(x, at::full({3, 4, 5}, 3.0));
-    const at::Tensor whole = at::zeros({2, 5});  // out by rows: one for each rank
+    const at::Tensor whole = at::zeros({2, 5});  // one row per rank
     group.all_gather(whole, at::full({1, 5}, group.rank() + 1.0)).wait();
     expect_same(whole, at::stack({at::full({5}, 1.0), at::full({5}, 2.0)}));
   });
 }
 
-TEST(Group, WrongTensorsAreRefusedWithBothSides) {
+TEST(Group, RejectsWrongTensors) {
   over(2, [](const Group& group) {
     const at::Tensor x = at::zeros({6, 4});
-    std::string text = complaint([&] { group.all_reduce(x.t()); });
-    EXPECT_SAYS(text, "not contiguous");
-    EXPECT_SAYS(text, "[4, 6]");
-    EXPECT_SAYS(complaint([&] { group.all_reduce(at::zeros({5}), at::zeros({6})); }),
-                "output has 5 elements, wanted 6");
-    EXPECT_SAYS(complaint([&] { group.reduce_scatter(at::zeros({6}), at::zeros({6})); }),
-                "output has 6 elements, wanted 3");
-    EXPECT_SAYS(complaint([&] { group.all_gather(at::zeros({6}), at::zeros({2})); }),
-                "input has 2 elements, wanted 3");
-    EXPECT_SAYS(complaint([&] { group.all_to_all(at::zeros({2}), at::zeros({6})); }),
-                "output has 2 elements, wanted 6");
-    text = complaint([&] { group.all_reduce(at::zeros({6}), at::zeros({6}, at::kDouble)); });
-    EXPECT_SAYS(text, "Float");
-    EXPECT_SAYS(text, "Double");
-    EXPECT_SAYS(complaint([&] { group.all_reduce(at::zeros({6}, at::kBool)); }), "got Bool");
-    EXPECT_SAYS(complaint([&] { group.all_reduce(at::zeros({6}, at::kComplexFloat)); }), "got");
-    EXPECT_SAYS(complaint([&] { group.broadcast(x, 2); }), "no rank 2");
-    EXPECT_SAYS(complaint([&] { group.send(x, group.rank()); }), "another rank");
-    // Nothing of this reached the other rank: the group is in step.
+    std::string text = complaint([&] { (void)group.all_reduce(x.t()); });
+    EXPECT_CONTAINS(text, "not contiguous");
+    EXPECT_CONTAINS(text, "[4, 6]");
+    EXPECT_CONTAINS(complaint([&] { (void)group.all_reduce(at::zeros({5}), at::zeros({6})); }),
+                    "output has 5 elements; must be 6");
+    EXPECT_CONTAINS(complaint([&] { (void)group.reduce_scatter(at::zeros({6}), at::zeros({6})); }),
+                    "output has 6 elements; must be 3");
+    EXPECT_CONTAINS(complaint([&] { (void)group.all_gather(at::zeros({6}), at::zeros({2})); }),
+                    "input has 2 elements; must be 3");
+    EXPECT_CONTAINS(complaint([&] { (void)group.all_to_all(at::zeros({2}), at::zeros({6})); }),
+                    "output has 2 elements; must be 6");
+    text = complaint([&] { (void)group.all_reduce(at::zeros({6}), at::zeros({6}, at::kDouble)); });
+    EXPECT_CONTAINS(text, "Float");
+    EXPECT_CONTAINS(text, "Double");
+    EXPECT_CONTAINS(complaint([&] { (void)group.all_reduce(at::zeros({6}, at::kBool)); }),
+                    "not support Bool");
+    EXPECT_CONTAINS(complaint([&] { (void)group.all_reduce(at::zeros({6}, at::kComplexFloat)); }),
+                    "not support");
+    EXPECT_CONTAINS(complaint([&] { (void)group.broadcast(x, 2); }), "no rank 2");
+    EXPECT_CONTAINS(complaint([&] { (void)group.send(x, group.rank()); }), "another rank");
+    // None of these calls reached the other rank, so the group is in step.
     const at::Tensor y = at::ones({3});
     group.all_reduce(y).wait();
     expect_same(y, at::full({3}, 2.0));
   });
 }
 
-TEST(Group, RanksThatDisagreeAllHearBothSides) {
+TEST(Group, ReportsAllCallsToAllRanksOnAMismatch) {
   over(2, [](const Group& group) {
     const at::Tensor x = at::zeros({group.rank() == 0 ? 5 : 6});
     const std::string text = complaint([&] {
       group.all_reduce(x, {ReduceOp::sum, Traffic::model, "bias"}).wait();
     });
-    EXPECT_SAYS(text, "5 × f32, \"bias\"");
-    EXPECT_SAYS(text, "6 × f32, \"bias\"");
+    EXPECT_CONTAINS(text, "5 × f32, \"bias\"");
+    EXPECT_CONTAINS(text, "6 × f32, \"bias\"");
   });
 }
 
-TEST(Group, TensorsMayBeDroppedBeforeTheEnd) {
+TEST(Group, KeepsTensorsAliveUntilTheCallEnds) {
   over(2, [](const Group& group) {
     std::vector<Work> works;
     at::Tensor last;
@@ -212,12 +215,12 @@ TEST(Group, TensorsMayBeDroppedBeforeTheEnd) {
     for (const Work& work : works) work.wait();
     expect_same(last.narrow(0, 0, 200'000), at::full({200'000}, 40.0));
     expect_same(last.narrow(0, 200'000, 100'000), at::full({100'000}, 20.0));
-    Group(group).all_reduce(at::ones({100'000}));  // nobody waits, and the handle goes
+    (void)Group(group).all_reduce(at::ones({100'000}));  // neither waited for nor kept
     group.barrier();
   });
 }
 
-TEST(Group, ThreadsOfARankMayCallAtTheSameTime) {
+TEST(Group, AllowsConcurrentCallsFromSeveralThreads) {
   over(2, [](const Group& group) {
     const Group left = group.subset({0, 1}, "left"), right = group.subset({0, 1}, "right");
     const auto hammer = [](const Group& on, double start) {
@@ -227,7 +230,7 @@ TEST(Group, ThreadsOfARankMayCallAtTheSameTime) {
         ASSERT_EQ(x[0].item<double>(), 2 * start);
       }
     };
-    // On groups of their own in any order; on one group calls that are alike.
+    // Each thread has its own group, in any order; on the shared group all calls are equal.
     std::thread a(hammer, left, 1.0), b(hammer, right, 2.0);
     hammer(group, 3.0);
     a.join();
@@ -246,7 +249,7 @@ TEST(Group, ThreadsOfARankMayCallAtTheSameTime) {
   });
 }
 
-TEST(Group, SymmetricTensorsAreSeenByAll) {
+TEST(Group, AllRanksSeeSymmetricTensors) {
   at::Tensor survivor;
   over(3, [&](const Group& group) {
     const int rank = group.rank();
@@ -263,11 +266,11 @@ TEST(Group, SymmetricTensorsAreSeenByAll) {
     group.barrier();
     if (rank == 1) survivor = shared.of(2);
   });
-  // The tensor keeps the memory, though group and ranks are gone.
+  // The tensor keeps the memory alive after group and ranks are gone.
   expect_same(survivor, at::full({4, 1000}, 2.0f));
 }
 
-TEST(Group, SubsetsHaveTheOrderOfTheirList) {
+TEST(Group, SubsetsKeepTheOrderOfTheirList) {
   over(4, [](const Group& group) {
     const int rank = group.rank();
     if (rank != 2) {
@@ -279,9 +282,9 @@ TEST(Group, SubsetsHaveTheOrderOfTheirList) {
       expect_same(whole, at::tensor({3, 0, 1}, at::kInt));
       EXPECT_NE(some.name().find("some[3,0,1]"), std::string::npos) << some.name();
     } else {
-      EXPECT_SAYS(complaint([&] { group.subset({3, 0, 1}, "some"); }), "not in the list");
+      EXPECT_CONTAINS(complaint([&] { (void)group.subset({3, 0, 1}, "some"); }), "not in the list");
     }
-    // The same list again is another group.
+    // The same list creates another group.
     const Group first = group.subset({0, 1, 2, 3}, "all"),
                 second = group.subset({0, 1, 2, 3}, "all");
     EXPECT_NE(first.name(), second.name());
@@ -293,7 +296,7 @@ TEST(Group, SubsetsHaveTheOrderOfTheirList) {
   });
 }
 
-TEST(Group, SplitsByColourAndOrdersByKey) {
+TEST(Group, SplitsByColorAndOrdersByKey) {
   over(4, [](const Group& group) {
     const int rank = group.rank();
     const Group half = group.split(rank % 2, -rank);
@@ -308,9 +311,9 @@ TEST(Group, SplitsByColourAndOrdersByKey) {
   });
 }
 
-TEST(Group, ADryOneCannotSplitButMakesSubsets) {
+TEST(Group, DryGroupRejectsSplitAndCreatesSubsets) {
   const Group group(dry::make_backend(5, 64, "plan"));
-  EXPECT_SAYS(complaint([&] { group.split(0); }), "subset()");
+  EXPECT_CONTAINS(complaint([&] { (void)group.split(0); }), "subset()");
   EXPECT_EQ(group.subset({4, 5}, "pair").rank(), 1);
   const at::Tensor x = at::ones({64});
   group.all_reduce(x).wait();
@@ -342,7 +345,7 @@ void check_group(const Mesh& mesh, AxisSet axes) {
   EXPECT_EQ(&mesh.group(axes), &group) << "a second call must return the cached group";
 }
 
-TEST(Mesh, AllShapesOfEightRanks) {
+TEST(Mesh, CreatesGroupsForAllShapesOfEightRanks) {
   over(8, [](const Group& world) {
     for (const int dp : {1, 2, 4, 8}) {
       for (const int tp : {1, 2, 4, 8}) {
@@ -354,7 +357,7 @@ TEST(Mesh, AllShapesOfEightRanks) {
         check_group(mesh, {Axis::pp, Axis::tp});
         check_group(mesh, {Axis::dp_shard, Axis::pp});
         check_group(mesh, AxisSet::all());
-        // A sum along all axes one after another is the sum over the world.
+        // Summing along all axes, one after another, gives the sum over the world.
         const at::Tensor x = at::full({3}, world.rank() + 1, at::kLong);
         for (const Group& axis : {mesh.pp(), mesh.tp(), mesh.dp()}) axis.all_reduce(x).wait();
         expect_same(x, at::full({3}, 36, at::kLong));
@@ -363,7 +366,7 @@ TEST(Mesh, AllShapesOfEightRanks) {
   });
 }
 
-// Counts what it hears.
+// Counts the reported calls.
 struct Listener final : Observer {
   void ran(const Collective& call, Time begin, Time end) override { note(ran_, call, begin, end); }
   void waited(const Collective& call, Time begin, Time end) override {
@@ -379,30 +382,30 @@ struct Listener final : Observer {
   std::map<std::string, int> ran_, waited_;
 };
 
-TEST(Group, AnObserverHearsOfEveryCallOnce) {
+TEST(Group, ReportsEveryCallToTheObserverOnce) {
   over(2, [](const Group& group) {
     const auto listener = std::make_shared<Listener>();
     const Group copy = group;
-    const auto labelled = [](const char* label) {
+    const auto labeled = [](const char* label) {
       Call call;
       call.label = label;
       return call;
     };
-    // Nobody listens yet, so this is not heard.
-    copy.all_reduce(at::ones({4}), labelled("before")).wait();
+    // There is no observer yet, so this is not reported.
+    copy.all_reduce(at::ones({4}), labeled("before")).wait();
     group.observe(listener);
-    for (const std::int64_t count : {1, 1000, 3'000'000}) {  // at once, queued, in pieces
+    for (const std::int64_t count : {1, 1000, 3'000'000}) {  // immediate, queued, in pieces
       const at::Tensor x = at::ones({count});
-      copy.all_reduce(x, labelled("reduce")).wait();
-      copy.all_gather(at::empty({2 * count}), x, labelled("gather")).wait();
-      const Work sent = copy.send(x, 1 - copy.rank(), labelled("message"));
-      copy.recv(at::empty({count}), 1 - copy.rank(), labelled("message")).wait();
+      copy.all_reduce(x, labeled("reduce")).wait();
+      copy.all_gather(at::empty({2 * count}), x, labeled("gather")).wait();
+      const Work sent = copy.send(x, 1 - copy.rank(), labeled("message"));
+      copy.recv(at::empty({count}), 1 - copy.rank(), labeled("message")).wait();
       sent.wait();
       sent.wait();
     }
     group.barrier();
     group.observe(nullptr);
-    copy.all_reduce(at::ones({4}), labelled("after")).wait();
+    copy.all_reduce(at::ones({4}), labeled("after")).wait();
     const std::lock_guard lock(listener->mutex);
     const std::map<std::string, int> all = {{"gather", 3}, {"message", 6}, {"reduce", 3}};
     EXPECT_EQ(listener->ran_, all);
@@ -410,7 +413,7 @@ TEST(Group, AnObserverHearsOfEveryCallOnce) {
   });
 }
 
-// Two ranks whose calls are done when somebody waits for them, and not before.
+// Backend of two ranks whose calls end only when they are waited for.
 class Slow final : public Backend {
  public:
   int rank() const override { return 0; }
@@ -430,7 +433,7 @@ class Slow final : public Backend {
   TrafficCounts traffic() const override { return {}; }
 };
 
-TEST(Group, AnObserverHearsOfWaitsThatWereOnes) {
+TEST(Group, ReportsOnlyBlockingWaitsToTheObserver) {
   const Group group(std::make_shared<Slow>());
   const auto listener = std::make_shared<Listener>();
   group.observe(listener);
@@ -440,16 +443,16 @@ TEST(Group, AnObserverHearsOfWaitsThatWereOnes) {
   EXPECT_FALSE(work.done());
   EXPECT_TRUE(listener->waited_.empty());
   work.wait();
-  work.wait();  // the result is there by now
+  work.wait();  // already done
   EXPECT_EQ(listener->waited_, (std::map<std::string, int>{{"x", 1}}));
-  EXPECT_TRUE(listener->ran_.empty());  // this backend does not tell
+  EXPECT_TRUE(listener->ran_.empty());  // this backend does not report it
 }
 
-TEST(Mesh, AWrongShapeIsRefused) {
+TEST(Mesh, RejectsAWrongShape) {
   over(2, [](const Group& world) {
     const std::string text = complaint([&] { Mesh(world, "dp=2,tp=2"); });
-    EXPECT_SAYS(text, "dp 2 × tp 2 × pp 1 for 2 ranks");
-    EXPECT_SAYS(complaint([&] { Mesh(world, {{Axis::dp_shard, -2}}); }), "at least 1");
+    EXPECT_CONTAINS(text, "dp 2 × tp 2 × pp 1 for 2 ranks");
+    EXPECT_CONTAINS(complaint([&] { Mesh(world, {{Axis::dp_shard, -2}}); }), "at least 1");
   });
 }
 

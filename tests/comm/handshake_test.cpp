@@ -1,4 +1,4 @@
-// Proofs, and the acceptor that asks for them.
+// The handshake, and the acceptor that runs it.
 
 #include "tessera/comm/handshake.h"
 
@@ -16,7 +16,7 @@ Credentials credentials(const std::string& secret) {
   return {Credentials::Purpose::peer, secret, "run 1", 4, 0};
 }
 
-TEST(Handshake, BothSidesAreConvincedByTheSameSecret) {
+TEST(Handshake, SucceedsWithTheSameSecret) {
   const Credentials ours = credentials(random_secret());
   const Challenge challenge = make_challenge();
   const Reply reply = make_reply(ours, 3, challenge);
@@ -25,7 +25,7 @@ TEST(Handshake, BothSidesAreConvincedByTheSameSecret) {
   EXPECT_TRUE(verify_verdict(ours, challenge, reply, verdict));
 }
 
-TEST(Handshake, EverythingThatIsNotTheSameIsRefused) {
+TEST(Handshake, RejectsDifferentCredentials) {
   const Credentials ours = credentials(random_secret());
   std::vector<Credentials> others(5, ours);
   others[0].secret[0] ^= 1;
@@ -37,14 +37,14 @@ TEST(Handshake, EverythingThatIsNotTheSameIsRefused) {
     const Challenge challenge = make_challenge();
     const Reply reply = make_reply(others[i], 3, challenge);
     EXPECT_EQ(verify_reply(ours, challenge, reply).accepted, 0u) << i;
-    // And an acceptor that has something else convinces no caller.
+    // A client rejects an acceptor with different credentials.
     const Verdict verdict = verify_reply(others[i], challenge, reply);
     ASSERT_EQ(verdict.accepted, 1u);
     EXPECT_FALSE(verify_verdict(ours, challenge, make_reply(ours, 3, challenge), verdict)) << i;
   }
   const Challenge challenge = make_challenge();
   Reply reply = make_reply(ours, 3, challenge);
-  reply.rank = 2;  // somebody else's rank
+  reply.rank = 2;  // another rank
   EXPECT_EQ(verify_reply(ours, challenge, reply).accepted, 0u);
   for (const int rank : {-1, 4}) {
     EXPECT_EQ(verify_reply(ours, challenge, make_reply(ours, rank, challenge)).accepted, 0u)
@@ -52,7 +52,7 @@ TEST(Handshake, EverythingThatIsNotTheSameIsRefused) {
   }
 }
 
-TEST(Handshake, WhatWasOverheardIsWorthNothing) {
+TEST(Handshake, RejectsReplayedMessages) {
   const Credentials ours = credentials(random_secret());
   const Challenge then = make_challenge();
   const Reply reply = make_reply(ours, 3, then);
@@ -60,13 +60,13 @@ TEST(Handshake, WhatWasOverheardIsWorthNothing) {
   const Challenge now = make_challenge();
   EXPECT_EQ(verify_reply(ours, now, reply).accepted, 0u);
   EXPECT_FALSE(verify_verdict(ours, then, make_reply(ours, 3, then), verdict));
-  // Nor is our own proof, held against ourselves.
+  // Our own proof, sent back to us, is rejected too.
   Reply mirrored = reply;
   mirrored.proof = verdict.proof;
   EXPECT_EQ(verify_reply(ours, then, mirrored).accepted, 0u);
 }
 
-// An acceptor at a free port of the loopback.
+// Acceptor at a free loopback port.
 class Server {
  public:
   explicit Server(const Credentials& credentials, Acceptor::Limits limits = {})
@@ -74,7 +74,7 @@ class Server {
 
   Fd call() const { return connect_tcp({"127.0.0.1"}, port_, kHang); }
 
-  // Serves until somebody has come in, or `done`.
+  // Serves until a connection is accepted or `done` returns true.
   std::vector<Accepted> serve(const std::function<bool()>& done = [] { return false; }) {
     for (const auto end = hang(); std::chrono::steady_clock::now() < end && !done();) {
       std::vector<pollfd> polls;
@@ -101,11 +101,11 @@ class Server {
 std::future<HandshakeResult> connect_to(const Server& server, const Credentials& credentials,
                                         int rank) {
   return std::async(std::launch::async, [&server, credentials, rank] {
-    return shake_hands(server.call(), credentials, rank, hang());
+    return run_handshake(server.call(), credentials, rank, hang());
   });
 }
 
-TEST(Acceptor, SilentConnectionsDelayNobody) {
+TEST(Acceptor, SilentConnectionsDoNotDelayOthers) {
   const Credentials ours = credentials(random_secret());
   Server server(ours);
   std::vector<Fd> silent;
@@ -115,30 +115,41 @@ TEST(Acceptor, SilentConnectionsDelayNobody) {
   ASSERT_EQ(accepted.size(), 1u);
   EXPECT_EQ(accepted[0].rank, 2);
   EXPECT_EQ(caller.get(), HandshakeResult::accepted);
-  for (const Fd& socket : silent) EXPECT_FALSE(is_closed(socket)) << "nobody had to wait for it";
+  for (const Fd& socket : silent) EXPECT_FALSE(is_closed(socket)) << "the caller waited for it";
 }
 
-TEST(Acceptor, KeepsFewOfThoseWhoProveNothing) {
+TEST(Acceptor, LimitsUnauthenticatedConnections) {
   const Credentials ours = credentials(random_secret());
   Server server(ours, {8, std::chrono::hours(1)});
   std::vector<Fd> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(server.call());
   EXPECT_TRUE(server.serve([&] { return is_closed(silent[87]); }).empty());
-  EXPECT_TRUE(is_closed(silent[87])) << "the oldest have to go";
+  EXPECT_TRUE(is_closed(silent[87])) << "the oldest connections must be closed";
   EXPECT_EQ(server.pending(), 8u + 4u);
   auto caller = connect_to(server, ours, 1);
   EXPECT_EQ(server.serve().size(), 1u);
   EXPECT_EQ(caller.get(), HandshakeResult::accepted);
 }
 
-TEST(Acceptor, TheSilentAreClosedAfterATime) {
+// Ranks listen for the life of a large job: strangers must not use up their descriptors.
+TEST(Acceptor, LimitsUnprovedConnectionsOfLargeJobs) {
+  Credentials ours = credentials(random_secret());
+  ours.size = 100'000;
+  Server server(ours, {8, std::chrono::hours(1)});
+  std::vector<Fd> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(server.call());
+  EXPECT_TRUE(server.serve([&] { return is_closed(silent[27]); }).empty());
+  EXPECT_EQ(server.pending(), 8u + 64u);
+}
+
+TEST(Acceptor, ClosesSilentConnectionsAfterTheTimeout) {
   Server server(credentials("secret"), {8, 1ms});
   const Fd silent = server.call();
   server.serve([&] { return is_closed(silent); });
   EXPECT_TRUE(is_closed(silent));
 }
 
-TEST(Acceptor, TellsWhoIsRefused) {
+TEST(Acceptor, TellsRejectedClients) {
   Server server(credentials("one secret of 16 b"));
   auto caller = connect_to(server, credentials("another secret"), 1);
   const auto over = [&] { return caller.wait_for(0s) == std::future_status::ready; };
@@ -146,7 +157,7 @@ TEST(Acceptor, TellsWhoIsRefused) {
   EXPECT_EQ(caller.get(), HandshakeResult::refused);
 }
 
-TEST(Acceptor, AnAnswerMayComeByteByByte) {
+TEST(Acceptor, AcceptsAReplySentByteByByte) {
   const Credentials ours = credentials(random_secret());
   Server server(ours);
   const Fd socket = server.call();

@@ -1,9 +1,12 @@
-// A rank of a job on several hosts that were joined without MPI; two_hosts.sh starts it.
+// A rank of a job on several hosts; two_hosts.sh starts it.
 //
-//   hosts_join collectives   every operation in host memory, against what it must give
-//   hosts_join disagree      calls that differ
+//   hosts_join collectives   compares every operation in host memory with the expected result
+//   hosts_join disagree      ranks make different calls
 //   hosts_join die           the last rank kills itself, and all others must name it
-//   hosts_join nccl          over GPUs where there are enough; else all must say why not
+//   hosts_join link          measures what two levels and one level send between the hosts
+//   hosts_join nccl          over GPUs if there are enough; otherwise all must report why not
+//
+// A second argument is the backend, tcp by default.
 
 #include <signal.h>
 #include <torch/types.h>
@@ -12,7 +15,11 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <sstream>
 #include <string>
+#include <thread>
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/gpus.h"
@@ -39,7 +46,7 @@ at::Tensor input(std::int64_t count, int rank, at::Device device) {
 
 bool same(const at::Tensor& got, const at::Tensor& want) { return at::equal(got.cpu(), want); }
 
-// Whole numbers, so that any order of addition gives the same.
+// Whole numbers, so that any order of addition gives the same result.
 void every_operation(const Group& group, std::int64_t count, at::Device device) {
   const int n = group.size(), rank = group.rank();
   const auto stride = static_cast<std::int64_t>(shard_stride(static_cast<std::size_t>(count), n));
@@ -99,12 +106,13 @@ void collectives(const Group& world) {
   const Group split = world.split(world.rank() % 2, -world.rank());
   EXPECT(split.size() == 2 && split.rank() == (world.rank() < 2 ? 1 : 0), "split");
   world.barrier();
+  if (world.backend() != "tcp") return;  // two-level divides large buffers
   try {
-    const at::Tensor large = at::zeros({17 << 20});
+    const at::Tensor large = at::empty({(1 << 26) + 1});
     world.all_reduce(large).wait();
-    EXPECT(false, "68 MiB went through");
+    EXPECT(false, "more than 256 MiB went through");
   } catch (const UsageError& error) {
-    EXPECT(std::string(error.what()).find("mpirun") != std::string::npos, "%s", error.what());
+    EXPECT(std::string(error.what()).find("Split") != std::string::npos, "%s", error.what());
   }
 }
 
@@ -138,6 +146,60 @@ void die(const Group& world) {
   EXPECT(std::chrono::steady_clock::now() - began < std::chrono::seconds(20), "late");
 }
 
+// Returns the bytes that this host has sent through the network interface between the hosts.
+double link_bytes() {
+  std::ifstream table("/proc/net/dev");
+  for (std::string line; std::getline(table, line);) {
+    const auto colon = line.find(':');
+    if (colon == std::string::npos || line.find("cable") > colon) continue;
+    std::istringstream numbers(line.substr(colon + 1));
+    double value = 0;
+    for (int field = 0; field < 9; ++field) numbers >> value;  // field 9: bytes sent
+    return value;
+  }
+  EXPECT(false, "no interface");
+  return 0;
+}
+
+void link(const Group& world, InitOptions options) {
+  options.backend = "tcp";
+  const Group flat = init(options);
+  const int local = detect_launch().local_size, hosts = world.size() / local;
+  const std::int64_t count = 4'000'000;
+  const at::Tensor x = at::ones({count}), shard = at::ones({count / world.size()});
+  const auto crossed = [&](const Group& group, const std::function<Work(const Group&)>& call) {
+    const auto settle = [&] {
+      world.barrier();
+      // Acknowledgments may still be in transit: wait until the link is idle.
+      for (double last = -1, seen = link_bytes(); seen != last;) {
+        last = seen;
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        seen = link_bytes();
+      }
+      world.barrier();
+    };
+    settle();
+    const double before = link_bytes();
+    call(group).wait();
+    settle();
+    return link_bytes() - before;
+  };
+  const auto check = [&](const char* name, double want,
+                         const std::function<Work(const Group&)>& call) {
+    const double two = crossed(world, call), one = crossed(flat, call);
+    if (world.rank() == 0) {
+      std::printf("%s: a host sent %.2f MB, formula %.2f MB; over one level %.2f MB\n", name,
+                  two * 1e-6, want * 1e-6, one * 1e-6);
+    }
+    EXPECT(two >= want * 0.99 && two <= want * 1.2 + 100'000, "%s: %.0f bytes", name, two);
+    EXPECT(one > two * (1 + (local - 1) * 0.7), "%s: %.0f bytes over one level", name, one);
+  };
+  const double shards = 4.0 * count / hosts * (hosts - 1);  // of all ranks of a host together
+  check("all_reduce", 2 * shards, [&](const Group& g) { return g.all_reduce(x); });
+  check("reduce_scatter", shards, [&](const Group& g) { return g.reduce_scatter(shard, x); });
+  check("all_gather", shards, [&](const Group& g) { return g.all_gather(x, shard); });
+}
+
 void over_nccl(InitOptions options) {
   options.backend = "nccl";
   setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
@@ -159,18 +221,20 @@ void over_nccl(InitOptions options) {
   std::printf("SKIPPED: nccl between the hosts: %s\n", problem.c_str());
 }
 
-int run(const std::string& what) {
+int run(const std::string& what, const std::string& backend) {
   InitOptions options;
-  options.backend = "tcp";
+  options.backend = backend;
   options.comm.timeout = std::chrono::seconds(60);
   if (what == "nccl") {
     over_nccl(options);
   } else {
     const Group world = init(options);
-    EXPECT(world.backend() == "tcp", "%s", world.backend().c_str());
+    const bool two_levels = backend == "auto" && detect_launch().local_size > 1;
+    EXPECT(world.backend() == (two_levels ? "two-level" : "tcp"), "%s", world.backend().c_str());
     if (what == "collectives") collectives(world);
     if (what == "disagree") disagree(world);
     if (what == "die") die(world);
+    if (what == "link") link(world, options);
   }
   if (failures == 0)
     std::printf("rank %d of %d: %s is right\n", detect_launch().rank, detect_launch().size,
@@ -183,7 +247,7 @@ int run(const std::string& what) {
 
 int main(int argc, char** argv) {
   try {
-    return tessera::comm::run(argc > 1 ? argv[1] : "collectives");
+    return tessera::comm::run(argc > 1 ? argv[1] : "collectives", argc > 2 ? argv[2] : "tcp");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -1,4 +1,4 @@
-// Which rank a process is, as each launcher tells it.
+// Rank and size of a process under each launcher.
 
 #include <gtest/gtest.h>
 
@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <cstdlib>
+#include <functional>
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/c10d_store.h"
@@ -17,7 +18,7 @@ namespace {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-// Exactly these variables of the launchers, until the end of the test.
+// Sets exactly these variables of the launchers until the end of the test.
 class Environment {
  public:
   explicit Environment(const Variables& variables) {
@@ -42,6 +43,12 @@ class Environment {
                                          "OMPI_COMM_WORLD_SIZE",
                                          "OMPI_COMM_WORLD_LOCAL_RANK",
                                          "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                         "OMPI_MCA_orte_hnp_uri",
+                                         "PMIX_NAMESPACE",
+                                         "PMI_RANK",
+                                         "PMI_SIZE",
+                                         "MPI_LOCALRANKID",
+                                         "MPI_LOCALNRANKS",
                                          "SLURM_PROCID",
                                          "SLURM_NTASKS",
                                          "SLURM_LOCALID",
@@ -61,16 +68,16 @@ class Environment {
                                          "TESSERA_INTERFACE"};
 };
 
-std::string refusal() {
+std::string refusal(const std::function<void()>& call = [] { detect_launch(); }) {
   try {
-    detect_launch();
+    call();
   } catch (const UsageError& error) {
     return error.what();
   }
   return "";
 }
 
-TEST(Launch, AloneIsAGroupOfOne) {
+TEST(Launch, WithoutALauncherIsAGroupOfOne) {
   Environment none(Variables{});
   EXPECT_EQ(detect_launch().launcher, "alone");
   const Group world = init();
@@ -80,7 +87,7 @@ TEST(Launch, AloneIsAGroupOfOne) {
   EXPECT_EQ(x.sum().item<float>(), 3.0f);
 }
 
-TEST(Launch, Torchrun) {
+TEST(Launch, ReadsVariablesOfTorchrun) {
   Environment torchrun({{"RANK", "5"},
                         {"WORLD_SIZE", "8"},
                         {"LOCAL_RANK", "1"},
@@ -101,10 +108,10 @@ TEST(Launch, Torchrun) {
   EXPECT_TRUE(launch.launcher_hosts_store);
   EXPECT_TRUE(launch.c10d_store);
   EXPECT_FALSE(launch.one_host);
-  EXPECT_EQ(launch.run, "job/2");  // a restarted job does not read the notes of the one before
+  EXPECT_EQ(launch.run, "job/2");  // a restarted job must not read keys of the previous attempt
 }
 
-TEST(Launch, TesseraRunNamesItsOwnStore) {
+TEST(Launch, ReadsTheStoreOfTesseraRun) {
   const Variables base = {{"RANK", "1"},
                           {"WORLD_SIZE", "4"},
                           {"LOCAL_WORLD_SIZE", "2"},
@@ -133,11 +140,11 @@ TEST(Launch, TesseraRunNamesItsOwnStore) {
   }
   auto variables = base;
   variables.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "True");
-  Environment torchrun_below(variables);  // started by a rank of ours: its agent's store counts
+  Environment torchrun_below(variables);  // torchrun started by one of our ranks uses its own store
   EXPECT_EQ(detect_launch().master_address, "head");
 }
 
-TEST(Launch, PortsAreInTheirRange) {
+TEST(Launch, RejectsPortsOutOfRange) {
   for (const char* port : {"0", "65536", "99999"}) {
     Environment torchrun({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}});
     EXPECT_NE(refusal().find("MASTER_PORT is "), std::string::npos) << port;
@@ -145,16 +152,16 @@ TEST(Launch, PortsAreInTheirRange) {
                       {"SLURM_NTASKS", "2"},
                       {"SLURM_STEP_ID", "0"},
                       {"MASTER_PORT", port}});
-    EXPECT_NE(refusal().find("a port is 1 to 65535"), std::string::npos) << port;
+    EXPECT_NE(refusal().find("must be a port from 1 to 65535"), std::string::npos) << port;
   }
 }
 
-TEST(Launch, RanksThatAreSurelyOnOneHostMeetAtItsLoopback) {
+TEST(Launch, UsesLoopbackIfAllRanksAreOnOneHost) {
   const Variables base = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "29500"}};
   const std::vector<std::pair<Variables, bool>> cases = {
       {{}, true},
       {{{"MASTER_ADDR", "localhost"}}, true},
-      {{{"MASTER_ADDR", "head"}}, false},  // nobody said that the other is here
+      {{{"MASTER_ADDR", "head"}}, false},  // the other rank may be on another host
       {{{"MASTER_ADDR", "head"}, {"LOCAL_WORLD_SIZE", "2"}}, true},
       {{{"MASTER_ADDR", "head"}, {"LOCAL_WORLD_SIZE", "1"}}, false}};
   for (const auto& [more, one_host] : cases) {
@@ -167,20 +174,78 @@ TEST(Launch, RanksThatAreSurelyOnOneHostMeetAtItsLoopback) {
   }
 }
 
-TEST(Launch, Mpirun) {
-  Environment mpirun({{"OMPI_COMM_WORLD_RANK", "2"},
-                      {"OMPI_COMM_WORLD_SIZE", "4"},
-                      {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
-                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
-  const Launch launch = detect_launch();
+TEST(Launch, MeetsAtTheHostOfOpenMpisMpirun) {
+  const Variables base = {
+      {"OMPI_COMM_WORLD_RANK", "2"},
+      {"OMPI_COMM_WORLD_SIZE", "4"},
+      {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+      {"PMIX_NAMESPACE", "504627201"},
+      {"OMPI_MCA_orte_hnp_uri", "504627200.0;tcp://192.0.2.1,10.0.0.1:517;tcp6://[fd00::2]:516"}};
+  const auto with = [&](const Variables& more) {
+    auto variables = base;
+    variables.insert(variables.end(), more.begin(), more.end());
+    Environment mpirun(variables);
+    return detect_launch();
+  };
+  const Launch launch = with({});
   EXPECT_EQ(launch.launcher, "mpirun");
   EXPECT_EQ(launch.rank, 2);
   EXPECT_EQ(launch.local_size, 2);
-  EXPECT_EQ(launch.master_address, "");
+  EXPECT_TRUE(launch.knows_local_rank);
   EXPECT_FALSE(launch.one_host);
+  EXPECT_EQ(launch.master_address, "192.0.2.1");
+  EXPECT_GE(launch.master_port, 20000);
+  EXPECT_LT(launch.master_port, 32000);
+  EXPECT_NE(with({{"PMIX_NAMESPACE", "504627202"}}).master_port, launch.master_port);
+  EXPECT_NE(with({{"PMIX_NAMESPACE", "504627202"}}).run, launch.run);
+  EXPECT_EQ(with({{"MASTER_ADDR", "head"}}).master_address, "head");
+  EXPECT_EQ(with({{"MASTER_PORT", "29500"}}).master_port, 29500);
+  const Launch here = with({{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}, {"MASTER_ADDR", "head"}});
+  EXPECT_TRUE(here.one_host);
+  EXPECT_EQ(here.master_address, "127.0.0.1");
+  EXPECT_EQ(here.master_port, 0) << "rank 0 selects a free port";
+  Environment unknown({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}});
+  EXPECT_NE(refusal().find("mpirun -x MASTER_ADDR=host0 -x MASTER_PORT=29500"), std::string::npos);
 }
 
-TEST(Launch, Srun) {
+TEST(Launch, ReadsVariablesOfHydra) {
+  const Variables base = {{"PMI_RANK", "3"},        {"PMI_SIZE", "4"},     {"MPI_LOCALRANKID", "1"},
+                          {"MPI_LOCALNRANKS", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"},
+                          {"SLURM_STEP_ID", "0"}};
+  {
+    Environment hydra(base);  // in a Slurm job
+    EXPECT_NE(refusal().find("mpiexec -genv MASTER_ADDR"), std::string::npos) << refusal();
+  }
+  auto addressed = base;
+  addressed.emplace_back("MASTER_ADDR", "head");
+  addressed.emplace_back("MASTER_PORT", "29500");
+  {
+    Environment hydra(addressed);
+    const Launch launch = detect_launch();
+    EXPECT_EQ(launch.launcher, "mpirun");
+    EXPECT_EQ(launch.rank, 3);
+    EXPECT_EQ(launch.size, 4);
+    EXPECT_EQ(launch.local_rank, 1);
+    EXPECT_EQ(launch.master_address, "head");
+    EXPECT_EQ(launch.master_port, 29500);
+  }
+  auto slurm = base;
+  slurm.erase(slurm.begin() + 2, slurm.begin() + 4);  // srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE
+  Environment srun(slurm);
+  EXPECT_EQ(detect_launch().launcher, "srun");
+}
+
+TEST(Launch, RanksOfMpirunOnSeveralHostsNeedASecret) {
+  Environment mpirun({{"OMPI_COMM_WORLD_RANK", "0"},
+                      {"OMPI_COMM_WORLD_SIZE", "2"},
+                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+                      {"MASTER_ADDR", "127.0.0.1"},
+                      {"MASTER_PORT", "29500"}});
+  EXPECT_NE(refusal([] { init(); }).find("-x TESSERA_SECRET_FILE=F"), std::string::npos);
+}
+
+TEST(Launch, ReadsVariablesOfSrun) {
   const Variables base = {{"SLURM_PROCID", "3"},
                           {"SLURM_NTASKS", "4"},
                           {"SLURM_LOCALID", "1"},
@@ -204,7 +269,7 @@ TEST(Launch, Srun) {
   }
 }
 
-TEST(Launch, TheRankAmongThoseOfItsHost) {
+TEST(Launch, ReturnsTheLocalRank) {
   Environment second({{"RANK", "5"},
                       {"WORLD_SIZE", "8"},
                       {"LOCAL_RANK", "1"},
@@ -212,10 +277,10 @@ TEST(Launch, TheRankAmongThoseOfItsHost) {
                       {"MASTER_ADDR", "10.0.0.1"},
                       {"MASTER_PORT", "1"}});
   EXPECT_EQ(local_rank_of(5, 8), 1);
-  EXPECT_EQ(local_rank_of(2, 4), 2);  // a world of its own, of threads
+  EXPECT_EQ(local_rank_of(2, 4), 2);  // ranks that are threads
 }
 
-TEST(Launch, TasksOfASlurmNode) {
+TEST(Launch, CountsTasksOfASlurmNode) {
   const Variables base = {{"SLURM_PROCID", "3"},        {"SLURM_NTASKS", "8"},
                           {"SLURM_LOCALID", "1"},       {"SLURM_STEP_ID", "0"},
                           {"SLURM_NODELIST", "n[1-4]"}, {"SLURM_STEP_NUM_NODES", "4"}};
@@ -239,7 +304,7 @@ TEST(Launch, TasksOfASlurmNode) {
   }
 }
 
-TEST(Launch, RanksOfAPyTorchJobHaveAPodEach) {
+TEST(Launch, AssumesOnePodPerRankOfAPyTorchJob) {
   const Variables base = {{"RANK", "3"},
                           {"WORLD_SIZE", "4"},
                           {"MASTER_ADDR", "job-master-0"},
@@ -260,8 +325,8 @@ TEST(Launch, RanksOfAPyTorchJobHaveAPodEach) {
   EXPECT_TRUE(detect_launch().check_every_call);
 }
 
-// torchrun's agent hosts a store that anybody can write to.
-TEST(Launch, ValuesInAStoreOfC10dAreSealed) {
+// torchrun's agent hosts a store without access control.
+TEST(Launch, AuthenticatesValuesInAC10dStore) {
   c10d::TCPStoreOptions options;
   options.port = 0;
   options.isServer = true;
@@ -276,14 +341,14 @@ TEST(Launch, ValuesInAStoreOfC10dAreSealed) {
   EXPECT_THROW(store->get("peers/1", std::chrono::minutes(1)), DataError);
   agent->set("large", std::vector<std::uint8_t>(kLongestValue + 1));
   EXPECT_THROW(open->get("large", std::chrono::minutes(1)), DataError);
-  // A rank looks again and again for others that have not joined.
+  // A rank polls for others that have not joined.
   for (int i = 0; i < 3; ++i) {
     EXPECT_THROW(store->get("absent", std::chrono::milliseconds(10)), Error);
     EXPECT_EQ(store->get("peers/0", std::chrono::minutes(1)), "true");
   }
 }
 
-TEST(Launch, NonsenseIsRefusedByName) {
+TEST(Launch, RejectsInvalidVariablesByName) {
   {
     Environment half(Variables{{"RANK", "0"}});
     EXPECT_NE(refusal().find("WORLD_SIZE"), std::string::npos) << refusal();
@@ -299,14 +364,9 @@ TEST(Launch, NonsenseIsRefusedByName) {
   {
     Environment none(Variables{});
     InitOptions options;
-    options.backend = "mip";
-    try {
-      init(options);
-      ADD_FAILURE() << "no exception";
-    } catch (const UsageError& error) {
-      EXPECT_NE(std::string(error.what()).find("did you mean mpi"), std::string::npos)
-          << error.what();
-    }
+    options.backend = "tpc";
+    const std::string text = refusal([&] { init(options); });
+    EXPECT_NE(text.find("did you mean tcp"), std::string::npos) << text;
   }
 }
 

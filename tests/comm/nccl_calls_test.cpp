@@ -1,5 +1,5 @@
-// How calls reach NCCL, with one of our own in its place: threads as ranks, host memory as the
-// GPU's. And the order of launches, which needs no GPU either.
+// Calls of NCCL, tested with a fake NCCL: ranks are threads, and host memory stands for GPU memory.
+// Also the order of launches, which needs no GPU either.
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -27,8 +27,8 @@ namespace {
 using comm::testing::Bytes;
 using Sizes = std::vector<std::size_t>;
 
-// A pretended NCCL of sums of floats. What a rank puts into one group runs in one go, when all
-// ranks have ended theirs: everybody reads, then everybody writes.
+// Fake NCCL that supports sums of floats. The operations of one ncclGroup run together when all
+// ranks have ended theirs: all ranks read, then all write.
 struct Pretended {
   struct Task {
     Op op;
@@ -40,7 +40,7 @@ struct Pretended {
   explicit Pretended(int size) : ranks(size), tasks(static_cast<std::size_t>(size)), all(size) {}
 
   const int ranks;
-  std::vector<std::vector<Task>> tasks;  // of each rank, in this go
+  std::vector<std::vector<Task>> tasks;  // of each rank, in the current group
   std::barrier<> all;
   std::mutex mutex;
   int rounds = 0, calls = 0;
@@ -77,7 +77,7 @@ struct Pretended {
         EXPECT_EQ(other.count, task.count);
         return {other.in, other.in + task.count};
       }
-      ADD_FAILURE() << "rank " << rank << " receives what nobody sends";
+      ADD_FAILURE() << "rank " << rank << " receives a message that no rank sends";
       return std::vector<float>(task.count);
     }
     std::vector<float> sum;
@@ -142,7 +142,7 @@ Api pretended_api() {
   return api;
 }
 
-// What every rank has afterwards: the shards of reduce_scatter, then the whole of all_gather.
+// Results of every rank: the shards of reduce_scatter, then the whole of all_gather.
 struct Outcome {
   std::vector<std::vector<float>> buffers;  // by rank
   int rounds = 0, calls = 0;
@@ -191,7 +191,7 @@ Outcome run_parts(int ranks, const Sizes& sizes, bool in_place, bool determinist
   return outcome;
 }
 
-TEST(NcclParts, AreOneGroupWithTheValuesOfOneCallEach) {
+TEST(NcclParts, RunAsOneNcclGroupAndMatchSeparateCalls) {
   const std::vector<Sizes> cases = {{12}, {12, 24, 36, 12}, {5, 0, 7, 64}, {12, 1, 24}, {1, 2, 3}};
   for (const int ranks : {1, 2, 3, 4}) {
     for (const Sizes& sizes : cases) {
@@ -210,7 +210,7 @@ TEST(NcclParts, AreOneGroupWithTheValuesOfOneCallEach) {
             const Outcome apart = run_parts(ranks, sizes, in_place, deterministic, true, op);
             EXPECT_EQ(together.buffers, apart.buffers);
             EXPECT_EQ(together.calls, apart.calls);
-            // One group of NCCL's own collectives, and one of exchanges where there are any.
+            // One ncclGroup of collectives, and one of exchanges if there are any.
             const bool exchanges =
                 ranks > 1 && (uneven || (deterministic && op == Op::reduce_scatter));
             EXPECT_LE(together.rounds, 1 + (exchanges ? 1 : 0));
@@ -222,8 +222,9 @@ TEST(NcclParts, AreOneGroupWithTheValuesOfOneCallEach) {
   }
 }
 
-// Tasks that were put while one waits run after it, in order; then the caller runs its own again.
-TEST(NcclLaunchOrder, IsTheOrderOfTheCalls) {
+// Tasks added while one waits run after it, in order. When the queue is empty, the caller runs its
+// own tasks again.
+TEST(NcclLaunchOrder, FollowsTheOrderOfTheCalls) {
   LaunchOrder order;
   std::mutex mutex;
   std::condition_variable opened;
@@ -258,9 +259,9 @@ TEST(NcclLaunchOrder, IsTheOrderOfTheCalls) {
   }
 }
 
-// New calls of overlapping groups, each on a thread of its own, as messages and collectives are: a
-// call ends when all its ranks are in it at once, and a rank is in one at a time.
-TEST(NcclLaunchTurn, NewCallsOfManyGroupsEndInAnyOrder) {
+// New calls of overlapping groups, each on its own thread, like messages and collectives. A call
+// ends when all its ranks are in it at the same time, and a rank is in one call at a time.
+TEST(NcclLaunchTurn, NewCallsOfManyGroupsDoNotDeadlock) {
   constexpr int kRanks = 5, kCalls = 24;
   std::mt19937 random(7);
   for (int round = 0; round < 8; ++round) {
@@ -290,7 +291,7 @@ TEST(NcclLaunchTurn, NewCallsOfManyGroupsEndInAnyOrder) {
           --inside[r];
         });
       }
-      threads.emplace_back([&, r = random() % kRanks] {  // one that is known needs nobody
+      threads.emplace_back([&, r = random() % kRanks] {  // a known call needs no other rank
         const LaunchTurn::Lock lock = turns[r].take([] { return true; });
         EXPECT_EQ(++inside[r], 1);
         --inside[r];
@@ -300,13 +301,13 @@ TEST(NcclLaunchTurn, NewCallsOfManyGroupsEndInAnyOrder) {
   }
 }
 
-TEST(NcclLaunchTurn, ARankThatDoesNotBeginIsNamed) {
+TEST(NcclLaunchTurn, NamesARankThatDoesNotTakeItsTurn) {
   const auto peers = make_local_peers(3);
   LaunchTurn turn;
   try {
     turn.take_in_order(*peers[2], {{0, 1, 2}, "call"}, std::chrono::milliseconds(1),
                        [] { return true; });
-    FAIL() << "wanted an error";
+    FAIL() << "no error";
   } catch (const PeerError& error) {
     EXPECT_EQ(error.rank(), 1);
   }
@@ -316,7 +317,7 @@ TEST(NcclLaunchTurn, ARankThatDoesNotBeginIsNamed) {
   EXPECT_FALSE(turn.take([] { return false; }));
 }
 
-TEST(NcclLaunchOrder, WaitingEndsWhenItMakesNoSense) {
+TEST(NcclLaunchOrder, StopsWaitingWhenTheCallbackReturnsFalse) {
   LaunchOrder order;
   std::mutex mutex;
   mutex.lock();

@@ -1,4 +1,4 @@
-// NCCL on one GPU: with one rank, and with two where this NCCL lets them share it.
+// NCCL on one GPU: with one rank, and with two if this NCCL lets them share it.
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ TEST(CudaNccl, OneRankIsTheIdentity) {
     compare_with_host(group, Group(host), /*close=*/false, 70'001);
     expect_order(group);
     expect_dropped_tensors_live(group);
-    // Bits that a sum with nothing, or a product with one, would change.
+    // Bits that adding zero, or multiplying by one, would change.
     const at::Tensor x =
         at::tensor({0x7fc01234, -0x003fedcc, int(0x80000000)}, at::kInt).view(at::kFloat).to(kGpu);
     const at::Tensor out = at::zeros_like(x);
@@ -33,7 +33,7 @@ TEST(CudaNccl, OneRankIsTheIdentity) {
       group.all_reduce(out, x, {op, Traffic::model, ""}).wait();
       expect_same(out, x, name(op));
     }
-    // Host tensors go through the host.
+    // Host tensors use the host backend.
     const at::Tensor y = at::ones({3});
     group.all_reduce(y).wait();
     EXPECT_EQ(y[2].item<float>(), 1.0f);
@@ -45,7 +45,7 @@ TEST(CudaNccl, OneRankIsTheIdentity) {
   });
 }
 
-TEST(CudaNccl, DeterministicModeIsTheIdentityOfOneRankToo) {
+TEST(CudaNccl, OneRankIsTheIdentityInDeterministicMode) {
   NEEDS_NCCL();
   run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     nccl::NcclOptions options;
@@ -55,30 +55,30 @@ TEST(CudaNccl, DeterministicModeIsTheIdentityOfOneRankToo) {
   });
 }
 
-TEST(CudaNccl, WhatItCannotDoIsRefused) {
+TEST(CudaNccl, RejectsUnsupportedCalls) {
   NEEDS_NCCL();
   run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
-    const auto says = [](const std::function<void()>& call, const std::string& word) {
+    const auto expect_error = [](const std::function<void()>& call, const std::string& word) {
       try {
         call();
-        ADD_FAILURE() << "no error; wanted one that says " << word;
+        ADD_FAILURE() << "no error; expected one that contains " << word;
       } catch (const UsageError& error) {
         EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
       }
     };
-    says([&] { nccl::make_backend(host, peers, 99, {}); }, "its GPU is number 99");
+    expect_error([&] { nccl::make_backend(host, peers, 99, {}); }, "its GPU is number 99");
     const auto backend = nccl::make_backend(dry::make_backend(0, 1, "self"), nullptr, 0, {});
     std::vector<float> x(4);
     const Collective call{
         Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, x.data(), x.data(), 4, -1, ""};
-    says([&] { backend->submit(call); }, "in host memory, wanted cuda:0");
+    expect_error([&] { (void)backend->submit(call); }, "in host memory; must be on cuda:0");
     Attachments attachments;
     attachments.after = [] {};
-    says([&] { backend->submit(call, attachments); }, "before or after");
+    expect_error([&] { (void)backend->submit(call, attachments); }, "before or after");
   });
 }
 
-TEST(CudaNccl, ARankWithoutItsGpuIsNamedByAll) {
+TEST(CudaNccl, AllRanksNameARankWithoutItsGpu) {
   NEEDS_NCCL();
   run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     try {
@@ -91,7 +91,7 @@ TEST(CudaNccl, ARankWithoutItsGpuIsNamedByAll) {
   });
 }
 
-TEST(CudaNccl, AProgramStartedAloneMayAskForIt) {
+TEST(CudaNccl, WorksInAProcessWithoutALauncher) {
   NEEDS_NCCL();
   run_gpu_ranks(1, [](std::shared_ptr<Backend>, std::shared_ptr<Peers>) {
     InitOptions options;
@@ -104,8 +104,8 @@ TEST(CudaNccl, AProgramStartedAloneMayAskForIt) {
   });
 }
 
-// A CUDA graph that holds a collective, captured and replayed through the runtime's C interface.
-TEST(CudaNccl, GoesIntoACudaGraph) {
+// A CUDA graph with a collective, captured and replayed through the runtime's C interface.
+TEST(CudaNccl, CanBeCapturedIntoACudaGraph) {
   NEEDS_NCCL();
   run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     const auto find = [](auto& function, const char* name) {
@@ -124,7 +124,7 @@ TEST(CudaNccl, GoesIntoACudaGraph) {
     const c10::impl::VirtualGuardImpl guard(at::kCUDA);
     const c10::StreamGuard side(guard.getStreamFromGlobalPool(kGpu, /*isHighPriority=*/false));
     const at::Tensor x = at::zeros({1000}, at::device(kGpu)), out = at::zeros_like(x);
-    group.all_reduce(out, x).wait();  // not everything that happens once may be captured
+    group.all_reduce(out, x).wait();  // one-time initialization must not be captured
     guard.synchronizeStream(side.current_stream());
     void* stream = side.current_stream().native_handle();
     void *graph = nullptr, *executable = nullptr;
@@ -134,7 +134,7 @@ TEST(CudaNccl, GoesIntoACudaGraph) {
     out.mul_(10);
     ASSERT_EQ(end(stream, &graph), 0);
     ASSERT_EQ(instantiate(&executable, graph, 0), 0);
-    std::this_thread::sleep_for(50ms);  // the watch must not mind what was captured
+    std::this_thread::sleep_for(50ms);  // the watchdog must ignore captured calls
     for (int i = 1; i <= 3; ++i) {
       ASSERT_EQ(launch(executable, stream), 0);
       EXPECT_EQ(out[999].item<float>(), 10.0f * static_cast<float>(i));
@@ -151,14 +151,14 @@ std::shared_ptr<Backend> shared_gpu(const std::shared_ptr<Backend>& host,
   return nccl::make_backend(host, peers, 0, options, nccl);
 }
 
-TEST(CudaNccl, TwoRanksAgreeWithTheHost) {
+TEST(CudaNccl, TwoRanksMatchHostResults) {
   NEEDS_SHARED_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     const Group group(shared_gpu(host, peers));
     compare_with_host(group, Group(host), /*close=*/true, 20'001);
     expect_order(group);
     expect_dropped_tensors_live(group);
-    // Host and device tensors in turn, and a group with the ranks the other way round.
+    // Host and device tensors in turn, and a group with the ranks in reverse order.
     const Group turned = group.subset({1, 0}, "turned");
     EXPECT_EQ(turned.rank(), 1 - group.rank());
     for (int i = 0; i < 5; ++i) {
@@ -170,7 +170,7 @@ TEST(CudaNccl, TwoRanksAgreeWithTheHost) {
   });
 }
 
-// Mesh makes its groups with Group::partition(), which splits the communicator of the world.
+// Mesh creates its groups with Group::partition(), which splits the communicator of the world.
 TEST(CudaNccl, FourRanksSplitIntoTheGroupsOfAMesh) {
   NEEDS_SHARED_GPU();
   run_gpu_ranks(4, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
@@ -185,7 +185,7 @@ TEST(CudaNccl, FourRanksSplitIntoTheGroupsOfAMesh) {
     const Work work = world.all_reduce(busy);
     const int other = world.rank() ^ 1;
     const Group pair = world.partition(world.rank() < 2 ? std::vector{1, 0} : std::vector{3, 2},
-                                       "pair");  // the ranks the other way round
+                                       "pair");  // the ranks in reverse order
     work.wait();
     EXPECT_EQ(busy[0].item<float>(), 4.0f);
     EXPECT_EQ(pair.rank(), other % 2);
@@ -205,9 +205,9 @@ TEST(CudaNccl, TwoRanksMoveMoreThanTwoGiB) {
     const Group group(shared_gpu(host, peers));
     const std::int64_t count = (1ll << 31) + 5;
     const at::Tensor x = at::full({count}, group.rank() + 1, at::device(kGpu).dtype(at::kByte));
-    group.all_reduce(x, {ReduceOp::max, Traffic::model, ""}).wait();  // by us
+    group.all_reduce(x, {ReduceOp::max, Traffic::model, ""}).wait();  // reduced by Tessera
     EXPECT_EQ(x.min().item<int>(), 2);
-    group.all_reduce(x).wait();  // by NCCL
+    group.all_reduce(x).wait();  // reduced by NCCL
     EXPECT_EQ(x.min().item<int>(), 4);
     EXPECT_EQ(x.max().item<int>(), 4);
   });
@@ -223,7 +223,7 @@ TEST(CudaNccl, TwoRanksAreExactInDeterministicMode) {
   });
 }
 
-TEST(CudaNccl, TwoRanksSendBeforeTheyReceiveAndCollectivesGoOn) {
+TEST(CudaNccl, TwoRanksMaySendBeforeTheyReceive) {
   NEEDS_SHARED_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     using Check = nccl::NcclOptions::Check;
@@ -260,7 +260,7 @@ TEST(CudaNccl, TwoRanksSendBeforeTheyReceiveAndCollectivesGoOn) {
   });
 }
 
-TEST(CudaNccl, TwoRanksThatDisagreeBothHearItAndGoOn) {
+TEST(CudaNccl, MismatchIsAnErrorOnBothRanksAndTheGroupStaysUsable) {
   NEEDS_SHARED_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     const Group group(shared_gpu(host, peers));
@@ -290,8 +290,8 @@ TEST(CudaNccl, TwoRanksThatDisagreeBothHearItAndGoOn) {
   });
 }
 
-// The rank dies after both had called, while the other's kernel waits for it on the GPU.
-TEST(CudaNccl, ARankKilledDuringACollectiveIsNamed) {
+// The rank dies after both ranks made the call, while the other's kernel waits for it on the GPU.
+TEST(CudaNccl, NamesARankKilledDuringACollective) {
   NEEDS_SHARED_GPU();
   GroupOptions options;
   options.timeout = 60s;
@@ -306,12 +306,12 @@ TEST(CudaNccl, ARankKilledDuringACollectiveIsNamed) {
         group.barrier();
         const Call call{ReduceOp::sum, Traffic::model, "doomed"};
         if (group.rank() == 1) {
-          for (int i = 0; i < 20; ++i) be_slow();  // its part would come in a second
+          for (int i = 0; i < 20; ++i) be_slow();  // delays its part by about a second
           group.all_reduce(x, call).wait();
           kill(getpid(), SIGKILL);
         }
         const Work work = group.all_reduce(x, call);
-        work.wait();  // for the other's call, and on the GPU for its end
+        work.wait();  // until the other rank makes the call; the GPU waits for its end
         const auto began = std::chrono::steady_clock::now();
         while (!work.done()) std::this_thread::sleep_for(1ms);
         try {
@@ -330,7 +330,7 @@ TEST(CudaNccl, ARankKilledDuringACollectiveIsNamed) {
   ranks.expect_success(0, 60s);
 }
 
-TEST(CudaNccl, ARankThatThrowsIsNamed) {
+TEST(CudaNccl, NamesARankThatThrows) {
   NEEDS_SHARED_GPU();
   GpuRanks ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     const Group group(shared_gpu(std::move(host), std::move(peers)));
@@ -340,7 +340,7 @@ TEST(CudaNccl, ARankThatThrowsIsNamed) {
     if (group.rank() == 1) throw DataError("(this is part of the test)");
     const auto began = std::chrono::steady_clock::now();
     try {
-      // A call that is new: ranks agree on it before it is launched.
+      // A new call, which the ranks agree on before it is launched.
       group.all_reduce(x, {ReduceOp::sum, Traffic::model, "after"}).wait();
       ADD_FAILURE() << "no error";
     } catch (const PeerError& error) {
@@ -351,7 +351,7 @@ TEST(CudaNccl, ARankThatThrowsIsNamed) {
   ranks.expect_success(0, 60s);
 }
 
-TEST(CudaNccl, AStoppedRankIsNamedAfterTheTimeout) {
+TEST(CudaNccl, NamesAStoppedRankAfterTheTimeout) {
   NEEDS_SHARED_GPU();
   GroupOptions options;
   options.timeout = 2s;

@@ -1,4 +1,4 @@
-// NCCL on one GPU: calls with parts, calls in CUDA graphs, and when calls ran.
+// NCCL on one GPU: calls with parts, calls in CUDA graphs, and the times of calls.
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ std::int64_t total(const Sizes& sizes) {
   return sum;
 }
 
-// reduce_scatter and all_gather with parts: the same as over the host, and one call each.
+// reduce_scatter and all_gather with parts: same results as over the host, and one call each.
 void expect_parts(const Group& group, const Group& host, const Sizes& sizes) {
   const Call call = with_parts(sizes);
   const std::int64_t count = total(sizes);
@@ -99,7 +99,7 @@ void expect_parts(const Group& group, const Group& host, const Sizes& sizes) {
 
 const std::vector<Sizes> kParts = {{12}, {12, 24, 36, 12}, {5, 0, 7, 64}, {4096, 8000, 3}, {1}};
 
-TEST(CudaNccl, PartsAreOneCall) {
+TEST(CudaNccl, CountsPartsAsOneCall) {
   NEEDS_NCCL();
   run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     const Group group(nccl::make_backend(host, peers, 0, {}));
@@ -123,14 +123,14 @@ TEST(CudaNccl, TwoRanksReduceAndGatherParts) {
   });
 }
 
-TEST(Cuda, StagedPartsAreOneCall) {
+TEST(Cuda, CountsStagedPartsAsOneCall) {
   NEEDS_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers>) {
     for (const Sizes& sizes : kParts) expect_parts(Group(host), Group(host), sizes);
   });
 }
 
-TEST(CudaNccl, PartsGoIntoACudaGraph) {
+TEST(CudaNccl, PartsCanBeCapturedIntoACudaGraph) {
   NEEDS_NCCL();
   run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     const Group group(nccl::make_backend(host, peers, 0, {}));
@@ -144,7 +144,7 @@ TEST(CudaNccl, PartsGoIntoACudaGraph) {
     const auto step = [&] {
       x.add_(1);
       const Work reduced = group.reduce_scatter(sum, x, call);
-      x.mul_(1);  // beside it
+      x.mul_(1);  // concurrent with the call
       reduced.wait();
       second.all_gather(all, sum, call).wait();
       all.mul_(10);
@@ -156,8 +156,8 @@ TEST(CudaNccl, PartsGoIntoACudaGraph) {
     graph.capture(step);
     const TrafficCounts once = group.traffic() - before;
     EXPECT_EQ(once.calls[static_cast<std::size_t>(Op::reduce_scatter)], 1u);
-    EXPECT_EQ(x[0].item<float>(), 1.0f);  // nothing has run
-    std::this_thread::sleep_for(50ms);    // the watch must not mind what was captured
+    EXPECT_EQ(x[0].item<float>(), 1.0f);  // captured, not run
+    std::this_thread::sleep_for(50ms);    // the watchdog must ignore captured calls
     for (int i = 1; i <= 3; ++i) {
       graph.replay();
       if (i > 1) group.add_traffic(once);
@@ -170,7 +170,7 @@ TEST(CudaNccl, PartsGoIntoACudaGraph) {
   });
 }
 
-TEST(Cuda, AStagedCallIsRefusedWhileAGraphIsCaptured) {
+TEST(Cuda, RejectsStagedCallsDuringCapture) {
   NEEDS_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers>) {
     const Group group(host);
@@ -182,7 +182,7 @@ TEST(Cuda, AStagedCallIsRefusedWhileAGraphIsCaptured) {
     graph.capture([&] {
       x.add_(1);
       try {
-        group.all_reduce(x);
+        (void)group.all_reduce(x);
         ADD_FAILURE() << "no error";
       } catch (const UsageError& error) {
         EXPECT_NE(std::string(error.what()).find("CUDA graph"), std::string::npos) << error.what();
@@ -214,11 +214,12 @@ class Spans final : public Observer {
   std::vector<Span> spans_;
 };
 
-// The call waits on the GPU for a slow input; its time is that of NCCL alone, and after it.
-TEST(CudaNccl, ObserversHearWhenCallsWereOnTheGpu) {
+// The call waits on the GPU for a slow input. The reported time is that of NCCL only, after the
+// input was ready.
+TEST(CudaNccl, ReportsGpuTimesToObservers) {
   NEEDS_NCCL();
   run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
-    // A group of one rank reports nothing, so the backend is asked itself.
+    // A group of one rank reports nothing, so this uses the backend directly.
     const auto backend = nccl::make_backend(host, peers, 0, {});
     const auto spans = std::make_shared<Spans>();
     const at::Tensor x = at::ones({1 << 24}, at::device(kGpu)), out = at::zeros_like(x);
@@ -255,8 +256,8 @@ TEST(CudaNccl, ObserversHearWhenCallsWereOnTheGpu) {
     EXPECT_EQ(heard[1].label, "second");
     EXPECT_GT(heard[1].begin, began);
     EXPECT_LT(heard[1].begin, heard[1].end);
-    EXPECT_LT(heard[1].end, ended + 1ms);  // two clocks
-    // Not the time that it waited for its input: it comes in the last part of the whole.
+    EXPECT_LT(heard[1].end, ended + 1ms);  // tolerance for the two clocks
+    // Excludes the wait for its input, so it begins in the last part of the whole time.
     EXPECT_GT(heard[1].begin - began, (heard[1].end - heard[1].begin));
     std::chrono::nanoseconds busy{};
     for (const auto& span : heard) {
@@ -266,12 +267,12 @@ TEST(CudaNccl, ObserversHearWhenCallsWereOnTheGpu) {
   });
 }
 
-TEST(CudaNccl, ABufferMayBeRegistered) {
+TEST(CudaNccl, OneRankRegistersNoBuffer) {
   NEEDS_NCCL();
   run_gpu_ranks(1, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     const Group group(nccl::make_backend(host, peers, 0, {}));
     const at::Tensor x = at::ones({1 << 20}, at::device(kGpu));
-    EXPECT_EQ(group.register_buffer(x), nullptr);  // of no use to one rank
+    EXPECT_EQ(group.register_buffer(x), nullptr);  // has no benefit for one rank
     EXPECT_EQ(Group(host).register_buffer(at::ones({4})), nullptr);
   });
 }
@@ -288,9 +289,9 @@ TEST(CudaNccl, TwoRanksUseARegisteredBuffer) {
   });
 }
 
-// Both ranks have made both calls before, so nothing is agreed on any more; then one makes them the
-// other way round, of the same size, so that NCCL itself notices nothing.
-TEST(CudaNccl, TwoRanksThatChangeTheOrderOfKnownCallsAreTold) {
+// Both ranks have made both calls before, so they agree on nothing in advance. Then one rank swaps
+// the calls, which have the same size, so that NCCL itself notices nothing.
+TEST(CudaNccl, ReportsKnownCallsInDifferentOrder) {
   NEEDS_SHARED_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers) {
     setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);

@@ -1,4 +1,4 @@
-// What of the nccl backend works without a GPU: its own sums, and its refusal.
+// Parts of the nccl backend that work without a GPU: its own sums, and its error message.
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -22,7 +22,7 @@ const std::vector<std::pair<DType, at::ScalarType>> kTypes = {
     {DType::f16, at::kHalf},  {DType::i32, at::kInt},    {DType::i64, at::kLong},
     {DType::u8, at::kByte}};
 
-// Random bit patterns: among them NaNs of all kinds, infinities, both zeros and tiny numbers.
+// Random bit patterns: all kinds of NaNs, infinities, both zeros, subnormals.
 Bytes any_bits(DType dtype, std::size_t count, int rank) {
   Bytes bytes = comm::testing::make_input(DType::u8, count * size_of(dtype), rank, 77);
   const at::ScalarType type = dtype == DType::f32    ? at::kFloat
@@ -39,7 +39,7 @@ Bytes any_bits(DType dtype, std::size_t count, int rank) {
   return bytes;
 }
 
-TEST(NcclOrdered, HasTheBitsOfTheReferenceOnEveryTypeAndOperation) {
+TEST(NcclOrdered, MatchesTheReferenceBitwiseForEveryTypeAndOperation) {
   const std::size_t count = 2000;
   for (const auto& [dtype, type] : kTypes) {
     for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max}) {
@@ -75,8 +75,8 @@ TEST(NcclOrdered, HasTheBitsOfTheReferenceOnEveryTypeAndOperation) {
   }
 }
 
-TEST(Nccl, WithoutAGpuItSaysWhyNot) {
-  if (available()) GTEST_SKIP() << "there is a GPU here, and NCCL " << version();
+TEST(Nccl, ReportsWhyItIsNotAvailable) {
+  if (available()) GTEST_SKIP() << "this machine has a GPU and NCCL " << version();
   EXPECT_FALSE(why_not().empty());
   try {
     make_backend(dry::make_backend(0, 1, "world"), nullptr, 0, {});

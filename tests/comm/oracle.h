@@ -1,6 +1,6 @@
 #pragma once
 
-// What every collective must give, computed from all ranks' inputs in the slowest possible way.
+// Expected results of every collective, computed from the inputs of all ranks by simple loops.
 
 #include <cstddef>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace tessera::comm::testing {
 
 using Bytes = std::vector<std::byte>;
 
-// Values that differ by rank and position and whose sum depends on the order of adding.
+// Returns values that differ by rank and position, whose sum depends on the order of additions.
 inline Bytes make_input(DType dtype, std::size_t count, int rank, unsigned salt = 0) {
   Bytes bytes(count * size_of(dtype));
   std::uint64_t state = 0x9e3779b97f4a7c15ull * (static_cast<unsigned>(rank) + 1) + salt * 7919;
@@ -58,7 +58,8 @@ inline std::size_t out_count(Op op, std::size_t count, int ranks, int rank) {
   return op == Op::barrier ? 0 : count;
 }
 
-// The output of `rank`; `before` is what its output buffer held (kept where nothing is written).
+// Returns the output of `rank`. `before` is the previous content of its output buffer, which is
+// kept where nothing is written.
 inline Bytes expected(const Collective& call, const std::vector<Bytes>& inputs, int rank,
                       const Bytes& before) {
   const int ranks = static_cast<int>(inputs.size());

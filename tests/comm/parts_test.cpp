@@ -1,4 +1,4 @@
-// Collectives of several buffers in a row: as one collective per buffer, but in one call.
+// Collectives of several concatenated buffers: equal to one collective per buffer, in one call.
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -21,7 +21,7 @@ at::Tensor values(std::int64_t count, int rank) {
   return at::arange(count, at::kFloat).remainder(13) + 100 * rank;
 }
 
-// The shards of `rank`, part by part, as places in the whole.
+// Returns the shards of `rank`, part by part, as ranges of the whole buffer.
 std::vector<Shard> shards(const Sizes& parts, int ranks, int rank) {
   std::vector<Shard> result;
   std::size_t begin = 0;
@@ -44,7 +44,7 @@ void check_parts(const Group& group, const Sizes& sizes, bool symmetric) {
   for (int r = 0; r < group.size(); ++r) sum += values(count, r);
 
   const at::Tensor in = buffer(group, count, symmetric);
-  // Symmetric memory is of one size; rank 0 has the most.
+  // Symmetric memory has the same size on all ranks; rank 0 has the largest shards.
   const at::Tensor out = buffer(group, count, symmetric).narrow(0, 0, own);
   in.copy_(values(count, group.rank()));
   const std::uint64_t sent = group.traffic().sent_bytes;
@@ -65,7 +65,7 @@ void check_parts(const Group& group, const Sizes& sizes, bool symmetric) {
   group.all_gather(all, out, call).wait();
   EXPECT_TRUE(at::equal(all, sum));
 
-  // In place: shards where they are.
+  // In place: each shard stays at its position.
   in.copy_(values(count, group.rank()));
   group.reduce_scatter(in, in, call).wait();
   for (const Shard& shard : mine) {
@@ -77,7 +77,7 @@ void check_parts(const Group& group, const Sizes& sizes, bool symmetric) {
   EXPECT_TRUE(at::equal(in, sum));
 }
 
-TEST(Parts, AreReducedAndGatheredEachOnItsOwn) {
+TEST(Parts, AreReducedAndGatheredSeparately) {
   const std::vector<Sizes> cases = {{8},          {1, 2, 3},       {5, 0, 7, 64},    {0},
                                     {16, 48, 32}, {4096, 8000, 3}, {40000, 1, 20000}};
   for (const int ranks : {1, 2, 3, 4}) {
@@ -95,8 +95,8 @@ TEST(Parts, AreReducedAndGatheredEachOnItsOwn) {
   }
 }
 
-// Ranks that get copies of one shard get the bits that a sum over all ranks has.
-TEST(Parts, CopiesOfAShardHaveTheSumOfAllRanks) {
+// Ranks that get copies of one shard get the same bits as a sum over all ranks.
+TEST(Parts, CopiesOfAShardMatchTheSumOverAllRanks) {
   for (const auto& [ranks, copies] : {std::pair(2, 2), {4, 2}, {6, 2}, {6, 3}}) {
     run_threads(ranks, [&](std::shared_ptr<Backend> backend) {
       const Group group(std::move(backend));
@@ -120,7 +120,7 @@ TEST(Parts, CopiesOfAShardHaveTheSumOfAllRanks) {
             call.copies = copies;
             const at::Tensor out = at::empty({own});
             group.reduce_scatter(out, in, call).wait();
-            EXPECT_EQ(group.traffic().sent_bytes, sent);  // counted where it stands for two calls
+            EXPECT_EQ(group.traffic().sent_bytes, sent);  // counted by the caller in other groups
             std::int64_t at = 0;
             for (const Shard& shard : mine) {
               const auto size = static_cast<std::int64_t>(shard.size);
@@ -140,7 +140,7 @@ TEST(Parts, CopiesOfAShardHaveTheSumOfAllRanks) {
   }
 }
 
-TEST(Parts, OfSharedMemoryOnlyMeet) {
+TEST(Parts, SharedAllGatherIsOnlyABarrier) {
   run_threads(3, [](std::shared_ptr<Backend> backend) {
     const Group group(std::move(backend));
     const auto memory = group.symmetric({4}, at::kFloat).memory();
@@ -161,7 +161,7 @@ TEST(Parts, OfSharedMemoryOnlyMeet) {
   });
 }
 
-TEST(Parts, MustFitTheBuffer) {
+TEST(Parts, MustHaveTheSizeOfTheBuffer) {
   const Group group(dry::make_backend(0, 2, "dry"));
   Call call;
   call.parts = std::make_shared<Sizes>(Sizes{4, 4});
@@ -170,7 +170,7 @@ TEST(Parts, MustFitTheBuffer) {
   EXPECT_NO_THROW(group.reduce_scatter(at::zeros({4}), at::zeros({8}), call).wait());
 }
 
-TEST(Parts, RanksMustAgreeOnTheForm) {
+TEST(Parts, ReportsInPlaceAgainstNotInPlace) {
   EXPECT_THROW(run_threads(2,
                            [](std::shared_ptr<Backend> backend) {
                              const Group group(std::move(backend));

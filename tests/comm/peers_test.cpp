@@ -57,13 +57,13 @@ TEST(Connection, MessagesThatDoNotFitArriveWholeAndInOrder) {
   for (int i = 0; i < kMessages; ++i) {
     const bool passes = i % 50 == 0;
     all = one.send(
-        passes ? ControlMessage::segment : ControlMessage::failure, text(i),
+        passes ? ControlMessage::segment : ControlMessage::failure, {text(i)},
         passes ? std::make_shared<const Fd>(open("/dev/null", O_RDONLY | O_CLOEXEC)) : nullptr);
   }
   EXPECT_FALSE(all) << "a socket that takes 2 MB at once shows nothing here";
   EXPECT_TRUE(one.has_unsent());
   int heard = 0;
-  const auto hear = [&](ControlMessage type, const std::string& got, Fd descriptor) {
+  const auto hear = [&](ControlMessage type, std::string_view got, Fd descriptor) {
     EXPECT_EQ(got, text(heard));
     EXPECT_EQ(type == ControlMessage::segment, heard % 50 == 0);
     EXPECT_EQ(descriptor.open(), heard % 50 == 0);
@@ -79,8 +79,8 @@ TEST(Connection, MessagesThatDoNotFitArriveWholeAndInOrder) {
   EXPECT_EQ(other.receive(hear), Connection::End::closed);
 }
 
-// One who has ended said that it leaves behind all else: whoever hears of the end has to go on
-// until there is no more.
+// The announcement that a rank leaves comes after all else: at the end of a connection everything
+// has to be received.
 TEST(Connection, MuchAtOnceIsTakenInByTurnsAndNothingIsLeftOut) {
   int fds[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
@@ -90,16 +90,16 @@ TEST(Connection, MuchAtOnceIsTakenInByTurnsAndNothingIsLeftOut) {
   const int bytes = 200'000;
   setsockopt(one.socket.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
   const std::string text(48'000, 'x');
-  for (int i = 0; i < 4; ++i) ASSERT_TRUE(one.send(ControlMessage::note, text));
-  ASSERT_TRUE(one.send(ControlMessage::leave, ""));
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(one.send(ControlMessage::note, {text}));
+  ASSERT_TRUE(one.send(ControlMessage::gone, {}));
   one.socket.reset();
   std::vector<ControlMessage> heard;
-  const auto hear = [&](ControlMessage type, const std::string&, Fd) { heard.push_back(type); };
+  const auto hear = [&](ControlMessage type, std::string_view, Fd) { heard.push_back(type); };
   EXPECT_EQ(other.receive(hear), Connection::End::more);
   EXPECT_LT(heard.size(), 5u);
   EXPECT_EQ(other.receive(hear), Connection::End::closed);
   ASSERT_EQ(heard.size(), 5u);
-  EXPECT_EQ(heard.back(), ControlMessage::leave);
+  EXPECT_EQ(heard.back(), ControlMessage::gone);
 }
 
 // Rank 0 tells a stopped rank more than the socket holds. It is not held up, and the other hears
@@ -189,7 +189,7 @@ TEST(Peers, ARankThatMayOpenTooFewFilesSaysSoBeforeItMeetsTheOthers) {
     connect_peers(*store, 0, 100, {100s});
     ADD_FAILURE() << "no exception";
   } catch (const Error& error) {
-    EXPECT_TRUE(contains(error.what(), "rank 0 of 100 needs 206 files")) << error.what();
+    EXPECT_TRUE(contains(error.what(), "rank 0 of 100 needs 44 files")) << error.what();
     EXPECT_TRUE(contains(error.what(), "ulimit -n")) << error.what();
   }
 }

@@ -19,8 +19,8 @@ Collective receive(void* data, std::size_t count, int from, DType dtype = DType:
   return {Op::recv, dtype, ReduceOp::sum, Traffic::model, nullptr, data, count, from, label};
 }
 
-// Every rank sends to every other before it receives from any: only asynchrony makes that work.
-TEST(PointToPoint, EverybodySendsFirst) {
+// Every rank sends to all others before it receives, which works only if sends are asynchronous.
+TEST(PointToPoint, AllRanksMaySendBeforeTheyReceive) {
   for (const std::size_t bytes : {0u, 1u, 1000u, 131072u, 131073u, 3'000'000u}) {
     run_threads(4, [&](std::shared_ptr<Backend> group) {
       const int n = group->size(), rank = group->rank();
@@ -43,7 +43,7 @@ TEST(PointToPoint, EverybodySendsFirst) {
   }
 }
 
-TEST(PointToPoint, OrderIsKeptPerPairAndDirection) {
+TEST(PointToPoint, KeepsTheOrderPerPairAndDirection) {
   run_threads(2, [](std::shared_ptr<Backend> group) {
     const int other = 1 - group->rank();
     std::vector<std::vector<std::int32_t>> out, in;
@@ -62,7 +62,7 @@ TEST(PointToPoint, OrderIsKeptPerPairAndDirection) {
   });
 }
 
-TEST(PointToPoint, SymmetricMessagesAreReadInPlace) {
+TEST(PointToPoint, CopiesSymmetricMessagesOnce) {
   run_threads(2, [](std::shared_ptr<Backend> group) {
     const std::size_t bytes = 9'000'001;
     auto memory = group->symmetric(2 * bytes);
@@ -80,7 +80,7 @@ TEST(PointToPoint, SymmetricMessagesAreReadInPlace) {
   });
 }
 
-TEST(PointToPoint, CollectivesGoOnWhileAReceiveWaits) {
+TEST(PointToPoint, CollectivesRunWhileAReceiveWaits) {
   run_threads(2, [](std::shared_ptr<Backend> group) {
     std::vector<float> x(40'000, 1.0f), message(10, static_cast<float>(group->rank()));
     Work late;
@@ -105,7 +105,7 @@ TEST(PointToPoint, MismatchIsAnErrorOnBothSides) {
     try {
       if (group->rank() == 0) {
         group->submit(send(data.data(), 10, 1, DType::f32, "a")).wait();
-        // The send itself was buffered; the next thing that waits hears of it.
+        // The send itself was buffered; the next wait reports the error.
         for (;;) group->submit(receive(data.data(), 1, 1)).wait();
       } else {
         group->submit(receive(data.data(), 12, 0, DType::f32, "a")).wait();
@@ -120,7 +120,7 @@ TEST(PointToPoint, MismatchIsAnErrorOnBothSides) {
   }
 }
 
-TEST(PointToPoint, ToOneselfOrNobodyIsRefused) {
+TEST(PointToPoint, RejectsInvalidPeers) {
   run_threads(2, [](std::shared_ptr<Backend> group) {
     std::byte data{};
     EXPECT_THROW(group->submit(send(&data, 1, group->rank())), UsageError);

@@ -17,7 +17,7 @@ Collective all_reduce(float* x, std::size_t count, std::string label = "") {
   return {Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, x, x, count, -1, label};
 }
 
-// Sums again and again until something happens to a peer.
+// Sums repeatedly until a peer fails.
 void sum_for_ever(Backend& group, std::size_t count) {
   auto memory = group.symmetric(count * 4);
   auto* x = static_cast<float*>(memory->part(group.rank()));
@@ -41,7 +41,7 @@ void expect_survivors_name(Processes& ranks, int count, int dead) {
   }
 }
 
-TEST(Process, CollectivesOverMemoryPassedBetweenProcesses) {
+TEST(Process, RunsCollectivesInMemoryPassedBetweenProcesses) {
   Processes ranks(3, [](std::shared_ptr<Backend> group) {
     for (const std::size_t count : {1u, 1000u, 300'001u}) {
       std::vector<testing::Bytes> inputs;
@@ -69,15 +69,15 @@ TEST(Process, CollectivesOverMemoryPassedBetweenProcesses) {
 class Death : public ::testing::TestWithParam<std::size_t> {};
 INSTANTIATE_TEST_SUITE_P(SmallAndLarge, Death, ::testing::Values(10, 3'000'000));
 
-// Long before the deadline of five minutes, by which a rank that is alive would be given up.
-TEST_P(Death, ByKill9IsNoticedByAll) {
+// Long before the timeout of five minutes for ranks that are alive.
+TEST_P(Death, BySigkillIsNoticedByAllRanks) {
   Processes ranks(4, [&](std::shared_ptr<Backend> group) { sum_for_ever(*group, GetParam()); });
   await_sums(ranks, 4);
   ranks.signal(2, SIGKILL);
   expect_survivors_name(ranks, 4, 2);
 }
 
-TEST(Process, ExitWithoutGoodbyeIsADeath) {
+TEST(Process, ExitWithoutLeavingIsADeath) {
   Processes ranks(3, [](std::shared_ptr<Backend> group) {
     std::vector<float> x(10, 1.0f);
     group->submit(all_reduce(x.data(), 10)).wait();
@@ -88,7 +88,7 @@ TEST(Process, ExitWithoutGoodbyeIsADeath) {
   expect_survivors_name(ranks, 3, 1);
 }
 
-TEST(Process, AnExceptionIsADeparture) {
+TEST(Process, ExceptionCountsAsLeaving) {
   Processes ranks(3, [](std::shared_ptr<Backend> group) {
     if (group->rank() == 0) throw DataError("bad file");
     sum_for_ever(*group, 100'000);
@@ -98,7 +98,7 @@ TEST(Process, AnExceptionIsADeparture) {
   expect_survivors_name(ranks, 3, 0);
 }
 
-// The child keeps the dead rank's sockets open; the process itself is watched too.
+// The child keeps the dead rank's sockets open, so the process itself must be monitored too.
 TEST(Process, DeathIsNoticedAlthoughAChildHoldsTheSockets) {
   Processes ranks(2, [](std::shared_ptr<Backend> group) {
     if (group->rank() == 1) {
@@ -113,9 +113,9 @@ TEST(Process, DeathIsNoticedAlthoughAChildHoldsTheSockets) {
   expect_survivors_name(ranks, 2, 1);
 }
 
-TEST(Process, AStoppedRankIsNamedAfterTheTimeout) {
+TEST(Process, NamesAStoppedRankAfterTheTimeout) {
   GroupOptions options;
-  options.timeout = 6s;  // longer than a busy machine keeps a rank from running
+  options.timeout = 6s;  // longer than a rank waits for a core on a busy machine
   Processes ranks(
       3, [](std::shared_ptr<Backend> group) { sum_for_ever(*group, 1000); }, options);
   await_sums(ranks, 3);
@@ -127,7 +127,7 @@ TEST(Process, AStoppedRankIsNamedAfterTheTimeout) {
   EXPECT_NE(text.find("#"), std::string::npos) << text;  // the sequence number
 }
 
-// The processes of a group, zombies apart, and how many descriptors of shared memory they hold.
+// Counts the processes of a group, without zombies, and their descriptors of shared memory.
 struct Left {
   int processes = 0;
   int segments = 0;
@@ -162,12 +162,12 @@ Left left_of(pid_t group) {
   return left;
 }
 
-TEST(Process, NothingStaysBehindWhenAllAreKilled) {
+TEST(Process, LeavesNothingBehindWhenAllRanksAreKilled) {
   Processes ranks(3, [](std::shared_ptr<Backend> group) { sum_for_ever(*group, 300'000); });
   await_sums(ranks, 3);
   const Left before = left_of(ranks.group());
   EXPECT_EQ(before.processes, 3);
-  EXPECT_EQ(before.segments, 6);  // each has mapped the group's and its own memory: we see them
+  EXPECT_EQ(before.segments, 6);  // each has mapped the group's memory and its own
   for (int r = 0; r < 3; ++r) ranks.signal(r, SIGKILL);
   for (int r = 0; r < 3; ++r) EXPECT_NE(ranks.await_end(r, 100s), -1);
   const Left after = left_of(ranks.group());
@@ -176,7 +176,7 @@ TEST(Process, NothingStaysBehindWhenAllAreKilled) {
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);  // no child is left
 }
 
-TEST(Process, ARankThatNeverStartsIsNamed) {
+TEST(Process, NamesARankThatNeverStarts) {
   auto folder =
       std::filesystem::temp_directory_path() / ("tessera-absent-" + std::to_string(getpid()));
   auto store = make_file_store(folder);
@@ -189,8 +189,8 @@ TEST(Process, ARankThatNeverStartsIsNamed) {
   std::filesystem::remove_all(folder);
 }
 
-// More than 2 GiB, where 32-bit counts would break.
-TEST(Process, MoreThanTwoGigabytes) {
+// More than 2 GiB, where 32-bit counts would overflow.
+TEST(Process, TransfersMoreThanTwoGibibytes) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "too slow and too large under a sanitizer";
 #endif
@@ -212,7 +212,7 @@ TEST(Process, MoreThanTwoGigabytes) {
       wrong += x[i] != static_cast<std::uint8_t>(value(i, 0) + value(i, 1));
     }
     require(wrong == 0, std::to_string(wrong) + " elements are wrong");
-    // The same through the stages: from symmetric memory into ordinary memory.
+    // Again through the stages: from symmetric into ordinary memory.
     std::vector<std::uint8_t> all(kCount);
     const Shard own = shard_of(kCount, 2, group->rank());
     std::vector<std::uint8_t> mine(x + own.begin, x + own.begin + own.size);

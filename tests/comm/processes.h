@@ -39,7 +39,8 @@ class Processes {
   using PeersBody = std::function<void(std::shared_ptr<Peers>)>;
 
   // Forks the ranks. Each runs `body` and exits 0, or writes the text of its exception and exits 1.
-  Processes(int ranks, const PeersBody& body) {
+  // `per_host` consecutive ranks believe to be on one host; 0 puts all ranks on one.
+  Processes(int ranks, const PeersBody& body, int per_host = 0) : per_host_(per_host) {
     for (int r = 0; r < ranks; ++r) {
       const pid_t pid = fork();
       if (pid == 0) _exit(run(r, ranks, body));
@@ -124,7 +125,10 @@ class Processes {
       prctl(PR_SET_PDEATHSIG, SIGKILL);             // not to outlive a test that was broken off
       std::filesystem::current_path(folder_.path);  // where its notes go
       auto store = make_file_store(folder_.path);
-      body(connect_peers(*store, rank, ranks, {std::chrono::seconds(60), secret_}));
+      PeersOptions options{std::chrono::seconds(60), secret_};
+      options.address = "127.0.0.1";
+      if (per_host_ > 0) options.host = "host " + std::to_string(rank / per_host_);
+      body(connect_peers(*store, rank, ranks, options));
       return 0;
     } catch (const std::exception& error) {
       std::ofstream(file(rank, "error")) << error.what();
@@ -132,6 +136,7 @@ class Processes {
     }
   }
 
+  const int per_host_;
   TemporaryFolder folder_;
   const std::string secret_ = random_secret();
   std::vector<pid_t> pids_;

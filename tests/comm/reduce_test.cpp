@@ -24,7 +24,7 @@ namespace {
 
 using Bytes = std::vector<unsigned char>;
 
-// Random bits, with every third element one of the values where conversions and orders go wrong.
+// Random bits; every third element is a critical value for conversions and comparisons.
 template <class T>
 void fill(Bytes& bytes, std::mt19937_64& random, const std::vector<T>& special) {
   for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
@@ -106,7 +106,7 @@ void check(const Reduction& what, FindKernel finder, const std::vector<Bytes>& i
   }
 }
 
-// reduce() takes the best set, and the others would go untested.
+// Tests every usable set, because reduce() only uses the fastest one.
 void expect_all_like_reference(const Reduction& what, const std::vector<Bytes>& sources,
                                std::size_t destinations, std::size_t count, std::size_t offset,
                                bool in_place) {
@@ -136,12 +136,12 @@ std::vector<Reduction> all_reductions() {
 
 class EveryReduction : public testing::TestWithParam<Reduction> {};
 
-TEST_P(EveryReduction, GivesTheBitsOfTheReference) {
+TEST_P(EveryReduction, MatchesTheReferenceBitwise) {
   std::mt19937_64 random(7);
   for (std::size_t sources = 1; sources <= 9; ++sources) {
     for (std::size_t destinations = 1; destinations <= 4; ++destinations) {
       for (const std::size_t count : {0, 1, 3, 15, 16, 31, 32, 65, 129, 386}) {
-        const std::size_t offset = random() % 8;  // of bytes: elements need not be aligned
+        const std::size_t offset = random() % 8;  // in bytes: elements need not be aligned
         std::vector<Bytes> inputs(sources, Bytes(offset + count * size_of(GetParam().in)));
         for (Bytes& input : inputs) fill(GetParam().in, input, random);
         expect_all_like_reference(GetParam(), inputs, destinations, count, offset, false);
@@ -154,7 +154,7 @@ TEST_P(EveryReduction, GivesTheBitsOfTheReference) {
   }
 }
 
-TEST_P(EveryReduction, DoesNotDependOnHowTheRangeIsCut) {
+TEST_P(EveryReduction, DoesNotDependOnTheDivisionOfTheRange) {
   const Reduction what = GetParam();
   const std::size_t in = size_of(what.in), out = size_of(what.out), count = 1000;
   std::mt19937_64 random(11);

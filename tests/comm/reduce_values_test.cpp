@@ -88,7 +88,7 @@ TEST_P(HalfFormat, RoundsToNearestAndTiesToEven) {
   const auto wide = widen(every());
   std::vector<float> ties, below, above;
   for (std::uint16_t bits = 0; bits < infinity_; ++bits) {
-    // The number after the largest, if the exponents went on: from there on it is infinity.
+    // The successor of the largest number, if exponents continued: it rounds to infinity.
     const double next = bits + 1 < infinity_ ? wide[bits + 1] : 2.0 * wide[bits] - wide[bits - 1];
     ties.push_back(static_cast<float>((wide[bits] + next) / 2));
     below.push_back(std::nextafter(ties.back(), 0.0f));
@@ -153,7 +153,7 @@ TEST(ReduceValues, NegativeZeroIsKept) {
   EXPECT_EQ((std::vector<bool>{true, false, false}), signs(ReduceOp::max));
 }
 
-TEST(ReduceValues, NanWinsEverywhere) {
+TEST(ReduceValues, PropagatesNan) {
   const float payload = std::bit_cast<float>(0xffc12345u);
   const std::vector<std::vector<float>> inputs = {{payload, 1.0f, kInfinity},
                                                   {1.0f, payload, kNan}};
@@ -191,10 +191,10 @@ TEST(ReduceValues, IntegersWrapAndTruncate) {
   EXPECT_EQ((U{150, 254}), reduced<std::uint8_t>({DType::u8, DType::u8, ReduceOp::avg, 2}, bytes));
 }
 
-// 2^31 and some elements without the memory for them: one block mapped over and over.
+// A few more than 2^31 elements in little memory: one block is mapped repeatedly.
 TEST(ReduceValues, CountsAbove2To31) {
 #if !defined(__OPTIMIZE__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "quick only when optimised; the thread sanitizer keeps four times the memory";
+  GTEST_SKIP() << "fast only when optimized; the thread sanitizer uses four times the memory";
 #endif
   const std::size_t block = std::size_t{64} << 20, blocks = 33, count = (std::size_t{1} << 31) + 77;
   const auto repeated = [&](unsigned char value) {
@@ -222,7 +222,7 @@ TEST(ReduceValues, CountsAbove2To31) {
   for (unsigned char* memory : {a, b, sum}) munmap(memory, block * blocks);
 }
 
-TEST(ReduceValues, WrongCallsAreUsageErrors) {
+TEST(ReduceValues, RejectsInvalidReductions) {
   const std::vector<float> value = {1.0f};
   const void* const from[] = {value.data()};
   const auto call = [&](const Reduction& what) { reduce(what, from, {}, 1); };
@@ -234,7 +234,7 @@ TEST(ReduceValues, WrongCallsAreUsageErrors) {
   EXPECT_THROW(call({.in = DType::i32, .out = DType::f32}), UsageError);
 }
 
-TEST(CopyBytes, CopiesAndAllowsTheSameRangeAndNothing) {
+TEST(CopyBytes, AllowsEqualRangesAndZeroBytes) {
   std::vector<char> from(1000, 'x'), to(1000, 'y');
   copy_bytes(to.data() + 1, from.data(), 998);
   EXPECT_EQ('y' + std::string(998, 'x') + 'y', std::string(to.begin(), to.end()));

@@ -1,4 +1,4 @@
-// Where a job's secret comes from, and where it listens.
+// Sources of a job's secret, and the addresses at which a job listens.
 
 #include "tessera/comm/secret.h"
 
@@ -28,16 +28,17 @@ class Folder : public TemporaryFolder {
   }
 };
 
-TEST(Secret, TravelsInADescriptorThatCannotBeChanged) {
+TEST(Secret, IsPassedInASealedDescriptor) {
   const std::string secret = random_secret();
   EXPECT_EQ(secret.size(), 32u);
   EXPECT_NE(secret, random_secret());
   const Fd fd = secret_descriptor(secret);
   EXPECT_GT(fd.get(), 2);
-  fcntl(fd.get(), F_SETFD, 0);  // as the launcher hands it over
+  fcntl(fd.get(), F_SETFD, 0);  // inheritable, as the launcher passes it
   EXPECT_EQ(read_secret_descriptor(fd.get()), secret);
   EXPECT_EQ(read_secret_descriptor(fd.get()), secret) << "init() may be called again";
-  EXPECT_EQ(fcntl(fd.get(), F_GETFD), FD_CLOEXEC) << "programs that the rank starts need it not";
+  EXPECT_EQ(fcntl(fd.get(), F_GETFD), FD_CLOEXEC)
+      << "programs that the rank starts must not inherit it";
   EXPECT_LT(pwrite(fd.get(), "x", 1, 0), 0);
   EXPECT_LT(ftruncate(fd.get(), 0), 0);
   struct stat info {};
@@ -45,7 +46,7 @@ TEST(Secret, TravelsInADescriptorThatCannotBeChanged) {
   EXPECT_EQ(info.st_mode & 0777, 0400u);
 }
 
-TEST(Secret, ADescriptorWithoutOneIsRefused) {
+TEST(Secret, RejectsADescriptorWithoutASecret) {
   int pipe_ends[2];
   ASSERT_EQ(pipe(pipe_ends), 0);
   const Fd read_end(pipe_ends[0]), write_end(pipe_ends[1]);
@@ -56,16 +57,16 @@ TEST(Secret, ADescriptorWithoutOneIsRefused) {
   }
 }
 
-TEST(Secret, AFileMustBeOurs) {
+TEST(Secret, RejectsUnsafeFiles) {
   const Folder folder;
   const std::string bytes(16, '\0');
   EXPECT_EQ(read_secret_file(folder.file("good", bytes, 0600)), bytes);
   EXPECT_EQ(read_secret_file(folder.file("stricter", bytes, 0400)), bytes);
   mkfifo((folder / "fifo").c_str(), 0600);
   std::vector<std::pair<std::string, std::string>> cases = {
-      {folder.file("open", bytes, 0644), "has mode 0644, wanted 0600"},
+      {folder.file("open", bytes, 0644), "has mode 0644; must be 0600"},
       {folder.file("group", bytes, 0620), "has mode 0620"},
-      {folder.file("short", bytes.substr(1), 0600), "has 15 bytes, wanted 16"},
+      {folder.file("short", bytes.substr(1), 0600), "has 15 bytes; must be 16"},
       {folder.file("long", std::string(5000, 'x'), 0600), "has 5000 bytes"},
       {folder.path, "is not a regular file"},
       {folder / "fifo", "is not a regular file"},
@@ -73,7 +74,7 @@ TEST(Secret, AFileMustBeOurs) {
   if (geteuid() == 0) {
     const std::string other = folder.file("other", bytes, 0600);
     ASSERT_EQ(chown(other.c_str(), kNobody, kNobody), 0);
-    cases.emplace_back(other, "belongs to user 65534, wanted 0");
+    cases.emplace_back(other, "belongs to user 65534; must belong to user 0");
   }
   for (const auto& [path, why] : cases) {
     const std::string text = message_of<UsageError>([&] { read_secret_file(path); });
@@ -82,7 +83,7 @@ TEST(Secret, AFileMustBeOurs) {
   }
 }
 
-TEST(Secret, RanksOfOneUserAgreeOnOneAndOthersGetNothing) {
+TEST(Secret, IsSharedOnlyByRanksOfOneUser) {
   const std::string name = "tessera-test-" + random_token();
   std::vector<std::future<std::string>> ranks;
   const auto start = [&](int rank) {
@@ -91,7 +92,7 @@ TEST(Secret, RanksOfOneUserAgreeOnOneAndOthersGetNothing) {
   };
   start(0);
   const Fd silent = call_unix(name);
-  start(1);  // the last is not here yet, so rank 0 still listens
+  start(1);  // rank 2 has not started yet, so rank 0 still listens
   if (geteuid() == 0) {
     const int heard = as_nobody([&] {
       const Fd socket = call_unix(name);
@@ -109,7 +110,7 @@ TEST(Secret, RanksOfOneUserAgreeOnOneAndOthersGetNothing) {
   EXPECT_EQ(ranks[2].get(), secret);
 }
 
-TEST(Secret, ARankThatDoesNotFetchItIsNamed) {
+TEST(Secret, NamesRanksThatDoNotFetchIt) {
   const std::string text =
       message_of<PeerError>([] { agree_on_secret("tessera-test-" + random_token(), 0, 3, 1ms); });
   EXPECT_TRUE(contains(text, "rank 1, 2")) << text;
@@ -118,7 +119,7 @@ TEST(Secret, ARankThatDoesNotFetchItIsNamed) {
   EXPECT_TRUE(contains(other, "from rank 0")) << other;
 }
 
-TEST(Secret, TheSameRankTwiceAndAnotherSizeAreNamed) {
+TEST(Secret, ReportsDuplicateRanksAndDifferentSizes) {
   const std::string name = "tessera-test-" + random_token();
   auto first =
       std::async(std::launch::async, [&name] { return agree_on_secret(name, 0, 3, kHang); });
@@ -142,7 +143,7 @@ std::string reported(const std::function<void()>& body) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-TEST(JoinNotice, NamesRanksThatHaveJoinedAndThatHaveNot) {
+TEST(JoinNotice, ListsJoinedAndMissingRanks) {
   EXPECT_EQ(ranks_text({}), "none");
   EXPECT_EQ(ranks_text({0, 1, 3, 4, 5, 9}), "0, 1, 3 to 5, 9");
   const std::string name = "tessera-test-" + random_token();
@@ -158,7 +159,7 @@ TEST(JoinNotice, NamesRanksThatHaveJoinedAndThatHaveNot) {
   EXPECT_TRUE(contains(one, "for rank 0, which has not started")) << one;
 }
 
-TEST(JoinNotice, OfSeveralRanksTheLowestReports) {
+TEST(JoinNotice, IsReportedByTheLowestWaitingRank) {
   MemoryStore store;
   PeersOptions options;
   options.timeout = 3s;
@@ -175,16 +176,16 @@ TEST(JoinNotice, OfSeveralRanksTheLowestReports) {
   EXPECT_FALSE(contains(text, "rank 3 has waited")) << text;
 }
 
-TEST(JoinNotice, ARankReportsThatItDoesNotReachTheStore) {
+TEST(JoinNotice, ReportsAnUnreachableStore) {
   std::uint16_t port = 0;
-  { const Fd listener = listen_tcp("127.0.0.1", port); }  // nothing listens there any more
+  { const Fd listener = listen_tcp("127.0.0.1", port); }  // now closed
   StoreClientOptions options{{"127.0.0.1"}, port, "secret", "run", 2, 3, 500ms, 100ms};
   const std::string text = reported([&] { message_of<Error>([&] { connect_store(options); }); });
   EXPECT_TRUE(contains(text, " for the rendezvous store at 127.0.0.1 port ")) << text;
 }
 
-TEST(Secret, IsNotTakenFromAnotherUser) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
+TEST(Secret, IsNotAcceptedFromAnotherUser) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const std::string name = "tessera-test-" + random_token();
   int ready[2], done[2];
   ASSERT_EQ(pipe(ready), 0);
@@ -210,11 +211,11 @@ TEST(Secret, IsNotTakenFromAnotherUser) {
   close(ready[1]);
 }
 
-TEST(Address, OfAnInterfaceOrTheOneThatLeadsThere) {
+TEST(Address, ResolvesInterfacesAndRoutes) {
   EXPECT_EQ(interface_address("lo"), "127.0.0.1");
   EXPECT_EQ(interface_address("192.0.2.7"), "192.0.2.7");
   const std::string text = message_of<UsageError>([] { interface_address("lol"); });
-  EXPECT_TRUE(contains(text, "there are: ") && contains(text, "lo")) << text;
+  EXPECT_TRUE(contains(text, "available: ") && contains(text, "lo")) << text;
   EXPECT_EQ(address_towards("127.0.0.1"), "127.0.0.1");
   message_of<UsageError>([] { address_towards("nonsense"); });
   message_of<UsageError>([] { resolve("no such host"); });
@@ -224,11 +225,13 @@ TEST(Address, OfAnInterfaceOrTheOneThatLeadsThere) {
   EXPECT_FALSE(is_loopback(""));
 }
 
-TEST(Address, OfTheStoreIsOneThatTheOthersReach) {
+TEST(Address, OfTheStoreIsReachableByOtherHosts) {
   EXPECT_EQ(store_address("127.0.0.1", "", false), "127.0.0.1");
-  EXPECT_EQ(store_address("127.0.0.1", "", true), "127.0.0.1") << "who names it means it";
+  EXPECT_EQ(store_address("127.0.0.1", "", true), "127.0.0.1")
+      << "an explicit loopback address is accepted";
   EXPECT_EQ(store_address("192.0.2.9", "", true), "192.0.2.9");
-  EXPECT_EQ(store_address("no such host", "lo", true), "127.0.0.1") << "the interface counts";
+  EXPECT_EQ(store_address("no such host", "lo", true), "127.0.0.1")
+      << "the interface takes precedence";
 }
 
 }  // namespace

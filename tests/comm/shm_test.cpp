@@ -24,7 +24,7 @@ using testing::out_count;
 
 enum class Memory { ordinary, symmetric };
 
-// All ranks' inputs, made once and shared by the ranks.
+// Inputs of all ranks, created once and shared by the ranks.
 const std::vector<Bytes>& inputs_for(Op op, DType dtype, std::size_t count, int ranks) {
   static std::mutex mutex;
   static std::map<std::tuple<bool, DType, std::size_t, int>, std::vector<Bytes>> made;
@@ -109,8 +109,8 @@ TEST_P(EveryRankCount, EveryOperationAndTypeMatchesTheOracle) {
   });
 }
 
-TEST_P(EveryRankCount, LargeBuffersTakeEveryWay) {
-  // Several pieces, the last one short. A sanitizer is slow, and sees as much in fewer cases.
+TEST_P(EveryRankCount, LargeBuffersMatchTheOracleWithEveryAlgorithm) {
+  // Several pieces, the last one short. Sanitizers are slow and need fewer cases.
   std::vector<DType> types = {DType::f32, DType::bf16, DType::u8};
   std::vector<std::size_t> counts = {70'001, 400'003};
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -135,7 +135,7 @@ TEST_P(EveryRankCount, LargeBuffersTakeEveryWay) {
   });
 }
 
-TEST(Shm, SymmetricAndOrdinaryBuffersMix) {
+TEST(Shm, MixesSymmetricAndOrdinaryBuffers) {
   run_threads(3, [](std::shared_ptr<Backend> group) {
     const std::size_t count = 100'000;
     auto shared = group->symmetric(count * 4);
@@ -148,13 +148,13 @@ TEST(Shm, SymmetricAndOrdinaryBuffersMix) {
             {Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, data, data, count, -1, ""})
         .wait();
     for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(data[i], 6.0f);
-    group->submit({}).wait();  // nobody releases the memory before all are done
+    group->submit({}).wait();  // barrier: no rank may release the memory before all are done
   });
 }
 
-TEST(Shm, SeveralInFlightKeepTheirOrder) {
+TEST(Shm, KeepsTheOrderOfCallsInFlight) {
   run_threads(4, [](std::shared_ptr<Backend> group) {
-    // x -> sum -> sum of sums …; any other order, or two at once, gives another number.
+    // x -> sum -> sum of sums …; any other order, or two at once, gives a different number.
     const std::size_t count = 60'000;
     std::vector<std::int64_t> x(count, group->rank() + 1), small(3, 1);
     std::vector<Work> works;
@@ -164,7 +164,7 @@ TEST(Shm, SeveralInFlightKeepTheirOrder) {
       works.push_back(group->submit({Op::all_reduce, DType::i64, ReduceOp::sum, Traffic::model,
                                      small.data(), small.data(), 3, -1, ""}));
     }
-    // Waiting for the last one only must be enough for all.
+    // Waiting for the last one must be enough.
     works.back().wait();
     for (const Work& work : works) EXPECT_TRUE(work.done());
     std::int64_t want = 10;
@@ -175,21 +175,21 @@ TEST(Shm, SeveralInFlightKeepTheirOrder) {
   });
 }
 
-TEST(Shm, OperationsEndWithoutAnybodyWaiting) {
+TEST(Shm, CompletesOperationsWithoutAWait) {
   std::atomic<int> ended{0};
   run_threads(2, [&](std::shared_ptr<Backend> group) {
     std::vector<float> x(100'000, 1.0f);
     Attachments attachments;
     attachments.after = [&] { ++ended; };
-    group->submit({Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, x.data(), x.data(),
-                   x.size(), -1, ""},
-                  attachments);
+    (void)group->submit({Op::all_reduce, DType::f32, ReduceOp::sum, Traffic::model, x.data(),
+                         x.data(), x.size(), -1, ""},
+                        attachments);
     while (ended < 2) std::this_thread::yield();
     EXPECT_EQ(x[7], 2.0f);
   });
 }
 
-TEST(Shm, SubgroupsWorkSideBySide) {
+TEST(Shm, SubgroupsRunConcurrently) {
   run_threads(4, [](std::shared_ptr<Backend> world) {
     const int rank = world->rank();
     const std::vector<int> row = rank < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3};
@@ -199,7 +199,7 @@ TEST(Shm, SubgroupsWorkSideBySide) {
     EXPECT_EQ(columns->rank(), rank < 2 ? 1 : 0);  // the order of the list is the order of ranks
     std::vector<std::int32_t> a(50'000, rank), b(50'000, rank);
     Work wa, wb;
-    // Different ranks start them in different orders: groups must not wait for one another.
+    // Ranks start them in different orders, so groups must not wait for each other.
     const auto start_a = [&] {
       wa = rows->submit({Op::all_reduce, DType::i32, ReduceOp::sum, Traffic::model, a.data(),
                          a.data(), a.size(), -1, ""});
@@ -222,7 +222,7 @@ TEST(Shm, SubgroupsWorkSideBySide) {
   });
 }
 
-TEST(Shm, TrafficIsTheRingFormula) {
+TEST(Shm, CountsTrafficByTheRingFormula) {
   run_threads(3, [](std::shared_ptr<Backend> group) {
     std::vector<float> in(1000), out(3000);
     const auto start = group->traffic();
@@ -244,7 +244,7 @@ TEST(Shm, TrafficIsTheRingFormula) {
   });
 }
 
-TEST(Dry, CountsLikeTheRealOneAndKeepsItsOwnShard) {
+TEST(Dry, CountsTrafficLikeShmAndKeepsItsOwnShard) {
   const int ranks = 64, rank = 5;
   auto group = dry::make_backend(rank, ranks, "plan");
   std::vector<float> in(6400, 2.0f), out(6400, 0.0f);

@@ -1,4 +1,4 @@
-// Links slowed on purpose: the same bits and bytes, and never sooner than the link allows.
+// Emulated slow links: same results and traffic, and at least the time of the link.
 
 #include <gtest/gtest.h>
 
@@ -23,10 +23,10 @@ GroupOptions over_a_link(double bandwidth, double latency) {
 struct Seen {
   std::vector<std::vector<float>> results;  // by rank
   TrafficCounts sent;                       // of rank 0
-  std::chrono::nanoseconds took{};          // likewise, of the whole
+  std::chrono::nanoseconds took{};          // duration of all operations on rank 0
 };
 
-// All operations on `count` elements: what the ranks got, and what rank 0 sent.
+// Runs all operations on `count` elements.
 Seen everything(int ranks, std::size_t count, const GroupOptions& options) {
   Seen seen;
   seen.results.resize(static_cast<std::size_t>(ranks));
@@ -70,7 +70,7 @@ Seen everything(int ranks, std::size_t count, const GroupOptions& options) {
   return seen;
 }
 
-TEST(SlowedLink, BitsAndBytesAreThoseOfAFastOne) {
+TEST(SlowedLink, ChangesNeitherResultsNorTraffic) {
   for (const int ranks : {2, 3}) {
     for (const std::size_t count : {1UL, 1000UL, 70'001UL}) {  // small, staged, in several pieces
       const Seen fast = everything(ranks, count, {});
@@ -82,12 +82,12 @@ TEST(SlowedLink, BitsAndBytesAreThoseOfAFastOne) {
   }
 }
 
-TEST(SlowedLink, NothingIsSoonerThanTheLinkAllows) {
+TEST(SlowedLink, TakesAtLeastTheTimeOfTheLink) {
   for (const int ranks : {2, 4}) {
     const std::size_t count = 40'000;
     const LinkOptions link{20e6, 1e-3};
     const Seen slow = everything(ranks, count, over_a_link(link.bandwidth, link.latency));
-    // What rank 0 sent, and as many steps: all-reduce, reduce-scatter, all-gather, broadcast, send.
+    // Bytes and steps of rank 0: all-reduce, reduce-scatter, all-gather, broadcast, send.
     const double steps = 2 * (ranks - 1) + 3 * (ranks - 1) + 1;
     const double least =
         static_cast<double>(slow.sent.sent_bytes) / link.bandwidth + steps * link.latency;
@@ -95,9 +95,8 @@ TEST(SlowedLink, NothingIsSoonerThanTheLinkAllows) {
   }
 }
 
-// The thread that submits is free at once, however long the call is under way: it does not end
-// before the peers are told to begin, which they are only then.
-TEST(SlowedLink, WhoSubmitsDoesNotWait) {
+// submit() returns before the call has ended, however long the call takes.
+TEST(SlowedLink, DoesNotBlockTheSubmittingThread) {
   run_threads(
       2,
       [](const std::shared_ptr<Backend>& group) {
@@ -108,7 +107,7 @@ TEST(SlowedLink, WhoSubmitsDoesNotWait) {
         const auto began = Clock::now();
         const Work work = group->submit(call);
         const bool done = work.done();
-        // Where this thread was not held up, the call cannot have ended.
+        // Unless this thread was delayed, the call cannot have ended.
         if (Clock::now() - began < std::chrono::milliseconds(100)) {
           EXPECT_FALSE(done);
         }
@@ -119,7 +118,7 @@ TEST(SlowedLink, WhoSubmitsDoesNotWait) {
       over_a_link(0, 0.05));
 }
 
-TEST(SlowedLink, TimeIsThatOfARing) {
+TEST(SlowedLink, TakesTheTimeOfARing) {
   Collective call;
   call.dtype = DType::f32, call.count = 1'000'000;
   const LinkOptions link{1e9, 1e-3};

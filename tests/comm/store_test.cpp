@@ -1,4 +1,4 @@
-// The store that a launcher hosts, and who gets something from it.
+// The store that a launcher hosts, and its access control.
 
 #include <gtest/gtest.h>
 
@@ -25,11 +25,11 @@ struct Job {
   Fd call() const {
     return connect_tcp({"127.0.0.1"}, static_cast<std::uint16_t>(server.port()), kHang);
   }
-  // A connection that has proved itself, over which the test can say what it wants.
+  // Returns an authenticated connection on which the test can send any bytes.
   Fd member() const {
     Fd socket = call();
     EXPECT_EQ(
-        shake_hands(socket, {Credentials::Purpose::store, secret, "run", size, -1}, 0, hang()),
+        run_handshake(socket, {Credentials::Purpose::store, secret, "run", size, -1}, 0, hang()),
         HandshakeResult::accepted);
     return socket;
   }
@@ -45,7 +45,7 @@ std::string request(StoreOp op, std::uint32_t key_bytes, std::uint32_t value_byt
   return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + text;
 }
 
-TEST(Store, KeepsCountsAndWaits) {
+TEST(Store, SetsGetsCountsAndWaits) {
   const Job job(2);
   const auto a = connect_store(job.client(0));
   const auto b = connect_store(job.client(1));
@@ -64,7 +64,7 @@ TEST(Store, KeepsCountsAndWaits) {
   EXPECT_EQ(b->count("n"), 3);
 }
 
-TEST(Store, AKeyThatDoesNotComeIsNamedAndTheStoreStaysUsable) {
+TEST(Store, NamesAMissingKeyAndStaysUsable) {
   const Job job(1);
   const auto store = connect_store(job.client(0));
   const std::string text = message_of<Error>([&] { store->get("peers/7", 20ms); });
@@ -73,7 +73,7 @@ TEST(Store, AKeyThatDoesNotComeIsNamedAndTheStoreStaysUsable) {
   EXPECT_EQ(store->get("peers/7", kHang), "x");
 }
 
-TEST(Store, WhoWaitsForARankThatFailedIsTold) {
+TEST(Store, ReportsAFailedRankToWaitingClients) {
   Job job(3);
   const auto a = connect_store(job.client(0)), b = connect_store(job.client(2));
   a->set("peers/0", "x");
@@ -85,13 +85,13 @@ TEST(Store, WhoWaitsForARankThatFailedIsTold) {
       return std::pair(error.rank(), std::string(error.what()));
     }
   });
-  job.server.tell_failure(1, "rank 1 (pid 7) was killed by SIGKILL");
-  job.server.tell_failure(0, "rank 0 saw it");  // the first one counts
+  job.server.report_failure(1, "rank 1 (pid 7) was killed by SIGKILL");
+  job.server.report_failure(0, "rank 0 saw it");  // ignored: only the first failure is kept
   const auto [rank, text] = waiting.get();
   EXPECT_EQ(rank, 1) << text;
   EXPECT_TRUE(contains(text, "rank 2 waited for the others to join: rank 1 (pid 7) was killed by "))
       << text;
-  // So is whoever asks for anything later, whether he was there or comes now.
+  // Later requests fail too, on existing and on new connections.
   const auto late = connect_store(job.client(2));
   for (Store* store : {a.get(), late.get()}) {
     const std::string told = message_of<PeerError>([&] { store->set("peers/2", "y"); });
@@ -100,7 +100,7 @@ TEST(Store, WhoWaitsForARankThatFailedIsTold) {
   EXPECT_TRUE(contains(message_of<PeerError>([&] { late->get("peers/0", kHang); }), "SIGKILL"));
 }
 
-TEST(Store, WhoHasAnotherSecretRunOrSizeIsRefused) {
+TEST(Store, RejectsClientsWithAnotherSecretRunOrSize) {
   const Job job(2);
   std::vector<StoreClientOptions> others(3, job.client(1));
   others[0].secret = random_secret();
@@ -113,7 +113,7 @@ TEST(Store, WhoHasAnotherSecretRunOrSizeIsRefused) {
   EXPECT_EQ(connect_store(job.client(1))->count("n"), 1);
 }
 
-TEST(Store, TheClientKnowsAFalseServer) {
+TEST(Store, ClientDetectsAServerWithoutTheSecret) {
   const Job job(2);
   std::uint16_t port = 0;
   const Fd listener = listen_tcp("127.0.0.1", port);
@@ -128,10 +128,10 @@ TEST(Store, TheClientKnowsAFalseServer) {
   const Verdict accepted{1, reply.proof};
   send_all(socket, &accepted, sizeof(accepted));
   const std::string text = message_of<UsageError>([&] { client.get(); });
-  EXPECT_TRUE(contains(text, "does not know the secret")) << text;
+  EXPECT_TRUE(contains(text, "does not have the secret")) << text;
 }
 
-TEST(Store, NothingIsReadOrWrittenWithoutAProof) {
+TEST(Store, IgnoresUnauthenticatedRequests) {
   const Job job(1);
   const auto store = connect_store(job.client(0));
   store->set("known", "value");
@@ -153,7 +153,7 @@ TEST(Store, NothingIsReadOrWrittenWithoutAProof) {
   EXPECT_EQ(store->get("known", kHang), "value");
 }
 
-TEST(Store, WhatIsTooLongIsRefusedBeforeItIsTaken) {
+TEST(Store, RejectsOversizedRequestsBeforeReadingThem) {
   const Job job(1);
   const std::vector<std::string> requests = {request(StoreOp::set, 1, 0xffffffffu, ""),
                                              request(StoreOp::set, kLongestKey + 1, 1, ""),
@@ -176,7 +176,7 @@ TEST(Store, WhatIsTooLongIsRefusedBeforeItIsTaken) {
   EXPECT_EQ(store->get(std::string(kLongestKey, 'k'), kHang).size(), kLongestValue);
 }
 
-TEST(Store, HoldsNoMoreThanItsLimit) {
+TEST(Store, RejectsWritesAboveItsLimit) {
   const Job job(1, 300'000);
   const auto store = connect_store(job.client(0));
   const std::string value(60'000, 'x');
@@ -186,14 +186,14 @@ TEST(Store, HoldsNoMoreThanItsLimit) {
   });
   EXPECT_TRUE(contains(text, "full")) << text;
   EXPECT_EQ(kept, 4);
-  for (int i = 0; i < 100; ++i) store->set("key 0", value);  // in place of the old one
+  for (int i = 0; i < 100; ++i) store->set("key 0", value);  // replaces the old value
   message_of<Error>([&] {
     for (int i = 0; i < 10'000; ++i) store->count("count " + std::to_string(i));
   });
   EXPECT_EQ(store->get("key 3", kHang), value);
 }
 
-TEST(Store, ListensAtItsAddressOnlyAndLetsGoOfThePort) {
+TEST(Store, ListensAtOneAddressAndReleasesThePort) {
   Job job(2);
   const auto a = connect_store(job.client(0));
   EXPECT_TRUE(contains(message_of<Error>([&] {
@@ -208,8 +208,8 @@ TEST(Store, ListensAtItsAddressOnlyAndLetsGoOfThePort) {
   EXPECT_EQ(connect_store(job.client(1))->count("fresh"), 1);
 }
 
-// Ranks that write and read in turn, while strangers call ten thousand times and talk nonsense.
-TEST(Store, TenThousandStrangersChangeNothing) {
+// Ranks write and read in turn while strangers open ten thousand connections and send garbage.
+TEST(Store, WorksDuringAFloodOfStrangers) {
   constexpr int kRanks = 3, kStrangers = 10'000, kOpen = 200;
   const Job job(kRanks);
   std::atomic<bool> over{false};
@@ -238,7 +238,7 @@ TEST(Store, TenThousandStrangersChangeNothing) {
       const std::string garbage(static_cast<std::size_t>(1 + i % 300), static_cast<char>(i));
       send(stranger.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     }
-    const linger reset{1, 0};  // leaves no port behind that waits
+    const linger reset{1, 0};  // so that no port stays in TIME_WAIT
     setsockopt(stranger.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
     open[static_cast<std::size_t>(i % kOpen)] = std::move(stranger);
   }
@@ -246,7 +246,7 @@ TEST(Store, TenThousandStrangersChangeNothing) {
   for (auto& rank : ranks) EXPECT_EQ(rank.get(), 50 * 49 / 2 * 10 * kRanks + 3 * 50);
 }
 
-TEST(SealedStore, ValuesOfOthersAreNotBelieved) {
+TEST(SealedStore, RejectsForgedValues) {
   auto open = std::make_shared<MemoryStore>();
   const std::string secret = random_secret();
   const auto store = make_sealed_store(open, secret);

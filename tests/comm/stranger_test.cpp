@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/comm/handshake.h"
+#include "tessera/comm/peers_rendezvous.h"
 #include "tests/comm/strangers.h"
 
 namespace tessera::comm {
@@ -76,7 +77,7 @@ TEST(Stranger, WhoKnowsEveryNameGetsNeitherASeatNorMemory) {
   // The right words with a guessed secret.
   const Credentials guess{Credentials::Purpose::peer, name, "run", 2, 0};
   const Fd guesser = call_unix(name);
-  EXPECT_EQ(shake_hands(guesser, guess, 1, hang()), HandshakeResult::refused);
+  EXPECT_EQ(run_handshake(guesser, guess, 1, hang()), HandshakeResult::refused);
   ranks.push_back(start_rank(store, 1, 2, options));
   expect_complete(std::move(ranks));
   for (const Fd& stranger : strangers) EXPECT_FALSE(was_given_memory(stranger));
@@ -102,7 +103,8 @@ TEST(Stranger, AReplayedHandshakeIsRefused) {
     MemoryStore store;
     const std::string token = random_token();
     const Fd false_rank = listen_unix("tessera-" + token, 4);
-    store.set("peers/0", token + " " + host_key());
+    write_table(store, "peers/hosts", {"0", "0"});
+    write_table(store, "peers/host/0", {token, std::string(32, '0')});
     auto rank = start_rank(store, 1, 2, options);
     const Fd socket(accept4(false_rank.get(), nullptr, nullptr, SOCK_CLOEXEC));
     const Challenge challenge = make_challenge();
@@ -137,7 +139,7 @@ TEST(Stranger, AnotherUserIsTurnedAwayAtOnce) {
   const Credentials ours{Credentials::Purpose::peer, options.secret, "run", 2, 0};
   const int result = as_nobody([&] {
     const Fd socket = call_unix(name);
-    return static_cast<int>(shake_hands(socket, ours, 1, hang()));
+    return static_cast<int>(run_handshake(socket, ours, 1, hang()));
   });
   EXPECT_EQ(result, static_cast<int>(HandshakeResult::closed));
   ranks.push_back(start_rank(store, 1, 2, options));
@@ -163,7 +165,7 @@ struct RawRank {
     auto rank = start_rank_zero(store, options);
     socket = call_unix(socket_name(store, 0));
     const Credentials ours{Credentials::Purpose::peer, options.secret, options.run, 2, 0};
-    EXPECT_EQ(shake_hands(socket, ours, 1, hang()), HandshakeResult::accepted);
+    EXPECT_EQ(run_handshake(socket, ours, 1, hang()), HandshakeResult::accepted);
     peers = rank.get();
   }
   MemoryStore store;
@@ -190,7 +192,7 @@ TEST(Frames, AFailureThatTellsMuchStillArrives) {
   EXPECT_TRUE(contains(hearer->failure()->text, "xxx"));
 }
 
-TEST(Notes, OfARankAreBelievedOnlyInTheirForm) {
+TEST(Contacts, OfARankMustHaveTheirForm) {
   const std::vector<std::string> bad = {"",
                                         "short",
                                         std::string(32, 'a'),
@@ -204,50 +206,77 @@ TEST(Notes, OfARankAreBelievedOnlyInTheirForm) {
     store.set("peers/1", text);
     const std::string said =
         message_of<DataError>([&] { connect_peers(store, 0, 2, options_with("s")); });
-    EXPECT_TRUE(contains(said, "rank 1 left")) << said;
-    EXPECT_TRUE(contains(said, "\"peers/1\"")) << said;
+    EXPECT_TRUE(contains(said, "Store key \"peers/1\" is ")) << said;
     EXPECT_LT(said.size(), 1000u);
   }
 }
 
-TEST(Notes, OfWhereARankListensAreBelievedOnlyInTheirForm) {
+TEST(Contacts, AddressOfARankMustHaveItsForm) {
   for (const char* text :
        {"", "80", "80 ", "0 127.0.0.1", "65536 127.0.0.1", "-1 127.0.0.1", "80 nonsense",
         " 80 127.0.0.1", "80 127.0.0.1 x", "80x 127.0.0.1", "99999999999999999999 ::1"}) {
     MemoryStore store;
-    store.set("peers/0", std::string(32, 'a') + " another host");
-    store.set("peers/tcp/0", text);
+    store.set("peers/1", std::string(32, 'a') + " another host");
+    store.set("peers/tcp/1", text);
     PeersOptions options = options_with("s");
     options.address = "127.0.0.1";
-    const std::string said = message_of<DataError>([&] { connect_peers(store, 1, 2, options); });
-    EXPECT_TRUE(contains(said, "rank 0 left")) << said;
-    EXPECT_TRUE(contains(said, "\"peers/tcp/0\"")) << said;
+    const std::string said = message_of<DataError>([&] { connect_peers(store, 0, 2, options); });
+    EXPECT_TRUE(contains(said, "Store key \"peers/tcp/1\" is ")) << said;
   }
 }
 
-// Ranks that believe to be on two hosts meet over TCP, and only at the address they were given.
-TEST(Notes, RanksOfOtherHostsMeetOverTcpAtTheGivenAddressOnly) {
-  class TwoHosts final : public Store {  // every rank tells the truth about itself alone
-   public:
-    TwoHosts(Store& store, int rank) : store_(store), rank_(rank) {}
-    void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
-    std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-      const std::string value = store_.get(key, timeout);
-      const bool own = key == "peers/" + std::to_string(rank_);
-      return key.starts_with("peers/tcp/") || own ? value : value + "-elsewhere";
-    }
-    std::int64_t count(const std::string& key) override { return store_.count(key); }
-
-   private:
-    Store& store_;
-    const int rank_;
+// Tables of rank 0 as somebody else may have written them.
+TEST(Contacts, TablesMustHaveTheirForm) {
+  const std::string token(32, 'a');
+  struct Case {
+    std::string key;
+    std::string hosts = "1 0 1 ", tokens = "1 " + std::string(32, 'a'), tcp = "1 80@::1 81";
   };
+  std::vector<Case> cases;
+  for (const char* hosts : {"", "x", "0 0 1", "2000000 0 1", "1 0", "1 0 1 1", "1 0 -1", "1 0 2",
+                            "1 0 1x", "1  0 1", "-1 0 1"}) {
+    cases.push_back({.key = "peers/hosts", .hosts = hosts});
+  }
+  for (const std::string& tokens : {std::string("1 "), "1 " + token + "a",
+                                    "1 " + token + " " + token, "1 " + std::string(32, 'A')}) {
+    cases.push_back({.key = "peers/host/1", .tokens = tokens});
+  }
+  for (const char* tcp : {"1 80@::1", "1 80 81", "1 80@::1 0", "1 80@::1 81@x", "1 80@::1 65536"}) {
+    cases.push_back({.key = "peers/tcp", .tcp = tcp});
+  }
+  for (const Case& one : cases) {
+    MemoryStore store;
+    store.set("peers/hosts", one.hosts);
+    store.set("peers/host/1", one.tokens);
+    store.set("peers/tcp", one.tcp);
+    PeersOptions options = options_with("s");
+    options.address = "127.0.0.1";
+    const std::string said = message_of<DataError>([&] { connect_peers(store, 1, 2, options); });
+    EXPECT_TRUE(contains(said, "Store key \"" + one.key + "\" is ")) << said;
+  }
+}
+
+TEST(Contacts, LongTablesAreSplit) {
   MemoryStore store;
-  TwoHosts left(store, 0), right(store, 1);
+  write_table(store, "table", std::vector<std::string>(5000, std::string(40, 'x')));
+  std::size_t bytes = 0;
+  EXPECT_TRUE(store.get("table", kHang).starts_with("4 "));
+  for (const char* key : {"table", "table/1", "table/2", "table/3"}) {
+    const std::string part = store.get(key, kHang);
+    EXPECT_LE(part.size() + sizeof(Digest), kLongestValue);
+    bytes += part.size();
+  }
+  EXPECT_EQ(bytes, 5000u * 41 + 2);
+}
+
+TEST(Contacts, RanksOfOtherHostsConnectOverTcpAtTheGivenAddressOnly) {
+  MemoryStore store;
   PeersOptions options = options_with(random_secret());
   options.address = "127.0.0.1";
-  auto first = start_rank(left, 0, 2, options);
-  auto second = start_rank(right, 1, 2, options);
+  options.host = "one";
+  auto first = start_rank(store, 0, 2, options);
+  options.host = "other";
+  auto second = start_rank(store, 1, 2, options);
   const auto a = first.get();
   const auto b = second.get();
   EXPECT_FALSE(a->same_host(1));
@@ -255,6 +284,45 @@ TEST(Notes, RanksOfOtherHostsMeetOverTcpAtTheGivenAddressOnly) {
   b->report({Failure::Kind::peer, 1, 1, "over TCP"});
   EXPECT_TRUE(wait_until([&] { return a->failure().has_value(); }));
   EXPECT_EQ(a->failure()->text, "over TCP");
+}
+
+// Listening goes on for the life of a job, and so does the refusal of strangers.
+TEST(Stranger, LaterConnectionsAreProvedToo) {
+  const PeersOptions options = options_with(random_secret());
+  MemoryStore store;
+  std::vector<std::future<std::shared_ptr<Peers>>> ranks;
+  for (int r = 0; r < 2; ++r) ranks.push_back(start_rank(store, r, 2, options));
+  std::vector<std::shared_ptr<Peers>> peers;
+  for (auto& rank : ranks) peers.push_back(rank.get());
+  const std::string name = socket_name(store, 0);
+  std::vector<Fd> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(call_unix(name));
+  // A guessed secret, and the proof of one connection on another.
+  const Fd guesser = call_unix(name);
+  EXPECT_EQ(run_handshake(guesser, {Credentials::Purpose::peer, "guess", "run", 2, 0}, 1, hang()),
+            HandshakeResult::refused);
+  const Credentials ours{Credentials::Purpose::peer, options.secret, "run", 2, 0};
+  Reply overheard{};
+  for (const bool replay : {false, true}) {
+    const Fd socket = call_unix(name);
+    Challenge challenge{};
+    Verdict verdict{};
+    EXPECT_TRUE(receive_all(socket, &challenge, sizeof(challenge), hang()));
+    if (!replay) {
+      overheard = make_reply(ours, 1, challenge);
+      continue;  // not sent
+    }
+    EXPECT_TRUE(send_all(socket, &overheard, sizeof(overheard)));
+    EXPECT_TRUE(receive_all(socket, &verdict, sizeof(verdict), hang()));
+    EXPECT_EQ(verdict.accepted, 0u);
+  }
+  peers[0]->send_note(1, "topic", "still here");
+  std::optional<std::string> note;
+  EXPECT_TRUE(wait_until([&] { return (note = peers[1]->take_note(0, "topic")).has_value(); }));
+  EXPECT_EQ(note, "still here");
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(peers[static_cast<std::size_t>(r)]->state(1 - r), PeerState::alive);
+  }
 }
 
 }  // namespace

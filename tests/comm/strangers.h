@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of who comes in share: a store in memory, ranks as threads, and strangers.
+// Shared by the tests of access control: an in-memory store, ranks as threads, and strangers.
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -33,7 +33,7 @@ namespace tessera::comm::testing {
 
 using namespace std::chrono_literals;
 
-// The bound of every wait: it only tells a hang from slowness.
+// Limit of every wait, long enough to distinguish a hang from slowness.
 constexpr auto kHang = 60s;
 constexpr uid_t kNobody = 65534;
 
@@ -49,7 +49,7 @@ inline bool wait_until(const std::function<bool()>& condition) {
   return true;
 }
 
-// Whatever is written here, anybody may have written.
+// In-memory store without access control.
 class MemoryStore final : public Store {
  public:
   void set(const std::string& key, const std::string& value) override {
@@ -60,7 +60,7 @@ class MemoryStore final : public Store {
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, timeout, [&] { return values_.contains(key); })) {
-      throw Error("no " + key);
+      throw StoreTimeout("no " + key);
     }
     return values_[key];
   }
@@ -76,7 +76,7 @@ class MemoryStore final : public Store {
   std::map<std::string, std::int64_t> counts_;
 };
 
-// A rank of a job, as a thread: connects and gives its peers, or throws.
+// Starts a rank of a job as a thread, which connects and returns its peers, or throws.
 inline std::future<std::shared_ptr<Peers>> start_rank(Store& store, int rank, int size,
                                                       const PeersOptions& options) {
   return std::async(std::launch::async, [&store, rank, size, options] {
@@ -84,7 +84,8 @@ inline std::future<std::shared_ptr<Peers>> start_rank(Store& store, int rank, in
   });
 }
 
-// The name of the socket where a rank listens, as everybody can read it in /proc/net/unix.
+// Returns the name of the socket at which a rank listens, which any user can read in
+// /proc/net/unix.
 inline std::string socket_name(Store& store, int rank) {
   return "tessera-" + store.get("peers/" + std::to_string(rank), kHang).substr(0, 32);
 }
@@ -95,7 +96,7 @@ inline Fd call_unix(const std::string& name) {
   return socket;
 }
 
-// Whether the other side has closed the connection, whatever it said before.
+// Returns whether the other side has closed the connection; ignores data that it sent before.
 inline bool is_closed(const Fd& socket) {
   char buffer[4096];
   ssize_t got = 0;
@@ -104,7 +105,7 @@ inline bool is_closed(const Fd& socket) {
   return got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
-// What `body` gives in a process of another user; -1 if it does not end. For root.
+// Returns the result of `body` in a process of another user; -1 if it does not end. Requires root.
 inline int as_nobody(const std::function<int()>& body) {
   const pid_t pid = fork();
   if (pid == 0) {

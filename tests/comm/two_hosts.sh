@@ -1,15 +1,14 @@
 #!/bin/sh
 # Runs a program on two "hosts": network namespaces of this machine, joined by a cable, each with a
-# host name of its own. Whatever happens, they are gone afterwards.
+# host name of its own. They are always removed at the end.
 #
-#   two_hosts.sh RANKS_PER_HOST [mpirun option …] -- PROGRAM [ARGUMENT …]
 #   two_hosts.sh --as LAUNCHER RANKS_PER_HOST -- PROGRAM [ARGUMENT …]
 #
-# The second form needs no MPI: it starts the ranks itself, with the variables that torchrun, srun
-# or kubernetes (a PyTorchJob: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and nothing else) would set.
-# {link} in an argument is replaced by the name of the network interface between the hosts.
-# TWO_HOSTS_RATE, if set, limits what each host sends over the cable, in words of tc: 400mbit.
-# It may take TWO_HOSTS_SECONDS, 200 unless set. Rank TWO_HOSTS_KILLED, if set, must be killed.
+# LAUNCHER is mpirun (Open MPI's, with a daemon in each namespace), or the script starts the ranks
+# with the variables that torchrun, srun or kubernetes (a PyTorchJob: RANK, WORLD_SIZE, MASTER_ADDR,
+# MASTER_PORT and nothing else) would set. The network interface between the hosts is named cable.
+# TWO_HOSTS_RATE, if set, limits the rate at which each host sends, in the syntax of tc: 400mbit.
+# TWO_HOSTS_SECONDS limits its time; default 200. Rank TWO_HOSTS_KILLED, if set, must be killed.
 # Needs root and iproute2; without them it says so and exits with status 77 (skipped).
 set -eu
 
@@ -27,17 +26,13 @@ skip() {
   exit 77
 }
 
-launcher=
-if [ "${1:-}" = --as ]; then
-  launcher=$2
-  shift 2
-fi
-per_host=$1
-shift
-mpirun=${MPIRUN:-mpirun}
+[ "${1:-}" = --as ] || { echo "two_hosts.sh: the first argument must be --as" && exit 2; }
+launcher=$2 per_host=$3
+shift 3
 [ "$(id -u)" = 0 ] || skip "this is not root"
-for tool in ip unshare ${launcher:-"$mpirun"}; do
-  [ "$tool" = "$launcher" ] && continue
+tools="ip unshare"
+[ "$launcher" = mpirun ] && tools="$tools mpirun"
+for tool in $tools; do
   command -v "$tool" >/dev/null || skip "there is no $tool"
 done
 
@@ -61,7 +56,7 @@ for host in left right; do
 done
 ip link add cable netns "$prefix-left" type veth peer name cable netns "$prefix-right" \
   2>"$folder/why" || skip "$(cat "$folder/why")"
-# Addresses for documentation: nowhere routed, and used in these namespaces only.
+# Addresses reserved for documentation, which are never routed; used in these namespaces only.
 address=1
 : >"$folder/hosts"
 : >"$folder/hostfile"
@@ -80,28 +75,26 @@ done
 echo "127.0.0.1 localhost" >>"$folder/hosts"
 sh "$0" --enter "$prefix" "$folder/hosts" left true 2>"$folder/why" || skip "$(cat "$folder/why")"
 
-# The words of mpirun's command line, quoted for the shell that runs it in the namespace.
+# The arguments of mpirun, quoted for the shell that runs it in the namespace.
 words=
 add() {
   words="$words '$(printf %s "$1" | sed "s/'/'\\\\''/g")'"
 }
-[ -n "$launcher" ] || for word in "$mpirun" --hostfile "$folder/hostfile" --map-by slot -n $((2 * per_host)) \
-  --mca plm_rsh_agent "$here/two_hosts.sh --enter $prefix $folder/hosts" \
-  --mca btl tcp,self,vader --mca btl_tcp_if_exclude lo,127.0.0.0/8 \
+[ "$launcher" = mpirun ] && for word in mpirun --hostfile "$folder/hostfile" --map-by slot \
+  -n $((2 * per_host)) -x TESSERA_SECRET_FILE --mca plm_rsh_agent "$here/two_hosts.sh --enter $prefix $folder/hosts" \
   --mca oob_tcp_if_exclude lo,127.0.0.0/8; do
   add "$word"
 done
 for word in "$@"; do
   [ "$word" = -- ] && continue
-  [ "$word" = "{link}" ] && word=cable
   add "$word"
 done
 
 limit=${TWO_HOSTS_SECONDS:-200}
-if [ -n "$launcher" ]; then
-  head -c 32 /dev/urandom >"$folder/secret"
-  chmod 600 "$folder/secret"
-  export TESSERA_SECRET_FILE="$folder/secret"
+head -c 32 /dev/urandom >"$folder/secret"
+chmod 600 "$folder/secret"
+export TESSERA_SECRET_FILE="$folder/secret"
+if [ "$launcher" != mpirun ]; then
   rank=0 node=0 pids=
   for host in left right; do
     local_rank=0
@@ -120,7 +113,7 @@ if [ -n "$launcher" ]; then
             SLURM_STEP_NODELIST=left,right "SLURM_STEP_TASKS_PER_NODE=$per_host(x2)"
           ;;
         *)
-          echo "two_hosts.sh --as $launcher: wanted torchrun, srun or kubernetes"
+          echo "two_hosts.sh --as $launcher: must be mpirun, torchrun, srun or kubernetes"
           exit 2
           ;;
       esac
@@ -131,19 +124,19 @@ if [ -n "$launcher" ]; then
     done
     node=$((node + 1))
   done
-  # The worst of all; that of the rank that is meant to be killed is SIGKILL's.
+  # The worst status of all ranks. That of the rank to be killed must be SIGKILL's.
   status=0 rank=0
   for process in $pids; do
     ended=0 wanted=0
     [ "$rank" = "${TWO_HOSTS_KILLED:-}" ] && wanted=137
     wait "$process" || ended=$?
-    [ "$ended" = $wanted ] || { echo "rank $rank ended with $ended, wanted $wanted" && status=1; }
+    [ "$ended" = $wanted ] || { echo "rank $rank ended with status $ended, expected $wanted" && status=1; }
     rank=$((rank + 1))
   done
   exit $status
 fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-# A limit of our own: whoever kills this script leaves the namespaces behind.
+# The script's own time limit: if another program killed it, the namespaces would remain.
 status=0
 timeout -k 5 "$limit" \
   sh "$0" --enter "$prefix" "$folder/hosts" left "$words" || status=$?

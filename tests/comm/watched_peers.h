@@ -1,6 +1,6 @@
 #pragma once
 
-// Peers of which a test says what happens just before one is asked how another rank is.
+// Peers with a callback that runs just before the state of another rank is returned.
 
 #include <functional>
 #include <utility>
@@ -13,7 +13,7 @@ class WatchedPeers final : public ForwardedPeers {
  public:
   using ForwardedPeers::ForwardedPeers;
 
-  // Called once, by whoever asks for the state of another rank first.
+  // Called once, by the first query of another rank's state.
   std::function<void()> before_state;
 
   PeerState state(int other) const override {

@@ -14,7 +14,7 @@ MUST_HANDLE = {
     "tessera/core/axis.h",  # its position when axes are printed
     "tessera/core/axes.cpp",  # its noun in help texts
     "tessera/core/param_spec.cpp",  # which rank counts a parameter that is not cut along it
-    "tessera/planner/settings_table.cpp",  # help text of its flag
+    "tessera/planner/field_table.cpp",  # help text of its flag
     "tessera/simulator/sweep.cpp",  # its noun in sweeps
 }
 MODULES = ("core", "planner", "simulator")

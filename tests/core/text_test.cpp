@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -12,6 +13,8 @@
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "tessera/core/portable_math.h"
 
 namespace tessera {
 namespace {
@@ -154,6 +157,44 @@ TEST(Text, SuggestFindsTheNearestAndNothingFar) {
 TEST(Text, DidYouMeanIsEmptyWithoutASuggestion) {
   EXPECT_EQ(did_you_mean("benhc", {"run", "bench"}), "; did you mean bench?");
   EXPECT_EQ(did_you_mean("elephant", {"run", "bench"}), "");
+}
+
+TEST(Text, ShortestEqualsToChars) {
+  std::mt19937_64 random(1);
+  char digits[64];
+  const auto check = [&](double value) {
+    char* const end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+    EXPECT_EQ(shortest(value), std::string(static_cast<char*>(digits), end));
+    double read = 0;
+    EXPECT_EQ(read_double(shortest(value), read), std::errc());
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(read), std::bit_cast<std::uint64_t>(value));
+  };
+  for (const double value : {0.0, -0.0, 1.0, 0.5, 6e-4, 0.0012, 1e5, 123456.0, 1e16, 1e22, 5e-324,
+                             1.7976931348623157e308, 12345678901234567890.0, 0.1 + 0.2}) {
+    check(value);
+    check(-value);
+  }
+  for (int i = 0; i < 100000; ++i) {
+    const double any = std::bit_cast<double>(random());
+    if (std::isfinite(any)) check(any);
+    // Few digits, and exponents near the change of notation.
+    check(static_cast<double>(random() % 100000) *
+          std::pow(10.0, static_cast<int>(random() % 30) - 15));
+  }
+}
+
+TEST(Text, ReadDoubleAcceptsOnlyFiniteDecimalNumbers) {
+  double value = 7;
+  for (const char* const bad :
+       {"", " 1", "1 ", "+1", "0x10", "nan", "inf", "1,5", "1e", "-", "."}) {
+    EXPECT_EQ(read_double(bad, value), std::errc::invalid_argument) << bad;
+  }
+  EXPECT_EQ(read_double("1e999", value), std::errc::result_out_of_range);
+  EXPECT_EQ(value, 7);
+  for (const char* const good : {"1", "-1.5", ".5", "5.", "1e-3", "2E+5"}) {
+    EXPECT_EQ(read_double(good, value), std::errc()) << good;
+    EXPECT_EQ(value, std::stod(good));
+  }
 }
 
 TEST(Text, PluralOfOneIsSingular) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
@@ -13,21 +14,16 @@
 namespace tessera::dashboard {
 namespace {
 
-template <typename Made>
-Json answer(Made (*make)(const Knowledge&, Ask&), const std::string& body) {
+Json answer(Json (*make)(const Knowledge&, Ask&), const std::string& body) {
   static const Knowledge known;
   Ask ask(body);
-  const Made made = make(known, ask);
-  if constexpr (std::is_same_v<Made, Json>)
-    return made;
-  else
-    return Json::parse(made);
+  return make(known, ask);
 }
 
-planner::Question asked(const std::string& body) {
-  planner::Settings settings;
+planner::RunConfig asked(const std::string& body) {
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   planner::read_json(settings, body);
-  return settings.question(planner::Catalogue());
+  return planner::look_up(settings, planner::Catalog());
 }
 
 TEST(Answers, PlansEqualThoseOfTheCommand) {
@@ -52,16 +48,41 @@ TEST(Answers, StagesWithReplicasEqualThoseOfTheCommand) {
   EXPECT_TRUE(contains(got["formula"][3]["text"].get<std::string>(), "2/8 + 2/8 + 12/8"));
 }
 
+TEST(Answers, StagesSendAlongEveryAxis) {
+  const Json plan =
+      answer(plan_answer, R"({"model":"llama2-7b","dp":8,"tp":2,"pp":2,"zero":2})")["traffic"];
+  const Json zero = answer(zero_answer, R"({"model":"llama2-7b","dp":8,"tp":2,"pp":2})");
+  const Json& sent = zero["stages"][2]["sent_by_axis"];
+  for (const char* axis : {"dp", "dp_replicate", "tp", "pp", "total"}) {
+    EXPECT_EQ(sent[axis], plan[axis]) << axis;
+  }
+  EXPECT_GT(sent["tp"], 0);
+  EXPECT_GT(sent["pp"], 0);
+  EXPECT_EQ(zero["seq"], 4096);
+  const Json sized = answer(zero_answer, R"({"params":"7B","dp":8,"tp":2})");
+  EXPECT_TRUE(sized["stages"][2]["sent_by_axis"]["tp"].is_null());  // activations are unknown
+  EXPECT_EQ(sized["stages"][2]["sent_by_axis"]["pp"], 0);
+  EXPECT_TRUE(sized["seq"].is_null());
+}
+
+TEST(Answers, SchedulesCountHeldActivationsInMicroBatches) {
+  const Json one = answer(schedule_answer, R"({"schedule":"interleaved","chunks":2})");
+  EXPECT_EQ(one["in_flight"], Json({11, 9, 7, 5}));
+  EXPECT_EQ(one["held_micro_batches"], Json({5.5, 4.5, 3.5, 2.5}));
+  EXPECT_EQ(answer(schedule_answer, R"({"schedule":"1f1b"})")["held_micro_batches"],
+            Json({4.0, 3.0, 2.0, 1.0}));
+}
+
 // A body is parsed like a line of tessera plan --questions: the same settings and errors.
 TEST(Answers, ParsesBodiesLikeLinesOfQuestions) {
   const auto of_line = [](const std::string& body) {
-    return planner::answer_line({}, planner::Catalogue(), body);
+    return planner::answer_line(planner::RunConfig::for_plan(), planner::Catalog(), body);
   };
   const auto of_page = [](const std::string& body) -> std::string {
     static const Knowledge known;
     try {
       Ask ask(body);
-      return planner::to_json(planner::make_plan(ask.settings().question(known.catalogue)));
+      return planner::to_json(planner::make_plan(planner::look_up(ask.settings(), known.catalog)));
     } catch (const Error& error) {
       return planner::error_json(error.what());
     }
@@ -111,6 +132,178 @@ TEST(Answers, ScalingStopsPayingWhenADoublingGainsLittle) {
   EXPECT_EQ(got["simple_stops_paying_at"], 1);  // 2 ranks at half the efficiency gain nothing
   const Json none = answer(scaling_answer, R"({"model":"gpt2-xl","overhead":0,"max_dp":64})");
   EXPECT_TRUE(none["simple_stops_paying_at"].is_null());
+}
+
+TEST(Answers, ScalingHasARowForTheGivenDp) {
+  const Json got = answer(scaling_answer, R"({"model":"gpt2-xl","max_dp":16,"dp":12})");
+  EXPECT_EQ(got["dp"], Json::parse("[1,2,4,8,12,16]"));
+  EXPECT_TRUE(contains(got["command"].get<std::string>(), "--sweep dp=1..16,12")) << got["command"];
+}
+
+// Settings of a found plan, sent alone, plan it again.
+TEST(Answers, SettingsOfAFoundPlanRepeatIt) {
+  for (const std::string body :
+       {R"({"model":"llama2-13b","gpus":32,"global_batch":256,"top":40})",
+        R"({"model":"gpt2-xl","gpus":24,"global_batch":96,"seq":512,"layout":"fp32","top":40})",
+        R"({"model":"llama2-7b","nodes":2,"hardware":"h200","recompute":"full","top":10})",
+        R"({"model":"llama2-70b","gpus":4,"global_batch":64})"}) {
+    Json found = answer(search_answer, body);
+    Json plans = found["best"];
+    for (const char* one : {"closest", "nearest_fit"}) {
+      if (found.contains(one)) plans.push_back(found[one]);
+    }
+    ASSERT_FALSE(plans.empty()) << body;
+    for (const Json& plan : plans) {
+      const Json again = answer(plan_answer, plan["settings"].dump());
+      EXPECT_EQ(again["memory"], plan["memory"]) << plan["settings"];
+      EXPECT_EQ(again["time"], plan["time"]) << plan["settings"];
+      EXPECT_EQ(again["tokens_per_s"], plan["tokens_per_s"]) << plan["settings"];
+      EXPECT_EQ(again["question"], plan["question"]) << plan["settings"];
+    }
+  }
+}
+
+// A plan of a model given by its sizes repeats without a name.
+TEST(Answers, SettingsOfAModelGivenByItsSizesHaveNoName) {
+  for (const std::string sizes : {R"("layers":16,"hidden":2048,"heads":16,"seq":2048)",
+                                  R"("model":"llama2-7b","layers":16,"hidden":2048,"heads":16)"}) {
+    const Json plan =
+        answer(search_answer, "{" + sizes + R"(,"gpus":8,"global_batch":64,"top":3})")["best"][1];
+    const Json again = answer(plan_answer, plan["settings"].dump());
+    EXPECT_EQ(again["memory"], plan["memory"]) << plan["settings"];
+    EXPECT_EQ(again["tokens_per_s"], plan["tokens_per_s"]) << plan["settings"];
+  }
+}
+
+TEST(Answers, LaunchCommandsNameHostsRanksAndData) {
+  const Json found =
+      answer(search_answer, R"({"model":"llama2-13b","gpus":32,"top":1})")["best"][0];
+  const std::string train = found["train_command"].get<std::string>() + " --data DATA";
+  ASSERT_EQ(found["launch"].size(), 3U);
+  EXPECT_EQ(found["launch"][0]["command"],
+            "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "
+            "HOST0:29500 --no-python " +
+                train);
+  EXPECT_EQ(found["launch"][1]["command"],
+            "MASTER_ADDR=HOST0 MASTER_PORT=29500 srun --nodes 4 --ntasks-per-node 8 " + train);
+  EXPECT_EQ(found["launch"][2]["command"],
+            "tessera run -n 8 --nodes 4 --node-rank NODE --master-addr HOST0 --secret-file SECRET "
+            "-- " +
+                train);
+  EXPECT_TRUE(
+      answer(search_answer, R"({"model":"gpt2-xl","gpus":8})")["best"][0]["launch"].empty());
+}
+
+TEST(Answers, CostFollowsFromTheThroughput) {
+  const Json got = answer(cost_answer, R"({"tokens":3.6e12,"gpus":[8,16,null],
+      "tokens_per_s":[1e6,1.5e6,null],"watts":500,"price_per_hour":2.5})");
+  const Json& row = got["rows"][0];
+  EXPECT_DOUBLE_EQ(row["seconds"].get<double>(), 3.6e6);
+  EXPECT_DOUBLE_EQ(row["gpu_hours"].get<double>(), 8000);
+  EXPECT_DOUBLE_EQ(row["kwh"].get<double>(), 4000);
+  EXPECT_DOUBLE_EQ(row["money"].get<double>(), 20000);
+  EXPECT_DOUBLE_EQ(got["rows"][1]["seconds"].get<double>(), 2.4e6);
+  EXPECT_TRUE(got["rows"][2].is_null());
+  EXPECT_EQ(got["watts_basis"], "given");
+  const Json usual = answer(cost_answer, R"({"gpus":[8],"tokens_per_s":[1e6]})");
+  EXPECT_EQ(usual["watts"], planner::Catalog().find("h100").watts);
+  EXPECT_EQ(usual["watts_basis"], "hardware");
+  EXPECT_EQ(usual["price_basis"], "assumed");
+  for (const std::string body :
+       {R"({"gpus":[8],"tokens_per_s":[]})", R"({"gpus":[],"tokens_per_s":[]})",
+        R"({"gpus":[8],"tokens_per_s":[0]})", R"({"tokens":0})"}) {
+    EXPECT_THROW(answer(cost_answer, body), UsageError) << body;
+  }
+}
+
+TEST(Answers, MemoryOverAStepPeaksAtThePlan) {
+  for (const std::string body :
+       {R"({"model":"gpt2-xl","dp":8,"zero":1,"grad_accum":4,"hardware":"h200"})",
+        R"({"model":"llama2-7b","dp":8,"zero":3,"recompute":"full"})",
+        R"({"model":"llama2-7b","tp":2,"pp":4,"grad_accum":8,"schedule":"zb-h1"})",
+        R"({"model":"llama2-7b","pp":4,"grad_accum":8,"schedule":"interleaved","chunks":2,
+            "hardware":"h200"})"}) {
+    const Json plan = answer(plan_answer, body);
+    const Json over = answer(memory_over_step_answer, body);
+    EXPECT_EQ(over["pipeline_rank"], plan["pipeline_rank"]) << body;
+    EXPECT_NEAR(over["peak"].get<double>() / plan["memory"]["total"].get<double>(), 1, 1e-9)
+        << body;
+    const double state = over["params"].get<double>() + over["grads"].get<double>() +
+                         over["optimizer"].get<double>() + over["buffers"].get<double>();
+    double most = 0, activations = 0, last = 0;
+    for (std::size_t i = 0; i < over["seconds"].size(); ++i) {
+      EXPECT_GE(over["seconds"][i].get<double>(), last) << body;
+      last = over["seconds"][i].get<double>();
+      activations = std::max(activations, over["activations"][i].get<double>());
+      most = std::max(
+          most, state + over["activations"][i].get<double>() + over["temporary"][i].get<double>());
+    }
+    EXPECT_NEAR(most / over["peak"].get<double>(), 1, 1e-9) << body;
+    EXPECT_NEAR(activations / plan["memory"]["activations"].get<double>(), 1, 1e-9) << body;
+    EXPECT_LE(last, over["step"].get<double>() * (1 + 1e-9)) << body;
+    EXPECT_NEAR(over["activations"].back().get<double>(), 0, 1) << body;
+  }
+  EXPECT_THROW(answer(memory_over_step_answer, R"({"params":"7B"})"), UsageError);
+}
+
+TEST(Answers, QuestionsAreAnsweredByThePlan) {
+  const std::string body =
+      R"({"model":"llama2-7b","dp":8,"tp":2,"pp":4,"zero":1,"grad_accum":8,"schedule":"1f1b"})";
+  const Json got = answer(questions_answer, body);
+  std::map<std::string, Json> by_id;
+  for (const Json& each : got["questions"]) {
+    by_id[each["id"]] = each;
+    EXPECT_GT(each["explanation"].get<std::string>().size(), 8U) << each["id"];
+    if (each["kind"] == "choice") {
+      EXPECT_LT(each["answer"].get<std::size_t>(), each["choices"].size()) << each["id"];
+    }
+  }
+  const Json plan = answer(plan_answer, body);
+  EXPECT_EQ(by_id["bytes"]["answer"], 16);
+  EXPECT_EQ(by_id["sharded"]["answer"], 1);
+  EXPECT_EQ(by_id["batch"]["answer"], plan["question"]["global_batch"]);
+  EXPECT_EQ(by_id["mesh"]["answer"], 64);
+  EXPECT_NEAR(by_id["bubble"]["answer"].get<double>(), 100 * 3.0 / 11, 1e-9);
+  EXPECT_NEAR(by_id["tensor"]["answer"].get<double>(), plan["traffic"]["tp"].get<double>() / 1e9,
+              1e-6);
+  EXPECT_NEAR(by_id["stage3-traffic"]["answer"].get<double>() *
+                  answer(zero_answer, body)["stages"][0]["sent"]["total"].get<double>(),
+              answer(zero_answer, body)["stages"][3]["sent"]["total"].get<double>(), 10);
+  EXPECT_EQ(got["batch"]["ranks"], 8);
+}
+
+TEST(Answers, APastedModelIsPlannedLikeANamedOne) {
+  Knowledge known;
+  const auto ask_of = [&](const AnswerText& route, Json body) {
+    Ask ask(body.dump());
+    return Json::parse(route(known, ask));
+  };
+  const AnswerText plan = with_pasted_model(
+      [](const Knowledge& about, Ask& ask) { return plan_answer(about, ask).dump(); });
+  const Json body = {{"config", {{"num_hidden_layers", 32}}}, {"dp", 8}};
+  EXPECT_THROW(ask_of(plan, body), Unavailable);
+  known.parse_config = [](std::string_view config) -> PastedModel {
+    if (config != R"({"num_hidden_layers":32})") throw DataError("config.json: unknown");
+    return {find_model_shape("llama3-8b"), {"a note"}};
+  };
+  const Json pasted = ask_of(plan, body);
+  const Json named = answer(plan_answer, R"({"model":"llama3-8b","dp":8})");
+  EXPECT_EQ(pasted["memory"], named["memory"]);
+  EXPECT_EQ(pasted["tokens_per_s"], named["tokens_per_s"]);
+  EXPECT_EQ(pasted["command"], "tessera plan --dp 8 --model ./model");
+  Ask ask(R"({"config":"{\"num_hidden_layers\":32}"})");
+  const Json model = model_answer(known, ask);
+  EXPECT_EQ(model["kv_heads"], 8);
+  EXPECT_EQ(model["notes"], Json({"a note"}));
+  for (const Json& wrong : {Json{{"config", {{"layers", 1}}}}, Json{{"config", 7}},
+                            Json{{"config", body["config"]}, {"model", "gpt2-xl"}}}) {
+    try {
+      ask_of(plan, wrong);
+      ADD_FAILURE() << wrong;
+    } catch (const UsageError& error) {
+      EXPECT_EQ(error.field().substr(0, 6), wrong.contains("model") ? "model" : "config") << wrong;
+    }
+  }
 }
 
 TEST(Answers, CommandsAreSafeToPaste) {

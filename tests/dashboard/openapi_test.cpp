@@ -18,7 +18,9 @@ TEST(OpenApi, EveryDocumentedExampleIsAnsweredWithTheDocumentedFields) {
   EXPECT_EQ(description["openapi"], "3.0.3");
   int answered = 0;
   for (const auto& [path, methods] : description["paths"].items()) {
-    if (path.find('{') != std::string::npos || path == "/api/sync") continue;
+    // Runs are not in this server, and event streams do not end.
+    const bool runs = path.find('{') != std::string::npos || path.ends_with("/events");
+    if (runs || path == "/api/sync") continue;
     for (const auto& [method, operation] : methods.items()) {
       const bool asks = method == "post";
       const Reply reply =

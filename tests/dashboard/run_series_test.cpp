@@ -69,6 +69,19 @@ TEST(RunSeries, RestartRemovesRepeatedSteps) {
   EXPECT_EQ(run.epoch(), 2U);
 }
 
+TEST(RunSeries, SumsTokensAndTimeOfStepsThatCount) {
+  RunSeries series;
+  for (const int step : {1, 2, 3, 4, 3}) {  // restarted before step 3
+    series.line(str("{\"step\":", step, ",\"tokens\":100,\"step_s\":", step, "}"));
+  }
+  const Json columns = RunSeries::columns(series.points());
+  EXPECT_EQ(columns["tokens_total"], Json::parse("[100.0,200.0,300.0]"));
+  EXPECT_EQ(columns["elapsed_s"], Json::parse("[1.0,3.0,6.0]"));
+  series.reset();
+  series.line("{\"step\":1}");
+  EXPECT_FALSE(RunSeries::columns(series.points()).contains("tokens_total"));
+}
+
 TEST(RunSeries, ReducesManyPointsAndKeepsExtremes) {
   RunSeries run(100);
   for (int step = 1; step <= 1000; ++step) {
@@ -101,11 +114,11 @@ TEST(RunSeries, CountsAndSkipsInvalidLines) {
     run.line(bad);
   }
   EXPECT_EQ(run.damaged(), 9);
-  run.line("{\"step\":1,\"loss\":null,\"gpu\":{\"utilisation\":50},\"eval\":{\"loss\":2}}");
+  run.line("{\"step\":1,\"loss\":null,\"gpu\":{\"utilization\":50},\"eval\":{\"loss\":2}}");
   ASSERT_EQ(run.points().size(), 1U);
   const Json columns = RunSeries::columns(run.points());
   EXPECT_FALSE(columns.contains("loss"));
-  EXPECT_EQ(columns["gpu_utilisation"][0], 50);
+  EXPECT_EQ(columns["gpu_utilization"][0], 50);
   EXPECT_EQ(columns["eval_loss"][0], 2);
 }
 

@@ -132,6 +132,47 @@ TEST_F(Runs, ReportsPhasesOfEveryRankAndSlowRanks) {
   EXPECT_EQ(run_of(store)["phases"].size(), 1U);
 }
 
+TEST_F(Runs, ReportsAFailureUntilTheRunIsRestarted) {
+  append(
+      "{\"step\":1}\n"
+      R"({"end":{"state":"failed","reason":"rank 1 was killed"}})"
+      "\n");
+  RunStore store({(folder / "a.jsonl").string()}, 1000);
+  store.catch_up();
+  EXPECT_EQ(run_of(store)["state"], "failed");
+  EXPECT_EQ(run_of(store)["reason"], "rank 1 was killed");
+  EXPECT_EQ(run_of(store)["marks"][0]["text"], "failed");
+  EXPECT_EQ(store.list()[0]["state"], "failed");
+  append("{\"step\":2}\n");
+  store.catch_up();
+  EXPECT_EQ(run_of(store)["state"], "running");
+  EXPECT_FALSE(run_of(store).contains("reason"));
+}
+
+TEST_F(Runs, EstimatesTheTimeLeftFromTheLastSteps) {
+  append(R"({"step":1,"step_s":90,"start":{"steps":160}})"
+         "\n");
+  for (int step = 2; step <= 60; ++step) append(str("{\"step\":", step, ",\"step_s\":0.5}\n"));
+  RunStore store({(folder / "a.jsonl").string()}, 1000);
+  store.catch_up();
+  EXPECT_EQ(run_of(store)["eta_s"], 50.0);  // 100 steps
+  append("{\"summary\":{}}\n");
+  store.catch_up();
+  EXPECT_FALSE(run_of(store).contains("eta_s"));
+}
+
+TEST_F(Runs, MeasuredPeakIsThatOfAllSteps) {
+  append(R"({"step":1,"mem_peak_bytes":10,"start":{"measured":{"memory":{"peak":10,"params":4}}}})"
+         "\n"
+         R"({"step":2,"mem_peak_bytes":30})"
+         "\n"
+         R"({"step":3,"mem_peak_bytes":20})"
+         "\n");
+  RunStore store({(folder / "a.jsonl").string()}, 1000);
+  store.catch_up();
+  EXPECT_EQ(run_of(store)["memory"], Json::parse(R"({"peak":30.0,"params":4})"));
+}
+
 TEST_F(Runs, ShowsSlowRanksAmongVeryManyRanks) {
   Json line = {{"step", 1}, {"slow_ranks", {{{"rank", 900}}, {{"rank", 5000}}, {{"rank", -1}}, 7}}};
   for (int r = 0; r < 1000; ++r) line["ranks"]["forward_s"].push_back(r);

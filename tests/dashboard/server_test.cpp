@@ -12,6 +12,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tests/dashboard/client.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 
 namespace tessera::dashboard {
@@ -54,12 +55,12 @@ TEST(Server, RefusesInvalidRequestsWithAReason) {
       {post(port, "/api/plan", R"({"dp":1e999})"), 400, "not valid JSON"},
       {post(port, "/api/plan", R"({"dp":{"a":1}})"), 400, "dp"},
       {post(port, "/api/plan", R"([1,2])"), 400, "must be an object"},
-      {post(port, "/api/plan", R"({"colour":1})"), 400, "colour"},
+      {post(port, "/api/plan", R"({"color":1})"), 400, "color"},
       {post(port, "/api/plan", R"({"model":"../../etc/passwd"})"), 400, "--model"},
       {post(port, "/api/plan", R"({"dp":4000000})"), 400, "--gpus"},
       {post(port, "/api/plan", R"({"pp":32,"grad_accum":1000000})"), 400, "--grad-accum"},
       {post(port, "/api/simulate", R"({"dp":4096,"grad_accum":100000,"jitter":1})"), 400, "events"},
-      {post(port, "/api/schedule", R"({"micros":513})"), 400, "1 to 512"},
+      {post(port, "/api/schedule", R"({"micros":16385})"), 400, "1 to 16384"},
       {post(port, "/api/collective", R"({"ranks":17})"), 400, "--ranks"},
       {post(port, "/api/search", R"({"gpus":65537})"), 400, "must be at most 65536"},
       {post(port, "/api/plan", mb), 413, "too large"},
@@ -239,7 +240,7 @@ TEST(Server, AnswersWhileManyRequestsAreIncomplete) {
   options.request_seconds = 60;
   const Served served({}, options);
   std::vector<std::unique_ptr<RawClient>> slow;
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < 150; ++i) {
     slow.push_back(std::make_unique<RawClient>(served.port()));
     slow.back()->send(
         "POST /api/plan HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -396,6 +397,39 @@ TEST(Server, SendsEventsWhenTheFileGrows) {
     EXPECT_EQ(run["loss"], json::array({9.0}));
   }
   fs::remove(file);
+}
+
+TEST(Server, OneStreamHasTheEventsOfSeveralRunsAndTheStatesAtTheEnd) {
+  const TemporaryFolder folder;
+  const auto append = [&](const std::string& name, const std::string& text) {
+    std::ofstream(folder / name, std::ios::app) << text;
+  };
+  append("a.jsonl", "{\"step\":1}\n");
+  append("b.jsonl", "{\"step\":1}\n");
+  const std::string a = RunStore::id_of(folder / "a.jsonl");
+  const std::string b = RunStore::id_of(folder / "b.jsonl");
+  SiteOptions site;
+  site.runs = std::make_shared<RunStore>(std::vector<std::string>{folder.path}, 0.01);
+  site.runs->catch_up();
+  site.most_listeners = 1;
+  auto served = std::make_unique<Served>(site);
+  EXPECT_EQ(get(served->port(), "/api/runs/events?runs=unknown").status, 404);
+  RawClient listener(served->port());
+  listener.send("GET /api/runs/events?runs=" + a + ",unknown," + b +
+                " HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  listener.until("retry: ");
+  append("b.jsonl", "{\"step\":2}\n");
+  EXPECT_FALSE(contains(listener.until(b), a));
+  append("a.jsonl", "{\"step\":2}\n");
+  listener.until(a);
+  // The server is stopped at the moment when the run fails.
+  append("a.jsonl", R"({"end":{"state":"failed","reason":"rank 1 was killed"}})"
+                    "\n");
+  served.reset();
+  const std::string text = listener.until("0\r\n\r\n");
+  const std::string end = text.substr(std::min(text.find("event: state"), text.size()));
+  EXPECT_TRUE(contains(end, "\"state\":\"failed\"") && contains(end, "rank 1 was killed")) << text;
+  EXPECT_TRUE(contains(end, a)) << end;
 }
 
 TEST(Server, ErrorsNameTheWrongAddressOrPort) {

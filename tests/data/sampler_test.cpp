@@ -1,4 +1,4 @@
-#include "tessera/data/sampler.h"
+#include "tessera/data/source.h"
 
 #include <gtest/gtest.h>
 

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/data/token_data.h"
+#include "tessera/data/windows.h"
 #include "tests/temporary_folder.h"
 
 namespace tessera::data {
@@ -97,6 +99,15 @@ TEST(Sorting, ShowsWhetherTheAnswerIsRight) {
 }
 
 TEST(Sorting, RejectsTooShortSequences) { EXPECT_THROW(sorting(1, 0), UsageError); }
+
+// Random windows of a text file, one token per byte.
+std::unique_ptr<Source> text_file(const std::string& path, std::int64_t seq, std::uint64_t seed) {
+  WindowOptions options;
+  options.seq = seq;
+  options.seed = seed;
+  options.order = Order::random;
+  return windows(text_tokens(path), options, decode_bytes);
+}
 
 TEST(TextFile, ReadsWindowsOfTheFile) {
   const Folder folder;

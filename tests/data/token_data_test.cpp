@@ -263,8 +263,7 @@ TEST_F(Damaged, RejectsInconsistentManifests) {
        [](TokenManifest& m) { m.shards[0].tokens = std::uint64_t{1} << 63; });
   lies("must be a whole number", [](TokenManifest& m) { m.shards[0].documents = UINT64_MAX; });
   lies("has no tokens", [](TokenManifest& m) { m.shards[2] = {.name = "tokens-00002"}; });
-  lies("more than",
-       [](TokenManifest& m) { m.shards[0].tokens = m.shards[1].tokens = kMostTokens; });
+  lies("more than", [](TokenManifest& m) { m.shards[0].tokens = m.shards[1].tokens = kMaxTokens; });
   lies("expected", [](TokenManifest& m) { m.shards[0].tokens += 1; });
   lies("bytes_per_token", [](TokenManifest& m) { m.vocab = 70'000; });
   lies("\"vocab\" is 0", [](TokenManifest& m) { m.vocab = 0; });

@@ -82,7 +82,7 @@ void fuzz_tokens(std::string_view input) {
                                "\",\n", std::string(input));
   try {
     const TokenManifest manifest = parse_token_manifest(text, "t");
-    must(manifest.tokens() <= kMostTokens && manifest.documents() <= manifest.tokens(), "counts",
+    must(manifest.tokens() <= kMaxTokens && manifest.documents() <= manifest.tokens(), "counts",
          input);
     must(manifest.vocab > 0 && manifest.bytes_per_token == bytes_per_token(manifest.vocab), "width",
          input);

@@ -50,7 +50,7 @@ TEST(Refused, RejectsUnsupportedFieldsByName) {
       {"/model/merges/0", R"(["z", "z"])", "zz"},
       {"/added_tokens/0/id", "7", "<|endoftext|>"},
       {"/added_tokens/0/content", R"("")", "content"},
-      {"/added_tokens/0/colour", "1", "colour"},
+      {"/added_tokens/0/color", "1", "color"},
       {"/normalizer", R"({"type": "NFKC"})", "NFKC"},
       {"/normalizer", R"({"type": "Lowercase"})", "Lowercase"},
       {"/normalizer", R"({"type": "Replace", "pattern": {"String": ""}, "content": "x"})",

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
-#include "tessera/data/token_views.h"
+#include "tessera/data/token_data.h"
 #include "tests/data/memory_tokens.h"
 #include "tests/text.h"
 

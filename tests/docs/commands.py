@@ -1,4 +1,4 @@
-"""Commands that a document shows and nobody runs: do they exist, and their flags?"""
+"""Checks that commands in the documentation that are not run exist, and their flags."""
 
 import re
 import shlex
@@ -6,27 +6,27 @@ import subprocess
 
 
 class Help:
-    """What `tessera COMMAND --help` says, asked once each."""
+    """Output of `tessera COMMAND --help`, cached."""
 
     def __init__(self, tessera):
-        self.tessera, self.told, self.absent, self.looked_up = tessera, {}, set(), 0
+        self.tessera, self.texts, self.absent, self.looked_up = tessera, {}, set(), 0
 
     def of(self, words):
         key = tuple(words)
-        if key not in self.told:
+        if key not in self.texts:
             done = subprocess.run([self.tessera, *words, "--help"], capture_output=True, text=True)
-            self.told[key] = done.stdout if done.returncode == 0 else None
+            self.texts[key] = done.stdout if done.returncode == 0 else None
             if "cannot be started" in done.stderr:
                 self.absent.add(key)
-        return self.told[key]
+        return self.texts[key]
 
     def command(self, words):
-        """The help of the words in front that are a command, with its subcommand if it has one."""
+        """Returns the help of the command at the start of `words`, or of its subcommand if it has one."""
         plain = self.plain(words)
         return (self.of(plain) if len(plain) == 2 else None) or self.of(plain[:1])
 
     def not_built(self, words):
-        """Whether it says that its program is not here, as `explain sync` does without torch."""
+        """Returns True if the command's program is not built, such as `explain sync` without torch."""
         self.command(words)
         plain = self.plain(words)
         return bool({tuple(plain), tuple(plain[:1])} & self.absent)
@@ -37,7 +37,7 @@ class Help:
 
 
 def words_of(line):
-    """As a shell would cut it, without its comment; names in capitals and … stand for something."""
+    """Splits a line like a shell, without its comment."""
     try:
         return shlex.split(line.split(" # ")[0].split("  #")[0], comments=True)
     except ValueError:
@@ -45,14 +45,14 @@ def words_of(line):
 
 
 def check_command(words, help_of):
-    """`words` behind `tessera`."""
+    """Checks the words after `tessera`."""
     if not words or not re.fullmatch(r"[a-z]+", words[0]):
         return []
     if help_of.not_built(words):
         return []
     text = help_of.command(words)
     if text is None:
-        return [f"there is no command {words[0]!r}"]
+        return [f"the command {words[0]!r} does not exist"]
     problems = []
     for word in words[1:]:
         if word in ("|", "&&", ";", ">", "--"):
@@ -74,12 +74,12 @@ def check_script(lines, help_of, root):
                 if word in ("tessera", "build/bin/tessera"):
                     problems += check_command(words[at + 1:], help_of)
                 elif re.match(r"(scripts|benchmarks|tests)/", word) and not (root / word).exists():
-                    problems.append(f"there is no {word}")
+                    problems.append(f"{word} does not exist")
     return problems
 
 
 def check_inline(text, help_of):
-    """Of commands in the middle of a sentence."""
+    """Checks commands in sentences."""
     problems = []
     outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for code in re.findall(r"`tessera ([^`]+)`", outside):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""scripts/library_reference.py: every public type and function has a comment, the headers are those that are
-installed, and what has no comment is found.
+"""Tests scripts/library_reference.py: it covers the installed headers, every public type and function has a
+comment, and missing comments are reported.
 
-A line "skipped: why" is for ctest.
+ctest treats a line "skipped: REASON" as a skipped test.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import library_reference  # noqa: E402
 
-# Each name that ends with `_bare` has no comment, and no other is to be found.
+# The names that end with `_bare` have no comment; exactly these must be reported.
 HEADER = """#pragma once
 
 // [Note: floating] About the file, not about what follows:
@@ -57,18 +57,18 @@ def check_small(folder):
     (folder / "tessera" / "hidden.h").write_text("struct hidden_bare {};\n")
     headers = library_reference.public_headers(folder)
     if headers != ["tessera/other.h", "tessera/planning.h"]:
-        sys.exit(f"the doors lead to {headers}")
+        sys.exit(f"the public headers are {headers}")
     problems = library_reference.without_comment(folder, headers, folder / "out")
-    wanted = {(name, number) for number, line in enumerate(HEADER.splitlines(), 1)
-              for name in re.findall(r"\w+_bare", line)}
+    expected = {(name, number) for number, line in enumerate(HEADER.splitlines(), 1)
+                for name in re.findall(r"\w+_bare", line)}
     found = {(re.search(r"\w+_bare|$", line)[0], int(re.search(r"other.h:(\d+)|$", line)[1] or 0))
              for line in problems}
-    if found != wanted:
-        sys.exit(f"wanted {sorted(wanted)}, got\n" + "\n".join(problems))
+    if found != expected:
+        sys.exit(f"must report {sorted(expected)}, but reports\n" + "\n".join(problems))
 
 
 def installed(folder):
-    subprocess.run(["cmake", f"-DTESSERA_SOURCE={ROOT}", "-DTESSERA_DOORS=tessera/planning.h;tessera/tessera.h",
+    subprocess.run(["cmake", f"-DTESSERA_SOURCE={ROOT}", "-DTESSERA_PUBLIC_HEADERS=tessera/planning.h;tessera/tessera.h",
                     "-DTESSERA_INCLUDE=include", f"-DCMAKE_INSTALL_PREFIX={folder}", "-P",
                     ROOT / "cmake" / "InstallHeaders.cmake"], check=True, capture_output=True)
     return sorted(str(path.relative_to(folder / "include")) for path in (folder / "include").rglob("*.h"))
@@ -79,9 +79,9 @@ def main():
         folder = pathlib.Path(name).resolve()
         headers = library_reference.public_headers(ROOT)
         if headers != installed(folder):
-            sys.exit(f"wanted the reference of {installed(folder)}, got that of {headers}")
+            sys.exit(f"the reference covers {headers}, but these are installed: {installed(folder)}")
         if not shutil.which("doxygen"):
-            print("skipped: doxygen is not installed; scripts/docs.sh tools installs it where it may")
+            print("skipped: doxygen is not installed; scripts/docs.sh tools installs it")
             return
         (folder / "small").mkdir()
         check_small(folder / "small")
@@ -90,7 +90,7 @@ def main():
             sys.exit("\n".join(problems))
         page = (folder / "html" / "classtessera_1_1zero_1_1Engine.html").read_text()
         if "Runs backward from a scalar loss" not in page:
-            sys.exit("the page of the engine does not say what its header does")
+            sys.exit("the page of the engine does not have the comments of its header")
     print(f"{len(headers)} headers")
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every message that docs/troubleshooting.md quotes stands in the sources: the parts of it that are
-not left open by an ellipsis."""
+"""Checks that every message quoted in docs/troubleshooting.md is in the sources. An ellipsis in a quote
+matches anything."""
 
 import pathlib
 import re
@@ -14,8 +14,10 @@ def sources():
     for path in sorted((ROOT / "tessera").rglob("*")):
         if path.suffix in (".cpp", ".h"):
             text += path.read_text(errors="replace") + "\n"
-    # Neighbouring literals are one text, and what str() puts between two is left open anyway.
-    return re.sub(r'"\s*"', "", text)
+    # Adjacent literals are one text. Values that str() inserts are an ellipsis in the quote.
+    text = re.sub(r'"\s*"', "", text)
+    # UsageError(Flag("x"), "problem") is "--x: problem".
+    return re.sub(r'Flag\("([a-z-]+)"\),\s*(?:str\(\s*)?"', r'"--\1: ', text)
 
 
 def main():
@@ -31,17 +33,17 @@ def main():
                     continue
                 looked_up += 1
                 if part not in text:
-                    problems.append(f"no source says {part!r}, of {message!r}")
-    # Where users meet errors; a room whose messages are not on the page at all has been forgotten.
+                    problems.append(f"no source has {part!r} of {message!r}")
+    # Each area where users meet errors must have a section.
     for heading in ("Flags", "Starting ranks", "fail or hang", "Memory", "Checkpoints", "Data", "Models", "NCCL",
                     "dashboard"):
         if not any(row.startswith("## ") and heading in row for row in rows):
             problems.append(f"no heading has {heading!r}")
     if looked_up < 70:
-        problems.append(f"only {looked_up} texts were found to look up")
+        problems.append(f"only {looked_up} quoted texts were found; expected at least 70")
     if problems:
         sys.exit("\n".join(problems))
-    print(f"{looked_up} texts of messages are in the sources")
+    print(f"{looked_up} quoted texts are in the sources")
 
 
 if __name__ == "__main__":

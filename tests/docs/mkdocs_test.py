@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""mkdocs builds the site without a warning, and every page of it is there.
+"""Checks that mkdocs builds the site without warnings and with every page.
 
-A line "skipped: why" is for ctest.
+ctest treats a line "skipped: REASON" as a skipped test.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def main():
     mkdocs = ROOT / ".docs-venv" / "bin" / "mkdocs"
     if not mkdocs.exists():
-        print("skipped: no .docs-venv; scripts/docs.sh tools makes it")
+        print("skipped: .docs-venv is missing; scripts/docs.sh tools creates it")
         return
     with tempfile.TemporaryDirectory() as name:
         done = subprocess.run([mkdocs, "build", "--strict", "--quiet", "-f", ROOT / "mkdocs.yml", "-d", name],
@@ -26,7 +26,9 @@ def main():
         for page in (ROOT / "docs").glob("*.md"):
             made = site / ("" if page.stem == "README" else page.stem) / "index.html"
             if not made.exists() or "reference/index.html" not in made.read_text():
-                sys.exit(f"{page.name}: no page, or none that leads to the reference of the library")
+                sys.exit(f"{page.name}: the page is missing or does not link to the library reference")
+            if "```" in made.read_text():
+                sys.exit(f"{page.name}: a code block is not shown as one")
     print("no warnings")
 
 

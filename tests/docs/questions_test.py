@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The questions of docs/tutorial.md: each chapter ends with some, a command stands under each, and whatever
-figures the answer on the page has are among the texts that docs.blocks wants that command to print."""
+"""Checks the questions of docs/tutorial.md: each chapter has some, each has a command, and the numbers in the
+answer are in the `# prints:` lines of the command, which docs.blocks checks."""
 
 import pathlib
 import re
@@ -14,16 +14,16 @@ FIGURE = re.compile(r"\d[\d,.]*\d(?: ?(?:[GM]B|ms|%|×))?|\b\d(?: ?(?:[GM]B|ms|%
 def check_chapter(title, text):
     problems = []
     questions = QUESTION.findall(text)
-    asked = len(re.findall(r"^\*\*[^*]+\?\*\*", text, re.MULTILINE))
-    if not questions or len(questions) != asked:
-        problems.append(f"{title}: {asked} questions, {len(questions)} with a command under them")
+    total = len(re.findall(r"^\*\*[^*]+\?\*\*", text, re.MULTILINE))
+    if not questions or len(questions) != total:
+        problems.append(f"{title}: {total} questions, but {len(questions)} have a command")
     for question, answer, script in questions:
         printed = re.findall(r"^# prints: (.*)$", script, re.MULTILINE)
         if not re.search(r"^tessera ", script, re.MULTILINE) or not printed or not answer.strip():
-            problems.append(f"{question}: wanted an answer, a command of tessera and what it prints")
+            problems.append(f"{question}: must have an answer, a tessera command and a `# prints:` line")
         for figure in FIGURE.findall(re.sub(r"\[[^]]*\]\([^)]*\)", "", answer)):
             if not any(figure in line for line in printed):
-                problems.append(f"{question}: the page says {figure}, the command is to print {printed}")
+                problems.append(f"{question}: the answer has {figure}, which is not in {printed}")
     return problems, len(questions)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/cli_reference.py: a page for every command, with every option of its --help.
+"""Tests scripts/cli_reference.py: every command has a page with every option of its --help.
 
   reference_test.py TESSERA TORCH
 """
@@ -27,24 +27,24 @@ def main():
         markdown = (folder / "cli.md").read_text()
         for command in listed:
             page = folder / f"tessera-{command}.1"
-            asked = subprocess.run([tessera, command, "--help"], capture_output=True, text=True)
-            if asked.returncode != 0:  # its program is not built here
+            done = subprocess.run([tessera, command, "--help"], capture_output=True, text=True)
+            if done.returncode != 0:  # its program is not built
                 if page.exists() or (torch and command in TORCH):
-                    sys.exit(f"{command} --help: {asked.stderr}")
+                    sys.exit(f"{command} --help: {done.stderr}")
                 continue
             if not page.exists():
-                sys.exit(f"no page for {command}")
+                sys.exit(f"{command} has no page")
             text = page.read_text().replace("\\-", "-")
-            for option in re.findall(r"--[a-z][a-z0-9-]+", asked.stdout):
+            for option in re.findall(r"--[a-z][a-z0-9-]+", done.stdout):
                 if option not in text or option not in markdown:
-                    sys.exit(f"{option} of {command} is in no page")
+                    sys.exit(f"{option} of {command} is missing from its pages")
             if shutil.which("man"):
                 shown = subprocess.run(["man", "--warnings", "-l", page], capture_output=True,
                                        text=True)
                 if shown.returncode != 0:
-                    sys.exit(f"man refuses {page.name}: {shown.stderr}")
+                    sys.exit(f"man rejects {page.name}: {shown.stderr}")
         if not (folder / "tessera.1").exists() or len(listed) < 10:
-            sys.exit(f"commands: {listed}")
+            sys.exit(f"expected tessera.1 and at least 10 commands; the commands are {listed}")
     print(f"{len(listed)} commands")
 
 

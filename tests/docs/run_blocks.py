@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""Runs what the documents show.
+"""Runs the commands in the documentation.
 
   run_blocks.py TESSERA TORCH DOCUMENT...
 
-A block marked `sh run` is run by sh -e in a folder of its document's own, with TESSERA on the path;
-`sh run torch` only where TORCH is 1; `sh run torch short` trains two small steps wherever it trains. A line
-`# prints: TEXT` in it means one line that it must print: TEXT is part of that line and of no other, so that
-a figure does not pass because another line has it too. Spaces count as one, and … stands for anything. What
-the commands find in the folder is made by given/DOCUMENT.sh, where there is one. A block marked `sh not run: WHY` is not run; commands.py looks its
-commands and flags up, and those of every line of text. A block marked `cpp FILE` must stand in that file of
-the tree as it is; one marked `cpp` is compiled with the build (code_blocks.py). Pictures and links to files
-must lead somewhere, and a picture that a block writes is the one of that name in docs/.
+| mark of a block | check |
+| `sh run` | run by sh -e in a folder per document, with TESSERA on the path |
+| `sh run torch` | the same, if TORCH is 1 |
+| `sh run torch short` | the same, but every training has two small steps |
+| `sh not run: WHY` | not run; commands.py looks up its commands and flags |
+| `cpp FILE` | must be part of that file of the tree |
+| `cpp` | compiled with the build (code_blocks.py) |
 
-README.md is for people who stand in the tree after `make build`: all its blocks but those of two kinds are
-run, in a folder whose build/bin is that of TESSERA and whose book.txt is a text. Those of `make` and of
-`cmake`, and the page, are run by other tests (its list ELSEWHERE says by which); trainings of hundreds
-of steps are cut to five. Its program is compared with its example by tests/examples/examples_test.py.
+A line `# prints: TEXT` requires that exactly one printed line contains TEXT, so that a number on another line
+does not count. Any white space matches any other, and … matches anything. given/DOCUMENT.sh, if it exists,
+creates the files that the commands need. commands.py also checks commands in sentences. Links to files must
+exist, and a picture written by a block must equal the one of that name in docs/.
+
+The blocks of README.md are run in a folder with the build/bin of TESSERA and a text book.txt, except commands
+that other tests run (ELSEWHERE). Trainings are cut to five steps. tests/examples/examples_test.py compares its
+program with the example.
 """
 
 import os
@@ -31,7 +34,7 @@ FENCE = re.compile(r"^```(.*)$")
 
 
 def blocks(text):
-    """(line, words behind the fence, lines of the block)"""
+    """Yields (line, words after the fence, lines of the block)."""
     mark, begin, inside = None, 0, []
     for number, line in enumerate(text.splitlines(), 1):
         fence = FENCE.match(line)
@@ -45,7 +48,7 @@ def blocks(text):
 
 
 def matching_lines(text, printed):
-    """The different lines of `printed` that TEXT of `# prints: TEXT` is part of, not within a word or number."""
+    """Returns the distinct lines of `printed` that contain `text`, not within a word or number."""
     parts = [r"\s+".join(map(re.escape, part.split())) for part in text.split("…")]
     pattern = re.compile(r"(?<![\w.,])" + ".*".join(parts) + r"(?![\w]|[.,]\w)")
     return sorted({line for line in printed.splitlines() if pattern.search(line)})
@@ -56,7 +59,7 @@ def check_printed(text, printed):
     if not found:
         return f"does not print {text!r}"
     if len(found) > 1:
-        return f"{len(found)} lines have {text!r}; give more of the one that is meant: {found}"
+        return f"{len(found)} lines have {text!r}; use a longer text that matches one of them: {found}"
     return None
 
 
@@ -68,13 +71,13 @@ def run(document, begin, lines, folder, environment):
     where = f"{document}:{begin}"
     if done.returncode != 0:
         return [f"{where}: status {done.returncode}\n{script}\n{done.stdout}{done.stderr}"]
-    wanted = [line.split("prints:", 1)[1].strip() for line in lines
-              if line.strip().startswith("# prints:")]
-    problems = [check_printed(text, done.stdout) for text in wanted]
+    expected = [line.split("prints:", 1)[1].strip() for line in lines
+                if line.strip().startswith("# prints:")]
+    problems = [check_printed(text, done.stdout) for text in expected]
     return [f"{where}: {problem}:\n{script}\n{done.stdout}" for problem in problems if problem]
 
 
-# For blocks that are to be short: the same command, of two small steps.
+# Replaces `tessera` in blocks marked `short`: trains two small steps.
 SHORT = """#!/usr/bin/env python3
 import os, sys
 words = sys.argv[1:]
@@ -91,24 +94,24 @@ os.execv({tessera!r}, ["tessera", *words])
 
 
 def short_path(folder, tessera):
-    """A folder whose `tessera` trains two steps."""
+    """Creates a folder whose `tessera` trains two steps."""
     folder.mkdir()
     (folder / "tessera").write_text(SHORT.format(tessera=str(pathlib.Path(tessera).resolve())))
     (folder / "tessera").chmod(0o755)
     return folder
 
 
-# What a command of README.md begins with, and the test that runs it.
+# Start of a command of README.md, and the test that runs it.
 ELSEWHERE = {
-    "make ": ".ci/run runs make test; docs.site looks the goals up; tests/cli trains what make train does",
+    "make ": ".ci/run runs make test; docs.site checks the goals; tests/cli runs the training of make train",
     "cmake --install": "package.consumer", "cmake -B": "package.consumer",
     "build/bin/tessera dashboard": "dashboard_program_test",
-    "scripts/bench.sh gpu": "nobody here: it takes a GPU and ten minutes",
+    "scripts/bench.sh gpu": "no test: it takes a GPU and ten minutes",
 }
 
 
 def readme_script(lines):
-    """The commands of a block as they are run here, and the lines that they are said to print."""
+    """Returns the commands of a block as this test runs them, and the output that the block shows."""
     commands, printed = [], []
     shown = any(line.startswith("$ ") for line in lines)
     for line in lines:
@@ -133,18 +136,18 @@ def run_readme(document, text, tessera, environment):
                 continue  # code
             commands, printed = readme_script(lines)
             if commands:
-                # Processors differ in the last digits; lines that are equal there are equal everywhere.
-                wanted = ["# prints: " + re.sub(r"(\.\d\d)\d+$", r"\1…", line) for line in printed]
+                # The last digits depend on the processor, but equal lines are equal on every processor.
+                expected = ["# prints: " + re.sub(r"(\.\d\d)\d+$", r"\1…", line) for line in printed]
                 if len(set(printed)) < len(printed):
                     commands = ["{", *commands, "} > shown", "cat shown",
                                 f'test "$(sort -u shown | wc -l)" = {len(set(printed))}']
-                problems += run(document, begin, commands + wanted, folder, environment)
+                problems += run(document, begin, commands + expected, folder, environment)
                 ran += 1
         for command in re.findall(r"`(build/bin/tessera \w+ --help)`", text):
             problems += run(document, 0, [command], folder, environment)
             ran += 1
     if ran < 5:
-        problems.append(f"{document}: only {ran} blocks were found to run")
+        problems.append(f"{document}: only {ran} blocks were found; expected at least 5")
     return problems, ran
 
 
@@ -153,26 +156,26 @@ def check_code(document, begin, name, lines, root):
     for at in range(len(source) - len(lines) + 1):
         if source[at:at + len(lines)] == lines:
             return []
-    return [f"{document}:{begin}: is not in {name} as it stands:\n" + "\n".join(lines)]
+    return [f"{document}:{begin}: the block is not in {name}:\n" + "\n".join(lines)]
 
 
 def check_links(document, text):
     problems = []
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-        if target.startswith("pictures/"):  # photographs, which the page's own test takes
+        if target.startswith("pictures/"):  # screenshots, taken by tests/web
             continue
         if "://" not in target and not (document.parent / target).exists():
-            problems.append(f"{document}: links to {target}, which is not there")
+            problems.append(f"{document}: links to {target}, which does not exist")
     return problems
 
 
 def check_pictures(document, folder):
-    """Those that its blocks wrote, by the names that the page shows."""
+    """Compares pictures written by the blocks with those of the same name in docs/."""
     problems = []
     for written in folder.glob("*.svg"):
         shown = document.parent / written.name
         if shown.exists() and shown.read_text() != written.read_text():
-            problems.append(f"{document}: {shown.name} is not what its command writes any more; copy it to docs/")
+            problems.append(f"{document}: {shown.name} differs from the output of its command; copy the new one to docs/")
     return problems
 
 
@@ -183,10 +186,10 @@ class Documents:
         self.environment = dict(os.environ, ROOT=str(root), LC_ALL="C.UTF-8", PATH=path, OMPI_ALLOW_RUN_AS_ROOT="1",
                                 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
         self.short = dict(self.environment, PATH=f"{short_path(scratch / 'short', tessera)}:{path}")
-        self.ran = self.passed_over = 0
+        self.ran = self.skipped = 0
 
     def prepare(self, document, folder):
-        """Makes what the blocks of a document need; once."""
+        """Creates the files that the blocks of a document need, once."""
         script = self.root / "tests" / "docs" / "given" / f"{document.stem}.sh"
         if script.exists() and not list(folder.iterdir()):
             return run(script, 1, script.read_text().splitlines(), folder, self.environment)
@@ -196,7 +199,7 @@ class Documents:
         kind = mark[:1]
         if mark[:2] == ["sh", "run"]:
             if "torch" in mark and not self.torch:
-                self.passed_over += 1
+                self.skipped += 1
                 return []
             self.ran += 1
             environment = self.short if "short" in mark else self.environment
@@ -208,7 +211,7 @@ class Documents:
             return check_code(document, begin, mark[1], lines, self.root) if len(mark) > 1 else []
         if kind in (["text"], ["json"], ["cmake"], ["toml"]):
             return []
-        return [f"{document}:{begin}: is marked {' '.join(mark)!r}; wanted sh run, sh not run: WHY, text, cpp, "
+        return [f"{document}:{begin}: the mark is {' '.join(mark)!r}; must be sh run, sh not run: WHY, text, cpp, "
                 "json, cmake or toml"]
 
     def check(self, document):
@@ -223,8 +226,8 @@ class Documents:
 
 
 def check_matching():
-    """Of this program itself: a figure in another line than the one that is meant is no answer."""
-    printed = "state      = 52.5 GB\nOften told wrong: 105 GB each\ntotal  105 GB\n"
+    """Tests matching_lines."""
+    printed = "state      = 52.5 GB\ncommon mistake: 105 GB each\ntotal  105 GB\n"
     cases = {"state = 105 GB": 0, "105 GB": 2, "state … 52.5 GB": 1, "5 GB": 0, "52": 0, "total 105 GB": 1, "GB ea": 0}
     return [f"{text!r} matches {matching_lines(text, printed)}" for text, count in cases.items()
             if len(matching_lines(text, printed)) != count]
@@ -245,12 +248,12 @@ def main():
                     documents.ran += count
             else:
                 problems += documents.check(document)
-    print(f"{documents.ran} blocks run, {documents.passed_over} passed over without torch, "
+    print(f"{documents.ran} blocks run, {documents.skipped} skipped without torch, "
           f"{documents.help.looked_up} flags looked up, {len(problems)} problems")
     if problems:
         sys.exit("\n\n".join(problems))
     if len(names) > 1 and documents.ran < 10:
-        sys.exit("too few blocks were found to have tested anything")
+        sys.exit("fewer than 10 blocks were found")
 
 
 if __name__ == "__main__":

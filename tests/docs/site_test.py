@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""What holds the documents together: every page is in mkdocs.yml and in docs/README.md, says what it is for
-and where to go next; every link leads to a file and to a heading in it; one version stands everywhere; the
-scripts, goals and options that the container recipe calls are there (tests/scripts/ci_test.py reads the CI
-file)."""
+"""Checks the documentation as a whole: every page is in mkdocs.yml and in docs/README.md, begins with its purpose
+and ends with links; every link leads to an existing file and heading; all versions agree; the scripts, goals
+and options of the Containerfile exist (tests/scripts/ci_test.py checks the CI file)."""
 
 import pathlib
 import re
@@ -26,7 +25,7 @@ def without_code(text):
 
 
 def anchors(path):
-    """As GitHub and mkdocs name headings."""
+    """Returns the anchors of the headings, as GitHub and mkdocs form them."""
     names = set()
     for heading in re.findall(r"^#+ +(.+)$", without_code(path.read_text()), re.MULTILINE):
         heading = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
@@ -37,10 +36,23 @@ def anchors(path):
 def check_pages():
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     listed = re.findall(r": ([\w-]+\.md)$", text_of("mkdocs.yml"), re.MULTILINE)
-    check(len(listed) == len(set(listed)), f"mkdocs.yml has pages twice: {sorted(listed)}")
+    check(len(listed) == len(set(listed)), f"mkdocs.yml lists a page twice: {sorted(listed)}")
     check(set(listed) == pages, f"only in mkdocs.yml: {set(listed) - pages}; only in docs/: {pages - set(listed)}")
     linked = set(re.findall(r"\]\(([\w-]+\.md)", text_of("docs/README.md"))) | {"README.md"}
-    check(linked == pages, f"docs/README.md leaves out {pages - linked}")
+    check(linked == pages, f"docs/README.md omits {pages - linked}")
+
+
+def check_address(where, address):
+    """Checks the view and the fields of a link to a calculator: /memory?params=7000000000."""
+    view, _, query = address.removeprefix("/").partition("?")
+    path = ROOT / "web" / "src" / "views" / f"{view}.tsx"
+    if not path.exists():
+        problems.append(f"{where}: no such view")
+        return
+    fields = set(re.findall(r"^  (\w+): ", path.read_text() + text_of("web/src/parts/model.tsx"), re.MULTILINE))
+    fields |= set(re.findall(r"(\w+): \"", text_of("web/src/parts/model.tsx")))
+    for field in re.findall(r"(?:^|&)(\w+)=", query):
+        check(field in fields, f"{where}: the view has no field {field}")
 
 
 def check_links():
@@ -57,6 +69,8 @@ def check_links():
             where = f"{document.relative_to(ROOT)} links to {target}"
             if not path.exists():
                 problems.append(f"{where}: no such file")
+            elif name == "calculators.md" and anchor.startswith("/"):
+                check_address(where, anchor)
             elif anchor and path.suffix == ".md":
                 check(anchor in anchors(path), f"{where}: no such heading")
     check(count > 100, f"only {count} links were found")
@@ -64,26 +78,26 @@ def check_links():
 
 
 def check_shape(name, text):
-    """A page says first what it is for, and last where to go."""
+    """Checks that a page begins with its purpose and ends with links."""
     paragraphs = [part.strip() for part in without_code("\n" + text).split("\n\n") if part.strip()]
     title, _, rest = paragraphs[0].partition("\n")
     first = rest or paragraphs[1]
     check(title.startswith("# ") and re.match(r"[\w`]", first),
-          f"{name} begins with {first[:40]!r}; wanted its title and a sentence on what it is for")
+          f"{name} begins with {first[:40]!r}; must begin with its title and a sentence on its purpose")
     last = text.rpartition("\n## ")[2]
     check(last.startswith("Next\n") and re.search(r"\]\(|`", last),
-          f"{name} ends with {last[:40]!r}; wanted ## Next and links to go on with")
+          f"{name} ends with {last[:40]!r}; must end with ## Next and links")
 
 
 def check_shapes():
     for path in (ROOT / "docs").glob("*.md"):
-        if path.name != "README.md":  # which is nothing but links
+        if path.name != "README.md":  # which has only links
             check_shape(f"docs/{path.name}", path.read_text())
     before = len(problems)
     check_shape("bare", "# Title\n\n## Heading\n\ntext\n")
     found = problems[before:]
     del problems[before:]
-    check(len(found) == 2, f"a page without beginning and end: {found}")
+    check(len(found) == 2, f"a page without purpose and links must give two problems, but gives {found}")
 
 
 def check_pictures():
@@ -93,28 +107,28 @@ def check_pictures():
 
 
 def check_flags():
-    """Flags in the middle of a sentence, which no command line stands around, are somewhere in the sources."""
+    """Checks that flags in sentences, outside of command lines, are in the sources."""
     sources = "".join(path.read_text(errors="replace") for path in (ROOT / "tessera").rglob("*")
                       if path.suffix in (".cpp", ".h"))
     known = set(re.findall(r'--[a-z][a-z0-9-]*|(?<=")[a-z][a-z0-9-]*(?=")', sources)) | {"--shm-size"}  # podman's
     count = 0
     for path in (ROOT / "docs").glob("*.md"):
-        if path.name == "benchmarks.md":  # whose scripts have flags of their own
+        if path.name == "benchmarks.md":  # its scripts have other flags
             continue
         for flag in re.findall(r"`(--[a-z][a-z0-9-]*)", without_code(path.read_text())):
             count += 1
             check(known & {flag, flag.removeprefix("--"), flag.removeprefix("--no-")},
-                  f"docs/{path.name} names {flag}, which no source knows")
+                  f"docs/{path.name} names {flag}, which is not in the sources")
     check(count > 300, f"only {count} flags were found")
-    check("zero" in known and not known & {"zerro", "--zerro"}, "the sources know any flag, or none")
+    check("zero" in known and not known & {"zerro", "--zerro"}, "the search in the sources finds every flag or none")
 
 
 def check_versions():
     version = re.search(r"^project\(tessera VERSION (\S+)", text_of("CMakeLists.txt"), re.MULTILINE)[1]
-    check(f"\nversion: {version}\n" in text_of("CITATION.cff"), f"CITATION.cff has not {version}")
+    check(f"\nversion: {version}\n" in text_of("CITATION.cff"), f"CITATION.cff does not have version {version}")
     newest = re.search(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", text_of("CHANGELOG.md"), re.MULTILINE)
     check(newest and newest[1] == version, f"CHANGELOG.md begins with {newest and newest[0]}")
-    check(newest and f"\ndate-released: {newest[2]}\n" in text_of("CITATION.cff"), "another date in CITATION.cff")
+    check(newest and f"\ndate-released: {newest[2]}\n" in text_of("CITATION.cff"), "CITATION.cff has another date")
     for found in re.findall(r"tessera(?:-planner)?[_-](\d+\.\d+\.\d+)", text_of("docs/install.md")):
         check(found == version, f"docs/install.md names version {found}")
 
@@ -127,7 +141,7 @@ def check_container():
         check(goal in goals, f"Containerfile: the Makefile has no goal {goal}")
     for script in re.findall(r"(?<![\w/])(scripts/[\w.]+)", text):
         path = ROOT / script
-        check(path.exists() and path.stat().st_mode & 0o100, f"Containerfile: {script} cannot be run")
+        check(path.exists() and path.stat().st_mode & 0o100, f"Containerfile: {script} is not an executable file")
     for option in re.findall(r"-D(TESSERA_\w+)=", text):
         check(option in options, f"Containerfile: CMakeLists.txt has no option {option}")
     stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)

@@ -71,7 +71,7 @@ def first_step(tessera, program):
     check(losses(output(program), 4) != runs["0"], "one rank and two print the same losses")
     refused("ZeRO stage 7 does not exist", program, "7")
     refused("ZeRO stage 7 does not exist", tessera, "run", "-n", "2", "--", program, "7")
-    refused("this process is told to be rank 2 of 2", "env", "RANK=2", "WORLD_SIZE=2", "MASTER_PORT=1",
+    refused("make this process rank 2 of 2", "env", "RANK=2", "WORLD_SIZE=2", "MASTER_PORT=1",
             program)
     readme_shows("first_step.cpp")
 
@@ -234,46 +234,68 @@ def manual_ddp(tessera, program):
             check(wanted <= costs[name] + 0.01 and costs[name] <= 1.01 * wanted + 0.01, text)
 
 
+def power_sgd(tessera, program):
+    def run(ranks):
+        text = output(tessera, "run", "-n", ranks, "--no-prefix", "--", program)
+        rows = re.findall(r"^step \d+  all-reduce (\S+)  PowerSGD (\S+)$", text, re.MULTILINE)
+        sent = re.search(r"^bytes sent per step: all-reduce (\d+), PowerSGD (\d+)$", text, re.MULTILINE)
+        missing = re.search(r"^missing after 20 steps: (\S+) of the sums, (\S+) with error feedback$", text,
+                            re.MULTILINE)
+        check(len(rows) == 4 and sent and missing, text)
+        return text, [tuple(map(float, row)) for row in rows], *(tuple(map(float, m.groups()))
+                                                                 for m in (sent, missing))
+    for ranks in "23":
+        text, rows, (plain, low), (without, remaining) = run(ranks)
+        check(run(ranks)[0] == text, f"two runs differ:\n{text}")
+        check(rows[-1][1] < 0.5 * rows[0][1], f"does not learn: {rows}")
+        check(rows[-1][0] != rows[-1][1] < 1.5 * rows[-1][0], f"far from all-reduce: {rows}")
+        check(low < 0.3 * plain, text)
+        check(without > 1e-3 and remaining < 1e-5, text)
+    text, rows, (plain, low), _ = run("1")  # sends nothing, so nothing is compressed
+    check(plain == low == 0 and all(a == b for a, b in rows), text)
+
+
 def explain_sync(tessera):
-    ranks = 3
-    text = output(tessera, "explain", "sync", "--ranks", str(ranks), "--width", "64", "--layers",
-                  "2", "--rounds", "2")
+    ranks, width, layers = 3, 64, 3
+    text = output(tessera, "explain", "sync", "--ranks", str(ranks), "--width", str(width), "--layers",
+                  str(layers), "--rounds", "2", "--bucket-size", "20kB")
     told, buckets = {}, []  # {parameter: {"before" | "after": [numbers of each rank]}}
     name = None
     for line in text.splitlines():
-        if bucket := re.match(r"bucket (\d+), (\d+) B, sent (first|next|last)$", line):
-            buckets.append((int(bucket[2]), bucket[3], []))
-        elif parameter := re.match(r"  (\d+\.(?:weight|bias))$", line):
+        if bucket := re.match(r"bucket (\d+), ([\d.]+) kB, ready at .* sent at .* done at ", line):
+            check(int(bucket[1]) == len(buckets), f"buckets out of order: {line}")
+            buckets.append((float(bucket[2]) * 1000, []))
+        elif parameter := re.match(r"  (layer\d+\.(?:weight|bias))$", line):
             name = parameter[1]
-            buckets[-1][2].append(name)
+            buckets[-1][1].append(name)
             told[name] = {"before": [], "after": []}
-        elif row := re.match(r"    rank (\d+)  (before|after)   ?([-+. \d]+)", line):
-            rows = told[name][row[2]]
-            check(int(row[1]) == len(rows), f"ranks out of order: {line}")
-            rows.append([float(number) for number in row[3].split()])
-    layers = [4, 6, 5, 2]
+        elif row := re.match(r"    rank (\d+)  before  ([-+. \d]+) …  after  ([-+. \d]+) …$", line):
+            check(int(row[1]) == len(told[name]["before"]), f"ranks out of order: {line}")
+            for kind, numbers in (("before", row[2]), ("after", row[3])):
+                told[name][kind].append([float(number) for number in numbers.split()])
     sizes = {}
-    for i, (inputs, outputs) in enumerate(zip(layers, layers[1:])):
-        sizes[f"{2 * i}.weight"], sizes[f"{2 * i}.bias"] = inputs * outputs, outputs
+    for i in range(1, layers + 1):
+        sizes[f"layer{i}.weight"], sizes[f"layer{i}.bias"] = width * width, width
     check(set(told) == set(sizes), f"parameters {sorted(told)}, wanted {sorted(sizes)}")
     for name, rows in told.items():
-        wanted = min(3, sizes[name])
         for kind in ("before", "after"):
-            check(len(rows[kind]) == ranks and all(len(row) == wanted for row in rows[kind]),
+            check(len(rows[kind]) == ranks and all(len(row) == 3 for row in rows[kind]),
                   f"{name} {kind}: {rows[kind]}")
         check(all(row == rows["after"][0] for row in rows["after"]), f"{name}: ranks differ {rows}")
         for i, after in enumerate(rows["after"][0]):
             mean = sum(row[i] for row in rows["before"]) / ranks
             check(abs(after - mean) < 1.01e-4, f"{name}: {after} is not the mean of {rows}")
         check(any(row != rows["before"][0] for row in rows["before"]), f"{name}: one batch for all")
-    order = [name for _, _, names in buckets for name in names]
-    check(order[0].startswith("4.") and order[-1].startswith("0."), f"not last layer first: {order}")
-    check(len(buckets) > 1 and buckets[0][1] == "first" and buckets[-1][1] == "last", f"{buckets}")
-    for size, _, names in buckets:  # with what is padded
-        check(size >= 4 * sum(sizes[each] for each in names), f"{names} do not fit into {size} B")
-    times = re.findall(r"^  (.{42}) +([\d.]+) ms +([\d.]+) ms$", text, re.MULTILINE)
-    check(len(times) == 3, f"wanted three ways, got {times}\n{text}")
-    check(all(0 < float(best) <= float(median) for _, median, best in times), f"{times}")
+    order = [name for _, names in buckets for name in names]
+    check(order[0].startswith("layer3") and order[-1].startswith("layer1"), f"not last layer first: {order}")
+    check(len(buckets) == 2, f"{buckets}")
+    for size, names in buckets:  # with what is padded
+        check(size >= 3.99 * sum(sizes[each] for each in names), f"{names} do not fit into {size} B")
+    times = dict(re.findall(r"^  (\S+) +[\d.]+ ms +[\d.]+ ms +\S+ \S+  (.*)$", text, re.MULTILINE))
+    wanted = {"per-parameter": "6 all-reduce", "bucketed": "2 all-reduce", "overlapped": "2 all-reduce",
+              "zero-2": "2 reduce-scatter, 3 all-gather", "zero-3": "6 all-gather, 2 reduce-scatter"}
+    check(times == wanted, f"wanted {wanted}, got {times}\n{text}")
+    check("faster than" in text, text)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/config.h"
+#include "tessera/huggingface/model_config.h"
 #include "tessera/huggingface/shape_json.h"
 #include "tests/huggingface/made.h"
 #include "tests/text.h"

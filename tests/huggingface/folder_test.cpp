@@ -12,7 +12,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/half.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/folder.h"
+#include "tessera/huggingface/model_folder.h"
 #include "tests/checkpoint/ranks.h"
 #include "tests/huggingface/made.h"
 #include "tests/text.h"

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tessera/core/philox.h"
-#include "tessera/huggingface/config.h"
+#include "tessera/huggingface/model_config.h"
 #include "tessera/huggingface/shape_json.h"
 #include "tests/huggingface/made.h"
 

@@ -1,6 +1,6 @@
 #include "tessera/core/errors.h"
-#include "tessera/huggingface/config.h"
-#include "tessera/huggingface/folder.h"
+#include "tessera/huggingface/model_config.h"
+#include "tessera/huggingface/model_folder.h"
 #include "tessera/huggingface/shape_json.h"
 #include "tests/fuzz.h"
 #include "tests/huggingface/fuzz.h"

@@ -13,7 +13,7 @@
 
 #include "tessera/comm/threads.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/huggingface.h"
+#include "tessera/huggingface/export.h"
 #include "tessera/huggingface/shape_json.h"
 #include "tessera/models/init.h"
 #include "tessera/models/language_model.h"
@@ -100,7 +100,7 @@ struct RunResult {
 // Loads the folder on a mesh, computes logits, saves it in `save_in` if given, and trains it.
 RunResult run_on(const InteropMesh& run, const std::string& folder, const Reference& reference,
                  const std::string& save_in = "") {
-  train::TrainConfig config;
+  train::RunConfig config;
   config.init_from = folder;
   const ModelShape shape = train::initial_shape(folder);
   RunResult result;

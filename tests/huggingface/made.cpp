@@ -10,8 +10,8 @@
 #include "tessera/checkpoint/save.h"
 #include "tessera/core/index.h"
 #include "tessera/core/text.h"
-#include "tessera/huggingface/config.h"
-#include "tessera/huggingface/folder.h"
+#include "tessera/huggingface/model_config.h"
+#include "tessera/huggingface/model_folder.h"
 #include "tessera/huggingface/shape_json.h"
 
 namespace tessera::huggingface {

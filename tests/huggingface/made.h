@@ -9,7 +9,7 @@
 
 #include "tessera/checkpoint/safetensors_writer.h"
 #include "tessera/core/model_shape.h"
-#include "tessera/huggingface/tensors.h"
+#include "tessera/huggingface/param_pieces.h"
 
 namespace tessera::huggingface {
 

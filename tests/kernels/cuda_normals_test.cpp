@@ -9,7 +9,6 @@
 
 #include <vector>
 
-#include "tessera/core/normals.h"
 #include "tessera/core/philox.h"
 
 namespace tessera::kernels::cuda {

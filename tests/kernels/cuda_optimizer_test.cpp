@@ -20,11 +20,9 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/normals.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/kernels/cuda/normals.h"
-#include "tessera/kernels/norm.h"
 #include "tessera/kernels/optimizer.h"
 #include "tests/kernels/gpu_step.h"
 

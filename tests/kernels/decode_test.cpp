@@ -81,13 +81,15 @@ TEST(CachedAttention, MatchesTheReference) {
           Array q = random_array(Type::f32, heads * dim, random, 3);
           const Array k = random_array(type, tokens * dim, random),
                       v = random_array(type, tokens * dim, random);
-          const CachedAttention what{type,          heads,    dim,      tokens,
-                                     q.as<float>(), k.data(), v.data(), 0.3f};
-          Array scores(Type::f32, tokens), out(Type::f32, heads * dim), wanted = out;
-          set.cached_attention(what, scores.as<float>(), out.as<float>());
-          reference::cached_attention(what, nullptr, wanted.as<float>());
-          expect_close(out, wanted, 1e-5, 1, "out");
-          EXPECT_TRUE(scores.guarded());
+          for (const float cap : {0.0f, 2.0f}) {
+            const CachedAttention what{type,     heads,    dim,  tokens, q.as<float>(),
+                                       k.data(), v.data(), 0.3f, cap};
+            Array scores(Type::f32, tokens), out(Type::f32, heads * dim), wanted = out;
+            set.cached_attention(what, scores.as<float>(), out.as<float>());
+            reference::cached_attention(what, nullptr, wanted.as<float>());
+            expect_close(out, wanted, 1e-5, 1, "out");
+            EXPECT_TRUE(scores.guarded());
+          }
         }
       }
     }
@@ -107,15 +109,28 @@ TEST(RmsNormRows, MatchesTheReference) {
   });
 }
 
-TEST(SiluProduct, MatchesTheReference) {
+TEST(Silu, MatchesTheReference) {
   each_set([](const KernelSet& set, Type, std::mt19937& random) {
     for (const std::size_t n : {1, 5, 32, 77}) {
-      Array gate = random_array(Type::f32, n, random, 20),
-            value = random_array(Type::f32, n, random);
-      Array wanted(Type::f32, n);
-      reference::silu_product(gate.as<float>(), value.as<float>(), n, wanted.as<float>());
-      set.silu_product(gate.as<float>(), value.as<float>(), n, gate.as<float>());
-      expect_close(gate, wanted, 4e-6, 0.01, "y");
+      Array x = random_array(Type::f32, n, random, 20), wanted = x;
+      reference::silu(wanted.as<float>(), n);
+      set.silu(x.as<float>(), n);
+      expect_close(x, wanted, 4e-6, 0.01, "x");
+    }
+  });
+}
+
+TEST(SoftCap, MatchesTheReference) {
+  each_set([](const KernelSet& set, Type, std::mt19937& random) {
+    for (const float cap : {0.5f, 30.0f}) {
+      for (const std::size_t n : {1, 5, 32, 77}) {
+        Array x = random_array(Type::f32, n, random, 40), wanted = x;
+        x.set(0, 0);
+        wanted.set(0, 0);
+        reference::soft_cap(wanted.as<float>(), cap, n);
+        set.soft_cap(x.as<float>(), cap, n);
+        expect_close(x, wanted, 1e-6, cap, "x");
+      }
     }
   });
 }

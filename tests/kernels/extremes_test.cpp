@@ -167,12 +167,15 @@ TEST(Extremes, GeluAndSiluMatchTheReference) {
     expect_close(dx, dx2, 2e-6, 4, "dx");
     expect_close(db, db2, 2e-6, 4, "dbias");
 
-    Array gate = values_of(Type::f32, n, values, random),
-          value = values_of(Type::f32, n, values, random);
-    Array product(Type::f32, n), wanted(Type::f32, n);
-    set.silu_product(gate.as<float>(), value.as<float>(), n, product.as<float>());
-    reference::silu_product(gate.as<float>(), value.as<float>(), n, wanted.as<float>());
-    expect_close(product, wanted, 4e-6, 0.01, "silu");
+    Array gate = values_of(Type::f32, n, values, random), capped = gate;
+    Array silu = gate, wanted = gate;
+    set.silu(silu.as<float>(), n);
+    reference::silu(wanted.as<float>(), n);
+    expect_close(silu, wanted, 4e-6, 0.01, "silu");
+    wanted = gate;
+    set.soft_cap(capped.as<float>(), 30, n);
+    reference::soft_cap(wanted.as<float>(), 30, n);
+    expect_close(capped, wanted, 1e-6, 30, "soft cap");
   });
 }
 

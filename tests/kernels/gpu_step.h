@@ -21,7 +21,6 @@
 
 #include "tessera/core/text.h"
 #include "tessera/kernels/cuda/optimizer.h"
-#include "tessera/kernels/norm.h"
 #include "tessera/kernels/optimizer.h"
 
 namespace tessera::kernels::cuda::test {

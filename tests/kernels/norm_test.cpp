@@ -1,4 +1,4 @@
-#include "tessera/kernels/norm.h"
+#include "tessera/kernels/optimizer.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
-#include "tessera/memory/device_usage.h"
+#include "tessera/memory/device_memory.h"
 
 namespace tessera::memory {
 namespace {

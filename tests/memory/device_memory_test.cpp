@@ -15,8 +15,7 @@
 #include "tessera/core/units.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/memory/device_blocks.h"
-#include "tessera/memory/device_limit.h"
-#include "tessera/memory/device_usage.h"
+#include "tessera/memory/device_memory.h"
 
 namespace tessera::memory {
 namespace {

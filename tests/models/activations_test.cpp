@@ -42,8 +42,8 @@ TEST(Activations, EqualTheLedgersOfRanks) {
         for (const auto mode :
              {planner::Recompute::none, planner::Recompute::selective, planner::Recompute::full}) {
           for (const at::ScalarType type : {torch::kFloat, torch::kBFloat16}) {
-            const planner::ProgramInput question{shape, 3,  40,      type == torch::kFloat ? 4 : 2,
-                                                 mode,  tp, sequence};
+            const planner::ProgramInput question{
+                shape, 3, 40, type == torch::kFloat ? 4 : 2, mode, tp, sequence ? tp : 1};
             const auto planned = planner::held_bytes(question);
             for (const bool overlap : {false, true}) {
               if (overlap && tp == 1) continue;
@@ -51,7 +51,7 @@ TEST(Activations, EqualTheLedgersOfRanks) {
                 const Part part{.tp = group, .sequence_parallel = sequence, .overlap_tp = overlap};
                 const auto model = make_model(shape, part, 0, at::TensorOptions(type));
                 if (mode != planner::Recompute::none) {
-                  nn::set_recompute(*model, nn::parse_recompute(name(mode)));
+                  nn::set_recompute(*model, mode);
                 }
                 const at::Tensor ids = torch::zeros({3, 40}, torch::kLong);
                 const auto ledger = std::make_shared<memory::Ledger>();

@@ -10,6 +10,7 @@
 #include "tessera/models/generate.h"
 #include "tessera/models/language_model.h"
 #include "tests/models/decoders.h"
+#include "tests/models/families.h"
 #include "tests/text.h"
 
 namespace tessera::models {
@@ -51,6 +52,9 @@ std::vector<ModelShape> shapes() {
   yarn.rotary_base = 50;
   yarn.rotary_scaling = {RotaryScaling::Kind::yarn, 4, 1, 4, 64};
   yarn.rotary_scaling.beta_fast = 4;
+  for (const ModelShape& shape : test::families()) {
+    if (shape.qk_norm || shape.post_norms) all.push_back(shape);  // Qwen3, Gemma 2 and 3
+  }
   return all;
 }
 
@@ -67,8 +71,9 @@ using Make = decltype(&make_decoder);
 
 void expect_equal_at_every_position(Make make, at::ScalarType type, double bound) {
   for (const ModelShape& shape : shapes()) {
-    SCOPED_TRACE(testing::Message() << "positions " << shape.positions << " kv-heads "
-                                    << shape.kv_heads << " window " << shape.window);
+    SCOPED_TRACE(testing::Message()
+                 << shape.name << " positions " << shape.positions << " kv-heads " << shape.kv_heads
+                 << " window " << shape.window);
     const auto model = make_random(shape);
     const auto decoder = make(shape, {.type = type, .slots = 3, .capacity = 300}, reader(model));
     // Prompts of different lengths: one token, a few, and more than a chunk.

@@ -1,4 +1,4 @@
-#include "tessera/models/gpt.h"
+// GPT-2 compared with the same network of ATen's operations and autograd.
 
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
@@ -11,6 +11,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/philox.h"
+#include "tessera/models/language_model.h"
 #include "tests/models/plain_gpt.h"
 
 namespace tessera::models {
@@ -32,13 +33,10 @@ std::map<std::string, at::Tensor> by_name(const torch::nn::Module& model) {
 
 TEST(Gpt, HasTheParametersOfItsShape) {
   for (const ModelShape& shape : model_shapes()) {
-    if (shape.name.rfind("gpt", 0) == 0) {
-      Gpt model(shape, 0, at::TensorOptions(at::kMeta));
-      EXPECT_EQ(count(*model), shape.params()) << shape.name;
-      EXPECT_EQ(nn::find_units(*model).size(), static_cast<std::size_t>(shape.layers));
-    } else {
-      EXPECT_THROW(Gpt(shape, 0, at::TensorOptions(at::kMeta)), UsageError) << shape.name;
-    }
+    if (!shape.name.starts_with("gpt")) continue;
+    const auto model = make_model(shape, {}, 0, at::TensorOptions(at::kMeta));
+    EXPECT_EQ(count(*model), shape.params()) << shape.name;
+    EXPECT_EQ(nn::find_units(*model).size(), static_cast<std::size_t>(shape.layers));
   }
   const PlainGpt plain(small());
   EXPECT_EQ(count(*plain), small().params());
@@ -46,7 +44,8 @@ TEST(Gpt, HasTheParametersOfItsShape) {
 
 TEST(Gpt, InitializationDependsOnlyOnSeedAndNames) {
   const ModelShape shape = small();
-  const Gpt model(shape, 7), bf16(shape, 7, at::TensorOptions(at::kBFloat16)), other(shape, 8);
+  const auto model = make_model(shape, {}, 7), other = make_model(shape, {}, 8);
+  const auto bf16 = make_model(shape, {}, 7, at::TensorOptions(at::kBFloat16));
   const PlainGpt plain(shape, 7);
   const auto ours = by_name(*model), theirs = by_name(*plain);
   ASSERT_EQ(ours.size(), theirs.size());
@@ -74,7 +73,7 @@ TEST(Gpt, InitializationDependsOnlyOnSeedAndNames) {
 void compare(at::ScalarType type, std::int64_t tokens, double tolerance,
              nn::Recompute mode = nn::Recompute::none) {
   const ModelShape shape = small();
-  Gpt model(shape, 3, at::TensorOptions(type));
+  const auto model = make_model(shape, {}, 3, at::TensorOptions(type));
   PlainGpt plain(shape, 3);
   {  // Values at which every part matters, unlike the initial ones.
     const at::NoGradGuard no_grad;
@@ -126,7 +125,7 @@ TEST(Gpt, MatchesPlainGptWithRecomputation) {
 }
 
 TEST(Gpt, RejectsInvalidInput) {
-  Gpt model(small());
+  const auto model = make_model(small());
   EXPECT_THROW(model->forward(torch::zeros({1, 141}, at::kLong)), UsageError);
   EXPECT_THROW(model->forward(torch::zeros({3}, at::kLong)), UsageError);
   EXPECT_THROW(model->forward(torch::zeros({1, 3})), UsageError);

@@ -10,6 +10,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/recompute.h"
+#include "tessera/tensor_parallel/adapter.h"
 #include "tests/models/small_models.h"
 #include "tests/text.h"
 

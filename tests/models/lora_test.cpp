@@ -102,7 +102,7 @@ void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode,
   const std::string what =
       str(shape.name, " tp ", tp, sequence ? " sequence " : " ", nn::name(mode));
   auto question = question_of(shape, tp, sequence, data);
-  question.recompute = planner::parse_recompute(nn::name(mode));
+  question.recompute = mode;
   const auto planned = planner::tensor_parallel_traffic(question);
   std::vector<ParamSpec> specs;
   const auto ranks = each_rank<Tuned>(tp, [&](const comm::Group& group) {
@@ -194,12 +194,12 @@ TEST(Lora, ActivationsMatchThePlanner) {
             for (const at::ScalarType type : {torch::kFloat, torch::kBFloat16}) {
               if ((sequence && tp == 1) || (tp > 1 && type != torch::kFloat)) continue;
               const auto planned = planner::held_bytes(
-                  {shape, 3, 40, type == torch::kFloat ? 4 : 2, mode, tp, sequence});
+                  {shape, 3, 40, type == torch::kFloat ? 4 : 2, mode, tp, sequence ? tp : 1});
               const auto kept = each_rank<std::int64_t>(tp, [&](const comm::Group& group) {
                 const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence},
                                               0, at::TensorOptions(type));
                 if (mode != planner::Recompute::none) {
-                  nn::set_recompute(*model, nn::parse_recompute(name(mode)));
+                  nn::set_recompute(*model, mode);
                 }
                 const at::Tensor ids = torch::zeros({3, 40}, torch::kLong);
                 const auto ledger = std::make_shared<memory::Ledger>();

@@ -2,11 +2,10 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
-#include "tessera/models/gpt.h"
 #include "tessera/models/init.h"
-#include "tessera/models/llama.h"
 #include "tessera/nn/deferred.h"
 #include "tessera/nn/unallocated.h"
+#include "tessera/parallel/initial.h"
 #include "tessera/planner/parameters.h"
 #include "tests/models/small_models.h"
 
@@ -49,7 +48,7 @@ void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode,
   const std::string what = str(shape.name, " tp ", tp, sequence ? " sequence " : " ",
                                overlap ? "overlapped " : "", nn::name(mode));
   auto question = question_of(shape, tp, sequence, batch);
-  question.recompute = planner::parse_recompute(nn::name(mode));
+  question.recompute = mode;
   const auto planned = planner::tensor_parallel_traffic(question);
   const auto ranks = each_rank<Ran>(tp, [&](const comm::Group& group) {
     const Part part{.tp = group, .sequence_parallel = sequence, .overlap_tp = overlap};

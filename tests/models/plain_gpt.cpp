@@ -7,8 +7,8 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-#include "tessera/models/gpt.h"
 #include "tessera/models/init.h"
+#include "tessera/models/language_model.h"
 
 namespace tessera::models {
 
@@ -38,7 +38,6 @@ at::Tensor PlainBlockImpl::forward(const at::Tensor& x) {
 }
 
 PlainGptImpl::PlainGptImpl(const ModelShape& shape, std::uint64_t seed) : shape_(shape) {
-  check_gpt_shape(shape);
   tok_ = register_module("tok", torch::nn::Embedding(shape.vocab, shape.hidden));
   pos_ = register_module("pos", torch::nn::Embedding(shape.positions, shape.hidden));
   torch::nn::ModuleList list;
@@ -49,7 +48,7 @@ PlainGptImpl::PlainGptImpl(const ModelShape& shape, std::uint64_t seed) : shape_
   register_module("blocks", list);
   norm_ =
       register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({shape.hidden})));
-  initialise(*this, shape, seed);
+  initialize(*this, shape, seed);
 }
 
 at::Tensor PlainGptImpl::forward(const at::Tensor& ids) {

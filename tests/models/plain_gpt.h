@@ -23,7 +23,7 @@ class PlainBlockImpl : public torch::nn::Module {
   torch::nn::Linear qkv_{nullptr}, proj_{nullptr}, fc_{nullptr}, proj2_{nullptr};
 };
 
-// The network of Gpt, written with LibTorch only: the oracle of tests, and the baseline of
+// The network of GPT-2, written with LibTorch only: the oracle of tests, and the baseline of
 // benchmarks. Its parameters have the same names and initial values.
 class PlainGptImpl : public torch::nn::Module {
  public:

@@ -10,7 +10,6 @@
 #include "tessera/core/model_shape.h"
 #include "tessera/core/text.h"
 #include "tessera/kernels/dropout.h"
-#include "tessera/kernels/dropout_rule.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/ops_attention.h"

@@ -229,13 +229,6 @@ TEST(Checkpoint, StopsRecomputingWhenTheSecondRunThrows) {
   EXPECT_FALSE(is_recomputing());
 }
 
-TEST(Checkpoint, ParsesItsNames) {
-  for (const auto mode : {Recompute::none, Recompute::selective, Recompute::full}) {
-    EXPECT_EQ(parse_recompute(name(mode)), mode);
-  }
-  EXPECT_THROW(parse_recompute("ful"), UsageError);
-}
-
 struct Log : UnitObserver {
   void enter_forward(bool differentiable) override { text += differentiable ? "F(" : "f("; }
   void leave_forward(bool differentiable) override { text += differentiable ? ") " : ". "; }

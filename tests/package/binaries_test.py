@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""What the loader and an attacker find in our programs:  binaries_test.py FOLDER...
+"""Checks RUNPATH and hardening of programs:  binaries_test.py FOLDER...
 
 Every ELF program and shared library below the folders must
- - name only absolute folders and $ORIGIN/... in RUNPATH. The loader reads an empty or relative entry
-   as the current folder: a libzstd.so.1 in a downloaded checkpoint would run;
- - be position independent, bind all symbols at start, make its tables read-only then (full RELRO), and
-   have no executable stack.
-The tessera programs must also be compiled with the stack protector and with FORTIFY. Small tests may
-have nothing that these guard.
+ - have only absolute folders and $ORIGIN/... in RUNPATH. The loader resolves an empty or relative entry
+   in the current folder, so a libzstd.so.1 in a downloaded checkpoint would be executed;
+ - be position independent, use full RELRO, and have no executable stack.
+The tessera programs must also be compiled with the stack protector and FORTIFY. Small tests may contain
+no code that these affect.
 """
 import pathlib
 import re
@@ -32,19 +31,19 @@ def programs_below(folders):
 
 
 def problems_of(path):
-    """What is wrong with one program, in words."""
-    told = readelf("-h", "-l", "-d", path)
-    for entries in re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", told):
+    """Yields the problems of one program."""
+    text = readelf("-h", "-l", "-d", path)
+    for entries in re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", text):
         for entry in set(entries.split(":")):
             if not re.match(r"(/|\$ORIGIN(/|$))", entry):
-                yield f"RUNPATH [{entries}] has the entry {entry!r}, which is the current folder"
-    if not re.search(r"Type:\s+DYN", told):
+                yield f"RUNPATH [{entries}] has the entry {entry!r}, which the loader resolves in the current folder"
+    if not re.search(r"Type:\s+DYN", text):
         yield "is not position independent"
-    if "GNU_RELRO" not in told:
+    if "GNU_RELRO" not in text:
         yield "has no RELRO"
-    if not re.search(r"BIND_NOW|Flags:.*\bNOW\b", told):
-        yield "binds lazily: RELRO is not full"
-    stack = re.search(r"GNU_STACK.*", told)
+    if not re.search(r"BIND_NOW|Flags:.*\bNOW\b", text):
+        yield "binds symbols lazily, so RELRO is not full"
+    stack = re.search(r"GNU_STACK.*", text)
     if not stack or re.search(r"RWE", stack.group()):
         yield "has an executable stack"
     if path.name.startswith("tessera"):
@@ -58,10 +57,10 @@ def problems_of(path):
 def main(folders):
     programs = list(programs_below(folders))
     if not programs:
-        sys.exit(f"no program in {', '.join(folders)}")
-    wrong = [f"{path}: {problem}" for path in programs for problem in problems_of(path)]
-    print(f"{len(programs)} programs, {len(wrong)} problems")
-    sys.exit("\n".join(wrong) if wrong else 0)
+        sys.exit(f"no programs in {', '.join(folders)}")
+    problems = [f"{path}: {problem}" for path in programs for problem in problems_of(path)]
+    print(f"{len(programs)} programs, {len(problems)} problems")
+    sys.exit("\n".join(problems) if problems else 0)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The planner's Debian package, made from what is built, unpacked into an empty root and run there.
+"""Builds the planner's Debian package, unpacks it into an empty root and runs it there.
 
-  deb_test.py BUILD CPACK               the root gets the files of the packages it depends on, no more
+  deb_test.py BUILD CPACK               the root gets only the libraries of the packages it depends on
   deb_test.py BUILD CPACK debootstrap   a fresh Debian instead, where apt installs all packages (soak)
 
-A line "skipped: why" is for ctest.
+ctest treats a line "skipped: REASON" as a skipped test.
 """
 
 import gzip
@@ -25,7 +25,7 @@ def run(*command, status=0, **options):
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True,
                           stderr=subprocess.STDOUT, timeout=1800, **options)
     if status is not None and done.returncode != status:
-        sys.exit(f"{' '.join(map(str, command))}: status {done.returncode}, wanted {status}\n{done.stdout[-4000:]}")
+        sys.exit(f"{' '.join(map(str, command))}: status is {done.returncode}, expected {status}\n{done.stdout[-4000:]}")
     return done.stdout
 
 
@@ -40,22 +40,22 @@ def skip(why):
 
 
 def depended(names):
-    """The packages of this machine that these lead to, by Depends and Pre-Depends."""
+    """Returns the installed packages that `names` depend on, transitively."""
     found, left = set(), list(names)
     while left:
         name = left.pop()
         if name in found:
             continue
         form = "${db:Status-Status}|${Depends}, ${Pre-Depends}\n"
-        asked = subprocess.run(["dpkg-query", "-W", "-f", form, name], capture_output=True, text=True)
-        if asked.stdout.startswith("installed|"):  # else another of its alternatives is
+        query = subprocess.run(["dpkg-query", "-W", "-f", form, name], capture_output=True, text=True)
+        if query.stdout.startswith("installed|"):  # otherwise another alternative is installed
             found.add(name)
-            left += re.findall(r"[,|]\s*([a-z0-9][a-z0-9+.-]+)", asked.stdout.splitlines()[0])
+            left += re.findall(r"[,|]\s*([a-z0-9][a-z0-9+.-]+)", query.stdout.splitlines()[0])
     return found
 
 
 def copy_libraries(packages, root):
-    """Shared libraries and nothing else, as links lead to them too."""
+    """Copies the shared libraries of packages to `root`."""
     for line in run("dpkg", "-L", *sorted(packages)).splitlines():
         path = pathlib.Path(line)
         if re.search(r"\.so(\.|$)", path.name) and path.is_file():
@@ -72,19 +72,19 @@ def copy_libraries(packages, root):
 
 
 def check_contents(root, version, tree):
-    """What lintian looks at first."""
+    """Checks what lintian would report first."""
     programs = [root / "usr/bin" / name for name in ("tessera", "tessera-dashboard")]
     for program in programs:
-        told = run("readelf", "-W", "-S", "-d", program)
-        check(".debug_info" not in told, f"{program.name} is not stripped")
-        check(str(tree) not in told, f"{program.name} names the tree it was built in")
-        check("torch" not in told, f"{program.name} wants torch:\n{told}")
-        check(not re.search(r"libmpi", told), f"{program.name} wants MPI")
-        check("[$ORIGIN/../lib]" in told, f"{program.name} looks for libraries elsewhere:\n{told}")
-        wrong = list(binaries_test.problems_of(program))
-        check(not wrong, f"{program.name}: {wrong}")
+        printed = run("readelf", "-W", "-S", "-d", program)
+        check(".debug_info" not in printed, f"{program.name} is not stripped")
+        check(str(tree) not in printed, f"{program.name} contains the path of the source tree")
+        check("torch" not in printed, f"{program.name} depends on torch:\n{printed}")
+        check(not re.search(r"libmpi", printed), f"{program.name} depends on MPI")
+        check("[$ORIGIN/../lib]" in printed, f"{program.name} has another RUNPATH:\n{printed}")
+        problems = list(binaries_test.problems_of(program))
+        check(not problems, f"{program.name}: {problems}")
     docs = root / "usr/share/doc/tessera-planner"
-    check("MIT License" in (docs / "copyright").read_text(), "no licence in copyright")
+    check("MIT License" in (docs / "copyright").read_text(), "copyright has no license")
     log = gzip.open(docs / "changelog.gz", "rt").read()
     check(re.match(rf"tessera-planner \({re.escape(version)}\) \S+; urgency=\w+\n", log)
           and re.search(r"^ -- .+ <.+>  \w{3}, \d\d \w{3} \d{4} ", log, re.MULTILINE), log)
@@ -95,17 +95,17 @@ def check_contents(root, version, tree):
         check(text.startswith(".TH ") and f'"tessera {version}"' in text, f"{page.name}: {text[:80]}")
     for path in (root / "usr").rglob("*"):
         mode = path.lstat().st_mode & 0o7777
-        wanted = 0o755 if path.is_dir() or path in programs else 0o644
-        check(mode == wanted, f"{path.relative_to(root)} has mode {mode:o}, wanted {wanted:o}")
+        expected = 0o755 if path.is_dir() or path in programs else 0o644
+        check(mode == expected, f"{path.relative_to(root)} has mode {mode:o}, expected {expected:o}")
     if shutil.which("bash"):
         script = root / "usr/share/bash-completion/completions/tessera"
-        said = run("bash", "-c", f". {script}; COMP_WORDS=(tessera pla); COMP_CWORD=1; _tessera; "
+        completed = run("bash", "-c", f". {script}; COMP_WORDS=(tessera pla); COMP_CWORD=1; _tessera; "
                    "echo ${COMPREPLY[@]}")
-        check(said.strip() == "plan", f"completes \"pla\" to {said!r}")
+        check(completed.strip() == "plan", f"completes \"pla\" to {completed!r}")
 
 
 def chroot(root):
-    """The words before a command that run it in `root`, with a /proc of its own."""
+    """Returns the command prefix that runs a program in `root`, with its own /proc."""
     (root / "proc").mkdir(exist_ok=True)
     (root / "tmp").mkdir(exist_ok=True)
     inside = f'mount -t proc proc "{root}/proc" && exec chroot "{root}" "$@"'
@@ -116,24 +116,24 @@ def chroot(root):
 
 
 def check_programs(inside, version):
-    """The commands of the planner, where nothing but the package and its dependencies is."""
+    """Runs the commands of the planner in a root with only the package and its dependencies."""
     tessera = [*inside, "/usr/bin/tessera"]
-    check(run(*tessera, "--version") == f"tessera {version} (without LibTorch)\n", "another version")
-    told = run(*tessera, "plan", "--params", "175B", "--tp", "8", "--pp", "4", "--dp", "8", "--zero", "2",
+    check(run(*tessera, "--version") == f"tessera {version} (without LibTorch)\n", "--version prints another version")
+    printed = run(*tessera, "plan", "--params", "175B", "--tp", "8", "--pp", "4", "--dp", "8", "--zero", "2",
                "--layout", "bf16-nomaster", "--hardware", "a100-80")
-    check("10.9 GB" in told, f"plan says:\n{told}")
+    check("10.9 GB" in printed, f"plan prints:\n{printed}")
     check("bubble 27.3%" in run(*tessera, "explain", "schedule", "--stages", "4", "--micro-batches", "8",
-                                "--schedule", "1f1b"), "explain schedule has another bubble")
+                                "--schedule", "1f1b"), "explain schedule prints another bubble")
     run(*tessera, "simulate", "--model", "gpt2-xl", "--dp", "8", "--hardware", "a100-80")
-    told = run(*tessera, "train", status=1)
-    check("package tessera" in told and "tessera-torch" in told, f"train says:\n{told}")
-    check("Try: tessera plan --help" in run(*tessera, "plan", "--nonsense", status=2), "no advice")
+    printed = run(*tessera, "train", status=1)
+    check("package tessera" in printed and "tessera-torch" in printed, f"train prints:\n{printed}")
+    check("Try: tessera plan --help" in run(*tessera, "plan", "--nonsense", status=2), "the message does not name --help")
     server = subprocess.Popen([*tessera, "dashboard"], stdout=subprocess.PIPE, text=True)
     try:
         address = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
         check(address, "the dashboard prints no address")
         about = urllib.request.urlopen(address[0] + "/api/about", timeout=20).read().decode()
-        check(version in about, f"the dashboard says {about}")
+        check(version in about, f"/api/about returns {about}")
         page = urllib.request.urlopen(address[0] + "/", timeout=20).read().decode()
         check("<html" in page, f"the dashboard serves {page[:200]}")
     finally:
@@ -142,7 +142,7 @@ def check_programs(inside, version):
 
 def in_fresh_debian(debs, folder, version):
     if not shutil.which("debootstrap") or os.geteuid() != 0:
-        skip("a fresh Debian takes root and debootstrap (Debian: debootstrap)")
+        skip("a fresh Debian needs root and debootstrap (Debian: debootstrap)")
     root = folder / "debian"
     suite = run("sh", "-c", ". /etc/os-release; echo $VERSION_CODENAME").strip()
     run("debootstrap", "--variant=minbase", suite, root)
@@ -158,11 +158,11 @@ def in_fresh_debian(debs, folder, version):
         *(f"/tmp/{deb.name}" for deb in debs if "planner" in deb.name))
     others = [f"/tmp/{deb.name}" for deb in debs if "planner" not in deb.name]
     if others:
-        told = run(*inside, "apt-get", "-q", "install", "-y", "--no-install-recommends", *others)
-        check("ln -s" in told, f"the package tessera does not say where LibTorch goes:\n{told}")
+        printed = run(*inside, "apt-get", "-q", "install", "-y", "--no-install-recommends", *others)
+        check("ln -s" in printed, f"the package tessera does not print where LibTorch belongs:\n{printed}")
         run(*inside, "apt-get", "-q", "remove", "-y", "tessera-planner")
         left = [path for path in (root / "usr").rglob("*tessera*") if path.name != "tessera"]
-        check(not left, f"left behind: {left}")
+        check(not left, f"removing the package left {left}")
 
 
 def main():
@@ -179,7 +179,7 @@ def main():
         if fresh:
             in_fresh_debian(debs, folder, version)
             return
-        check(len(debs) == 1, f"wanted one package, got {debs}")
+        check(len(debs) == 1, f"cpack must build one package, but built {debs}")
         field = {key: run("dpkg-deb", "-f", debs[0], key).strip()
                  for key in ("Package", "Version", "Architecture", "Depends", "Description", "Maintainer")}
         check(field["Package"] == "tessera-planner" and field["Version"] == version, f"{field}")
@@ -195,7 +195,7 @@ def main():
         if subprocess.run([*inside, "/usr/bin/tessera", "--version"], capture_output=True).returncode != 0:
             why = run(*inside, "/usr/bin/tessera", "--version", status=None).strip()
             if re.search("unshare|mount", why):
-                skip(f"the package is well, but no chroot can be had here: {why}")
+                skip(f"the files of the package are correct, but chroot does not work here: {why}")
             sys.exit(why)
         check_programs(inside, version)
         print(f"{debs[0].name}, with {', '.join(depends)}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What somebody new does with the installed package, in order: runs an example that he has edited on 4 ranks,
-then breaks it in three ways; each time the message must say what to do.
+"""Does what a new user does with the installed package: runs an edited example on 4 ranks, then makes it fail
+in three ways. Each time the message must explain what to do.
 
   newcomer.py TESSERA FIRST_STEP SAVE_AND_LOAD
 """
@@ -22,57 +22,57 @@ def check(good, problem):
 def run(*command, status):
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True,
                           stderr=subprocess.STDOUT, timeout=120)
-    check(done.returncode in status, f"{command}: status {done.returncode}, wanted {status}\n{done.stdout}")
+    check(done.returncode in status, f"{command}: status is {done.returncode}, expected {status}\n{done.stdout}")
     return done.stdout
 
 
 def learns(tessera, program):
     losses = {}
     for stage in "03":
-        told = run(tessera, "run", "-n", "4", "--no-prefix", "--", program, stage, status=[0])
-        losses[stage] = re.findall(r"^step \d+  loss (\S+)$", told, re.MULTILINE)
+        printed = run(tessera, "run", "-n", "4", "--no-prefix", "--", program, stage, status=[0])
+        losses[stage] = re.findall(r"^step \d+  loss (\S+)$", printed, re.MULTILINE)
     check(losses["0"] == losses["3"], f"stages differ: {losses}")
     check(len(losses["0"]) == 10 and float(losses["0"][-1]) < float(losses["0"][0]), f"{losses}")
 
 
 def wrong_flags(tessera, program):
-    for words, wanted in ((["run", "--rank", "4", "--", program], ["did you mean --ranks?", "tessera run --help"]),
+    for words, texts in ((["run", "--rank", "4", "--", program], ["did you mean --ranks?", "tessera run --help"]),
                           (["run", "-n", "none", "--", program], ['got "none"', "must be an integer"]),
-                          (["train", "--zero", "4"], ['got "4"', "wanted 0 to 3", "tessera train --help"]),
+                          (["train", "--zero", "4"], ['got "4"', "must be 0 to 3", "tessera train --help"]),
                           (["trian"], ["did you mean train?"])):
-        told = run(tessera, *words, status=[2])
-        check(all(text in told for text in wanted), f"{words}: wanted {wanted}, got\n{told}")
-    told = run(tessera, "run", "-n", "4", "--", program, "7", status=[1])
-    check("stage 7 does not exist; must be 0" in told and "tessera run: rank" in told, told)
-    check("terminate called" not in told, told)
+        printed = run(tessera, *words, status=[2])
+        check(all(text in printed for text in texts), f"{words} must print {texts}, but prints\n{printed}")
+    printed = run(tessera, "run", "-n", "4", "--", program, "7", status=[1])
+    check("stage 7 does not exist; must be 0" in printed and "tessera run: rank" in printed, printed)
+    check("terminate called" not in printed, printed)
 
 
 def killed_rank(tessera, program):
     job = subprocess.Popen([tessera, "run", "-n", "4", "--", program, "2"], stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT, text=True)
-    for line in job.stdout:  # of 1000 steps: there is time
+    for line in job.stdout:  # of 1000 steps, so there is time to kill a rank
         if "step 100 " in line:
             break
     ranks = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     victim = next(pid for pid in ranks
                   if b"\0RANK=2\0" in b"\0" + pathlib.Path(f"/proc/{pid}/environ").read_bytes())
     os.kill(int(victim), signal.SIGKILL)
-    told = job.communicate(timeout=60)[0]
-    check(job.returncode == 137, f"status {job.returncode}, wanted 137\n{told}")
-    check(f"rank 2 (pid {victim}) was killed by SIGKILL" in told, told)
-    check(re.search(r"\[[013]\].*rank 2 died \(its connection closed\)", told), f"nobody names the rank:\n{told}")
+    printed = job.communicate(timeout=60)[0]
+    check(job.returncode == 137, f"status is {job.returncode}, expected 137\n{printed}")
+    check(f"rank 2 (pid {victim}) was killed by SIGKILL" in printed, printed)
+    check(re.search(r"\[[013]\].*rank 2 died \(its connection closed\)", printed), f"no other rank names rank 2:\n{printed}")
 
 
 def full_disk(tessera, program):
-    """A file system of 64 KiB, in a mount namespace of its own; nothing where none can be had."""
+    """Fills a file system of 64 KiB in its own mount namespace. Returns a description."""
     with tempfile.TemporaryDirectory() as folder:
         inside = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c",
                   f'mount -t tmpfs -o size=64k tmpfs "{folder}" && exec "$@"', "sh"]
         if subprocess.run([*inside, "true"], capture_output=True).returncode != 0:
-            return "no small file system can be had here, so no disk was filled"
-        told = run(*inside, tessera, "run", "-n", "4", "--", program, folder, "50", "2", status=range(1, 256))
-        check("No space left on device; free some space there, or write elsewhere" in told
-              and "tessera run: rank" in told, told)
+            return "no full disk, because a small file system cannot be mounted here"
+        printed = run(*inside, tessera, "run", "-n", "4", "--", program, folder, "50", "2", status=range(1, 256))
+        check("No space left on device; free some space there, or write elsewhere" in printed
+              and "tessera run: rank" in printed, printed)
         return "a full disk"
 
 

@@ -1,13 +1,13 @@
-# The package test: install, move the prefix (an installed package must not know where it was
-# born), then configure, build and run the outside project in ways that must work, and in ways
-# that must fail with a message that helps. torch_dir is empty in a build without torch.
+# Package test: installs, moves the prefix (an installed package must not depend on its location), then
+# configures, builds and runs a separate project in ways that must work, and in ways that must fail with
+# a helpful message. torch_dir is empty in a build without torch.
 cmake_minimum_required(VERSION 3.25)
-# all: compiles every example against the package.
+# all: ON compiles every example against the package.
 set(work "${build}/package-test-${all}")
 get_filename_component(originals "${consumer}/../../../examples" REALPATH)
 file(REMOVE_RECURSE "${work}")
 
-# The examples as somebody else's, who has edited one: other widths, more steps.
+# A copy of the examples with one edited as a user might: other widths, more steps.
 set(examples "${work}/examples")
 file(COPY "${originals}" DESTINATION "${work}")
 file(READ "${originals}/first_step.cpp" text)
@@ -52,11 +52,11 @@ function(must_configure folder)
   endif()
 endfunction()
 
-function(must_refuse folder words)
+function(must_fail folder words)
   configure(${folder} ${ARGN})
   string(REGEX REPLACE "[ \n]+" " " text "${text}")
   if(status EQUAL 0 OR NOT text MATCHES "${words}")
-    message(FATAL_ERROR "${folder}: wanted a refusal that says \"${words}\", got ${status}:\n${text}")
+    message(FATAL_ERROR "${folder}: configuring must fail with \"${words}\". The status is ${status}:\n${text}")
   endif()
 endfunction()
 
@@ -64,7 +64,7 @@ run("${CMAKE_COMMAND}" --install "${build}" --prefix "${work}/installed")
 file(RENAME "${work}/installed" "${work}/moved")
 run("${python}" "${consumer}/../binaries_test.py" "${work}/moved/bin")
 
-# Nothing installed may point back into the tree that it was built in.
+# No installed file may name the source tree.
 file(GLOB configs "${work}/moved/lib*/cmake/tessera/*.cmake" "${work}/moved/lib/*/cmake/tessera/*.cmake")
 if(NOT configs)
   message(FATAL_ERROR "no CMake package was installed")
@@ -78,14 +78,14 @@ foreach(config ${configs})
   endif()
 endforeach()
 
-# The doors are there, and nothing of what is behind the library's own sources.
+# The public headers and those they include are installed, and no private ones.
 file(GLOB_RECURSE headers RELATIVE "${work}/moved/include" "${work}/moved/include/*.h")
 list(LENGTH headers count)
 if(NOT "tessera/planning.h" IN_LIST headers OR count GREATER 80 OR headers MATCHES "_impl\\.h")
-  message(FATAL_ERROR "wanted the doors and the ${count} headers they lead to, got ${headers}")
+  message(FATAL_ERROR "the ${count} installed headers must be the public headers and those they include, but are ${headers}")
 endif()
 
-# 1. Planning alone: no torch found, none on the compile line.
+# 1. Planning only: torch is neither searched for nor on the compile line.
 must_configure(planning -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
 file(READ "${work}/planning/compile_commands.json" text)
 if(text MATCHES "[Tt]orch")
@@ -99,13 +99,13 @@ if(NOT text MATCHES "best of [0-9]+: dp")
   message(FATAL_ERROR "use_the_planner says: ${text}")
 endif()
 
-must_refuse(unknown "no component \"optimism\"" -DCOMPONENT=optimism)
+must_fail(unknown "no component \"optimism\"" -DCOMPONENT=optimism)
 if(NOT torch_dir)
-  must_refuse(absent "no component \"tessera\"" -DCOMPONENT=tessera)
+  must_fail(absent "no component \"tessera\"" -DCOMPONENT=tessera)
   return()
 endif()
 
-# 2. The installed programs, from where they were moved to, with nothing but their own paths.
+# 2. The installed programs in the moved prefix, without LD_LIBRARY_PATH.
 foreach(arguments "--version" "doctor" "explain sync --ranks 2 --width 8 --layers 1 --rounds 1"
                   "run -n 2 -- true" "train --ranks 2 --steps 1 --micro-batch 1")
   separate_arguments(arguments UNIX_COMMAND "${arguments}")
@@ -113,24 +113,24 @@ foreach(arguments "--version" "doctor" "explain sync --ranks 2 --width 8 --layer
 endforeach()
 
 # 3. With torch.
-must_refuse(static "without the shared libstdc" -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}"
+must_fail(static "without the shared libstdc" -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}"
             "-DCMAKE_EXE_LINKER_FLAGS=-static-libstdc++")
-must_refuse(lost "no LibTorch found.*Set TORCH_DIR" -DCOMPONENT=tessera)
-must_refuse(elsewhere "TORCH_DIR is \"/nowhere\"" -DCOMPONENT=tessera -DTORCH_DIR=/nowhere)
-# Shared libraries that it was built with are needed, and named with their package; their development
-# files are not.
+must_fail(lost "no LibTorch found.*Set TORCH_DIR" -DCOMPONENT=tessera)
+must_fail(elsewhere "TORCH_DIR is \"/nowhere\"" -DCOMPONENT=tessera -DTORCH_DIR=/nowhere)
+# The shared libraries that it was built with are required, and the message names their package. Their
+# development files are not required.
 file(GLOB_RECURSE config "${work}/moved/*/tesseraConfig.cmake")
 file(READ "${config}" text)
 if(text MATCHES "if\\(\"(TRUE|1)\"\\)\n *_tessera_shared")
-  must_refuse(bare "\\.so.* was not found.*Debian: [a-z]" -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}"
+  must_fail(bare "\\.so.* was not found.*Debian: [a-z]" -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}"
               -DCMAKE_FIND_ROOT_PATH=/nowhere -DCMAKE_FIND_ROOT_PATH_MODE_LIBRARY=ONLY)
 endif()
-must_configure(torch -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}" "-DALL_EXAMPLES=${all}" -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON
+must_configure(torch -DCOMPONENT=tessera "-DTORCH_DIR=${torch_dir}" "-DALL_EXAMPLES=${all}"
                -DCMAKE_DISABLE_FIND_PACKAGE_PkgConfig=ON)
 run("${CMAKE_COMMAND}" --build "${work}/torch")
 run("${work}/torch/training")
 message(STATUS "training says: ${text}")
-# What examples print is checked by tests/examples, so few are enough here.
+# tests/examples checks the output of all examples, so a few are enough here.
 run("${work}/moved/bin/tessera" run -n 4 -- "${work}/torch/pipeline_stages")
 message(STATUS "pipeline_stages says: ${text}")
 run("${python}" "${consumer}/../newcomer.py" "${work}/moved/bin/tessera" "${work}/torch/first_step"

@@ -9,6 +9,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include <atomic>
 #include <map>
 
 #include "tessera/comm/threads.h"
@@ -175,6 +176,30 @@ TEST(Parallelize, EveryMeshStageAndScheduleTrainsLikeOneProcess) {
     ParallelOptions uneven = options_of(3);
     uneven.split = {1, 7};
     expect_near(train(layers(tied), "pp=2", uneven), alone, str("1,7", tied ? " tied" : ""));
+  }
+}
+
+// Every model chunk of a pipeline passes its buckets to the hook, and one of them is the last.
+TEST(Parallelize, ReduceHookThatAllReducesHasTheBitsOfNoHook) {
+  for (const char* mesh : {"dp=2,tp=2", "dp=2,pp=2", "dp=3"}) {
+    for (const int model_chunks : {1, 2}) {
+      if (model_chunks > 1 && std::string(mesh) != "dp=2,pp=2") continue;
+      ParallelOptions options = options_of();
+      options.engine.bucket_bytes = 300;
+      if (model_chunks > 1) options.schedule = "interleaved";
+      options.model_chunks = model_chunks;
+      const Trained want = train(layers(true), mesh, options);
+      std::atomic<int> steps = 0;
+      options.engine.reduce_hook = [&](const zero::GradBucket& bucket, const comm::Group& data) {
+        steps += bucket.last ? 1 : 0;
+        return data.all_reduce(bucket.grads, {.label = bucket.label});
+      };
+      const Trained got = train(layers(true), mesh, options);
+      EXPECT_EQ(got.losses, want.losses) << mesh;
+      EXPECT_EQ(got.norms, want.norms) << mesh;
+      EXPECT_TRUE(at::equal(got.logits, want.logits)) << mesh;
+      EXPECT_EQ(steps, 4 * Axes(mesh).world()) << mesh;
+    }
   }
 }
 

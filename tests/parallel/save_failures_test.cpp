@@ -2,7 +2,9 @@
 
 #include <fstream>
 
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/parallel/state_shards.h"
+#include "tessera/zero/engine_of_part.h"
 #include "tests/parallel/save_nets.h"
 
 namespace tessera::save_test {
@@ -299,6 +301,78 @@ TEST(SaveFailures, RejectsAnEngineOfAPartOfAModel) {
          save(training, "/nowhere");
        })) {
     EXPECT_TRUE(contains(error, "Pass the ParallelModel")) << error;
+  }
+}
+
+// Saves what `from` has, with one more state of two parameters on every rank.
+void save_with(const std::string& state, const std::string& from, const std::string& into) {
+  expect_no_errors(on_ranks(2,
+                            [&](const comm::Group& group) {
+                              Training training = make(group, 0);
+                              load(training, from);
+                              parallel::StateToSave all = parallel::state_to_save(training);
+                              const std::vector<float> values(60, 0.5F);
+                              const std::vector<std::pair<std::string, int>> params = {
+                                  {"conv.weight", 60}, {"head.weight", 20}};
+                              for (const auto& [param, count] : params) {
+                                checkpoint::Shard& more = all.shards.emplace_back();
+                                more.param = param;
+                                more.state = str(state, group.rank(), ".0");
+                                more.runs = {{0, 0, count}};
+                                more.data = reinterpret_cast<const std::byte*>(values.data());
+                              }
+                              checkpoint::Description about = checkpoint::Checkpoint(from).about();
+                              about.params = all.specs;
+                              checkpoint::save(into, about, all.shards, parallel::team_of(group));
+                            }),
+                   state);
+}
+
+// Earlier versions saved the error feedback of PowerSGD of each rank.
+TEST(OlderCheckpoints, LoadWithoutTheErrorFeedbackOfPowerSgd) {
+  const Folder folder;
+  save_steps(folder / "plain", {3});
+  const std::string plain = folder / "plain/step-00000003";
+  save_with("powersgd_error.", plain, folder / "old");
+  const std::string old = folder / "old/step-00000003";
+  EXPECT_TRUE(checkpoint::Checkpoint(old).states("conv.weight").contains("powersgd_error.1.0"));
+  for (const int ranks : {1, 3}) {
+    for (const int stage : {0, 2}) {
+      std::vector<Contents> trained;
+      for (const std::string& from : {plain, old}) {
+        expect_no_errors(on_ranks(ranks,
+                                  [&](const comm::Group& group) {
+                                    Training training = make(group, stage);
+                                    const Loaded loaded = load(training, from);
+                                    ASSERT_EQ(loaded.notes.size(), from == old ? 1u : 0u);
+                                    if (from == old) {
+                                      EXPECT_TRUE(contains(loaded.notes[0],
+                                                           "powersgd_error.0.0 of 2 parameters is "
+                                                           "ignored. PowerSGD has moved"))
+                                          << loaded.notes[0];
+                                    }
+                                    train(training, 3, 5);
+                                    const Contents mine = contents(training);
+                                    if (group.rank() == 0) trained.push_back(mine);
+                                  }),
+                         from);
+      }
+      expect_equal(trained.at(1), trained.at(0), str(ranks, " ranks, stage ", stage));
+    }
+  }
+  expect_no_errors(on_ranks(2,
+                            [&](const comm::Group& group) {
+                              Training training = make(group);
+                              const Loaded loaded = load(training, old, {.params_only = true});
+                              EXPECT_TRUE(loaded.notes.empty());
+                            }),
+                   "parameters only");
+  save_with("unknown.", plain, folder / "other");  // other states are still refused
+  for (const std::string& error : on_ranks(2, [&](const comm::Group& group) {
+         Training training = make(group);
+         load(training, folder / "other");
+       })) {
+    EXPECT_TRUE(contains(error, "unknown.0.0")) << error;
   }
 }
 

@@ -9,7 +9,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/pipeline/executor.h"
-#include "tessera/planner/pipeline.h"
+#include "tessera/planner/rank_load.h"
 #include "tests/pipeline/nets.h"
 
 namespace tessera::pipeline {

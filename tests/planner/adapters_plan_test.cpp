@@ -1,27 +1,27 @@
-// Adapters in a plan: state of the adapters alone, a frozen model without gradients.
+// Adapters in a plan: only adapters have gradients and optimizer state; the rest is frozen.
 
 #include <gtest/gtest.h>
 
 #include "tessera/core/errors.h"
+#include "tessera/planner/fields.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/plan.h"
-#include "tessera/planner/settings.h"
 #include "tests/text.h"
 
 namespace tessera::planner {
 namespace {
 
 Plan planned(std::vector<std::pair<std::string, std::string>> flags) {
-  Settings settings;
+  RunConfig settings = RunConfig::for_plan();
   settings.set("layout", "bf16");
   settings.set("seq", "64");
   settings.set("micro-batch", "1");
   settings.set("software", "tessera");
   for (const auto& [name, value] : flags) settings.set(name, value);
-  return make_plan(settings.question(Catalogue()));
+  return make_plan(look_up(settings, Catalog()));
 }
 
-TEST(AdaptersInPlans, StateIsThatOfTheAdapters) {
+TEST(AdaptersInPlans, CountStateOfAdaptersOnly) {
   for (const char* model : {"gpt2-124m", "llama3.2-1b"}) {
     for (const char* zero : {"0", "1"}) {
       const Plan whole = planned({{"model", model}, {"dp", "2"}, {"zero", zero}});
@@ -38,8 +38,8 @@ TEST(AdaptersInPlans, StateIsThatOfTheAdapters) {
         for (const ParamSpec& spec : adapter_params(shape, {0, shape.layers, true, true})) {
           adapters += static_cast<double>(spec.shape[0] * spec.shape[1]);
         }
-        // Two bytes a parameter of all, frozen or not; gradients and optimizer of adapters alone,
-        // but for what padding adds.
+        // Two bytes per parameter, frozen or not. Gradients and optimizer state only of adapters,
+        // apart from padding.
         EXPECT_NEAR(plan.memory.params, whole.memory.params + 2 * adapters, 1e5) << model;
         EXPECT_NEAR(plan.memory.grads / whole.memory.grads,
                     adapters / static_cast<double>(shape.params()), 0.02)
@@ -52,14 +52,14 @@ TEST(AdaptersInPlans, StateIsThatOfTheAdapters) {
   }
 }
 
-TEST(AdaptersInPlans, WhatIsRefused) {
+TEST(AdaptersInPlans, RefuseUnsupportedSettings) {
   const auto refused = [](std::vector<std::pair<std::string, std::string>> flags) {
     return error_of([&] { planned(std::move(flags)); });
   };
   EXPECT_TRUE(
       contains(refused({{"model", "gpt2-124m"}, {"lora-rank", "8"}, {"software", "megatron"}}),
-               "--software megatron, wanted tessera"));
-  EXPECT_TRUE(contains(refused({{"params", "1B"}, {"lora-rank", "8"}}), "--params too"));
+               "--software megatron; must be tessera"));
+  EXPECT_TRUE(contains(refused({{"params", "1B"}, {"lora-rank", "8"}}), "--params"));
   EXPECT_TRUE(contains(
       refused({{"model", "gpt2-124m"}, {"lora-rank", "8"}, {"lora-targets", "gate"}}), "gate"));
 }

@@ -1,22 +1,22 @@
-// What adapters take: no gradients of the frozen model, its optimizer's work and traffic neither.
+// Time of adapters: no gradients, optimizer work or traffic for the frozen model.
 
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "tessera/core/text.h"
+#include "tessera/planner/fields.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
-#include "tessera/planner/settings.h"
 #include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
 
-// Operations of a step by the kernels that it is timed from.
-double counted_flops(const Question& q) {
+// Returns the FLOPs of a step, summed over the kernels from which it is timed.
+double counted_flops(const RunConfig& q) {
   const auto all = [](const PartWork& part) {
     return (part.forward + part.backward_input + part.backward_weight).flops;
   };
@@ -26,9 +26,9 @@ double counted_flops(const Question& q) {
   return (layers + of(ProgramPart::embedding) + of(ProgramPart::head)) * real(q.micros()) * q.dp();
 }
 
-// The whole square of attention, so that it is counted as the formula counts it.
-Question adapted(const char* model, const char* rank, const char* targets) {
-  Settings settings;
+// Counts the full square of attention, as the formula does.
+RunConfig adapted(const char* model, const char* rank, const char* targets) {
+  RunConfig settings = RunConfig::for_plan();
   for (const auto& [name, value] : {std::pair{"model", model},
                                     {"software", "tessera"},
                                     {"hardware", "cpu"},
@@ -43,25 +43,25 @@ Question adapted(const char* model, const char* rank, const char* targets) {
     settings.set("lora-rank", rank);
     settings.set("lora-targets", targets);
   }
-  return settle(settings.question(built_in()));
+  return resolve(look_up(settings, built_in()));
 }
 
-TEST(AdaptersInTime, KernelsDoTheOperationsOfTheFormula) {
+TEST(AdaptersInTime, KernelFlopsEqualTheFormula) {
   for (const char* rank : {"0", "1", "8", "64"}) {
     for (const char* targets : {"auto", "all", "qkv", "o", "fc", "down", "o,down"}) {
       for (const char* model : {"gpt2-124m", "llama3.2-1b", "llama2-70b"}) {
-        const Question q = adapted(model, rank, targets);
+        const RunConfig q = adapted(model, rank, targets);
         EXPECT_NEAR(counted_flops(q) / model_flops(q), 1, 1e-9) << model << rank << targets;
       }
     }
   }
 }
 
-// Of a GPT whose qkv has adapters, written down: forward and what goes back through frozen matrices
-// twice, attention and adapters thrice, the first block's input not at all.
-TEST(AdaptersInTime, TheOperationsOfAGpt) {
+// Hand count for a GPT with adapters on qkv: frozen matrices twice (forward and input gradient),
+// attention and adapters three times, no gradient of the first block's input.
+TEST(AdaptersInTime, FlopsOfAGptMatchAHandCount) {
   for (const double r : {1.0, 8.0, 64.0}) {
-    const Question q = adapted("gpt2-124m", std::to_string(std::int64_t(r)).c_str(), "auto");
+    const RunConfig q = adapted("gpt2-124m", std::to_string(std::int64_t(r)).c_str(), "auto");
     const double h = 768, layers = 12, seq = 1024, vocab = real(q.model.vocab);
     const double tokens = real(q.global_batch) * seq;
     const double each = 2 * 12 * h * h + 3 * (2 * seq * h + 4 * r * h);
@@ -71,9 +71,9 @@ TEST(AdaptersInTime, TheOperationsOfAGpt) {
   }
 }
 
-// What a rank sends is what a run sends, to the byte where nothing is padded; and the step that is
-// timed moves these bytes.
-TEST(AdaptersInTime, SendWhatARunSends) {
+// A plan's traffic equals that of a run, exactly if nothing is padded, and the timed step moves
+// these bytes.
+TEST(AdaptersInTime, TrafficEqualsThatOfARun) {
   std::vector<ModelShape> shapes = {gpt_shape(4, 128, 8, 128, 32), find_model_shape("llama-tiny")};
   shapes[1].hidden = 128, shapes[1].ffn = 256, shapes[1].vocab = 128;
   for (const ModelShape& shape : shapes) {
@@ -81,7 +81,7 @@ TEST(AdaptersInTime, SendWhatARunSends) {
       for (const int tp : {1, 2}) {
         for (const int pp : {1, 2}) {
           for (int zero = 0; zero <= 3; ++zero) {
-            Question q;
+            RunConfig q = RunConfig::for_plan();
             q.model = shape;
             q.model.lora = {8, 16, targets};
             q.seq = 16, q.zero = zero, q.micro_batch = 2, q.grad_accum = 4;
@@ -89,12 +89,12 @@ TEST(AdaptersInTime, SendWhatARunSends) {
             q.layout = parse_state_layout("fp32");
             q.software = Software::tessera;
             q.hardware = built_in().find("cpu");
-            q = settle(q);
+            q = resolve(q);
             const std::string what =
                 str(shape.name, " ", targets, " tp ", tp, " pp ", pp, " zero ", zero);
             double dp = 0, others = 0;
             for (int rank = 0; rank < pp; ++rank) {
-              const RunPlan run = plan_run(run_question(q, {{Axis::pp, rank}}));
+              const RunPlan run = plan_run(q, {{Axis::pp, rank}});
               dp = std::max(dp, real(run.sent[Axis::dp_shard]));
               others = std::max(others, real(run.sent[Axis::tp] + run.sent[Axis::pp]));
             }
@@ -121,14 +121,14 @@ TEST(AdaptersInTime, SendWhatARunSends) {
   }
 }
 
-// No gradients of frozen weights, next to no optimizer; more with every rank.
-TEST(AdaptersInTime, TakeLessTimeThanTheWholeModel) {
+// No gradients of frozen weights and almost no optimizer work; time grows with the LoRA rank.
+TEST(AdaptersInTime, TakeLessTimeThanTrainingAllParameters) {
   for (const char* model : {"gpt2-124m", "llama3.2-1b"}) {
     for (const char* zero : {"0", "1", "3"}) {
       const auto time = [&](const char* rank) {
-        Question q = adapted(model, rank, "all");
+        RunConfig q = adapted(model, rank, "all");
         q.zero = std::stoi(zero);
-        return step_time(settle(q));
+        return step_time(resolve(q));
       };
       const StepTime whole = time("0"), thin = time("8"), thick = time("64");
       EXPECT_LT(thin.compute, whole.compute) << model << zero;

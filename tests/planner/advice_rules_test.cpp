@@ -9,16 +9,16 @@
 #include <vector>
 
 #include "tessera/core/text.h"
+#include "tessera/planner/fields.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/search.h"
-#include "tessera/planner/settings.h"
 #include "tests/planner/advised_case.h"
 #include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 namespace {
 
-// Models that fit well and badly, on every kind of GPU, on one host and on several.
+// Models that fit easily or barely, on every kind of GPU, on one and on several hosts.
 std::vector<AdvisedCase> wide_grid() {
   std::vector<AdvisedCase> all;
   const std::vector<std::vector<std::pair<const char*, const char*>>> meshes = {
@@ -40,7 +40,7 @@ std::vector<AdvisedCase> wide_grid() {
             };
             set("model", model), set("hardware", hardware), set("zero", zero);
             set("micro-batch", micro);
-            // In turn, and not in step with the stages.
+            // Cycles with another period than the stages.
             set("software", (std::array{"megatron", "tessera", "pytorch"})[all.size() % 3]);
             for (const auto& [key, value] : mesh) set(key, value);
             all.push_back(std::move(one));
@@ -58,9 +58,9 @@ bool has_note(const Plan& plan, const std::string& words) {
   });
 }
 
-// Advice that promises speed gains more than the predictions' intervals; freeing memory is no
-// reason where there is plenty.
-TEST(AdviceRules, GainsMoreThanPredictionsAreOff) {
+// Advice that promises speed gains more than the prediction intervals. Saving memory is no reason
+// if memory is ample.
+TEST(AdviceRules, GainsExceedThePredictionIntervals) {
   int faster = 0, lighter = 0, quiet = 0;
   for (const AdvisedCase& one : wide_grid()) {
     const Plan plan = plan_of(one);
@@ -76,7 +76,7 @@ TEST(AdviceRules, GainsMoreThanPredictionsAreOff) {
         continue;
       }
       ++faster;
-      // Neither is within the other's interval.
+      // Neither step is within the other's interval.
       EXPECT_GT(plan.time.step(), then.interval.high) << what;
       EXPECT_LT(then.time.step(), plan.interval.low) << what;
       EXPECT_FALSE(as_good_as(then, plan)) << what;
@@ -88,7 +88,7 @@ TEST(AdviceRules, GainsMoreThanPredictionsAreOff) {
 }
 
 // docs/strategy.md: the simplest stage that fits.
-TEST(AdviceRules, RaisesTheStageOnlyWhereMemoryIsScarce) {
+TEST(AdviceRules, RaisesTheStageOnlyIfMemoryIsScarce) {
   int ample = 0, scarce = 0, misfits = 0;
   for (const AdvisedCase& one : wide_grid()) {
     const Plan plan = plan_of(one);
@@ -99,9 +99,9 @@ TEST(AdviceRules, RaisesTheStageOnlyWhereMemoryIsScarce) {
       EXPECT_FALSE(plan.fits && leaves_ample_memory(plan.needed(), plan.question.hardware)) << what;
       (plan.fits ? scarce : misfits) += 1;
       if (advice.family != "zero") continue;
-      // No stage between them does as well.
+      // No lower stage is as good.
       for (int stage = plan.question.zero + 1; stage < then.question.zero; ++stage) {
-        Question lower = then.question;
+        RunConfig lower = then.question;
         lower.zero = stage;
         const Plan other = plan_numbers(lower);
         if (!other.fits || (stage == 2 && plan.question.software == Software::megatron)) continue;
@@ -120,7 +120,7 @@ TEST(AdviceRules, RaisesTheStageOnlyWhereMemoryIsScarce) {
   EXPECT_GT(misfits, 50);
 }
 
-TEST(AdviceRules, APlanAtStageThreeNamesTheLowerStageThatFits) {
+TEST(AdviceRules, NamesALowerStageThatFitsForAPlanAtStage3) {
   int named = 0, needed = 0;
   for (const AdvisedCase& one : wide_grid()) {
     const Plan plan = plan_of(one);
@@ -136,7 +136,7 @@ TEST(AdviceRules, APlanAtStageThreeNamesTheLowerStageThatFits) {
     bool lower = false;
     for (int stage = 0; stage < 3; ++stage) {
       if (stage == 2 && plan.question.software == Software::megatron) continue;
-      Question other = plan.question;
+      RunConfig other = plan.question;
       other.zero = stage;
       const Plan then = plan_numbers(other);
       lower =
@@ -147,28 +147,28 @@ TEST(AdviceRules, APlanAtStageThreeNamesTheLowerStageThatFits) {
   }
   EXPECT_GT(named, 50);
   EXPECT_GT(needed, 0);
-  // The lowest that leaves ample memory, with what it sends.
-  Settings settings;
+  // The lowest stage that leaves ample memory, with its traffic.
+  RunConfig settings = RunConfig::for_plan();
   settings.set("model", "gpt2-xl"), settings.set("dp", "8"), settings.set("zero", "3");
-  const Plan plan = make_plan(settings.question(built_in()));
+  const Plan plan = make_plan(look_up(settings, built_in()));
   EXPECT_TRUE(
       has_note(plan, "--zero 0 fits, 31.7 GB of 82.6 GB; sends 5.45 GB instead of 8.18 GB"));
 }
 
 // A stage 1 that is faster by more than the intervals is noted, although stage 0 fits.
-TEST(AdviceRules, NotesThatAShareOfTheUpdateIsQuicker) {
-  Settings settings;
+TEST(AdviceRules, NotesThatStage1IsFasterIfTheUpdateIsLong) {
+  RunConfig settings = RunConfig::for_plan();
   for (const auto& [key, value] : {std::pair{"model", "gpt3-1.3b"}, {"dp", "8"}}) {
     settings.set(key, value);
   }
-  const Plan one = make_plan(settings.question(built_in()));
+  const Plan one = make_plan(look_up(settings, built_in()));
   EXPECT_TRUE(has_note(one, "with --zero 1 a rank updates 1/8 of the parameters")) << one.remedy;
   settings.set("grad-accum", "64");
-  EXPECT_FALSE(has_note(make_plan(settings.question(built_in())), "--zero 1"));
+  EXPECT_FALSE(has_note(make_plan(look_up(settings, built_in())), "--zero 1"));
 }
 
-// One layer, which no pipeline can share.
-TEST(AdviceRules, SaysThatTpGoesAcrossHosts) {
+// One layer, which a pipeline cannot split.
+TEST(AdviceRules, WarnsThatTpSpansHosts) {
   AdvisedCase one;
   for (const auto& [key, value] : {std::pair{"layers", "1"},
                                    {"hidden", "61440"},
@@ -186,19 +186,19 @@ TEST(AdviceRules, SaysThatTpGoesAcrossHosts) {
         << advice.text;
   }
   EXPECT_EQ(across, 1);
-  // No other advice has to say it.
+  // Other advice does not mention it.
   for (const AdvisedCase& each : wide_grid()) {
     for (const Advice& advice : plan_of(each).advice) {
-      const Question then = followed(each, advice).question;
+      const RunConfig then = followed(each, advice).question;
       const bool said = advice.text.find("across hosts") != std::string::npos;
       EXPECT_EQ(said, advice.family == "mesh" && then.tp() > then.per_node) << advice.text;
     }
   }
 }
 
-TEST(AdviceRules, ProposesCompressionWhereTheNetworkBinds) {
+TEST(AdviceRules, ProposesCompressionForNetworkBoundPlans) {
   const auto compressed = [](const char* layout, const char* software, const char* seq) {
-    Settings settings;
+    RunConfig settings = RunConfig::for_plan();
     for (const auto& [key, value] : {std::pair{"model", "gpt3-6.7b"},
                                      {"hardware", "h200"},
                                      {"dp", "16"},
@@ -208,20 +208,20 @@ TEST(AdviceRules, ProposesCompressionWhereTheNetworkBinds) {
                                      {"seq", seq}}) {
       settings.set(key, value);
     }
-    const Plan plan = make_plan(settings.question(built_in()));
+    const Plan plan = make_plan(look_up(settings, built_in()));
     for (const Advice& advice : plan.advice) {
       if (advice.family != "grad-compression") continue;
       EXPECT_EQ(advice.flags, "--grad-compression bf16");
-      EXPECT_NE(advice.text.find("are rounded to bf16 on their way"), std::string::npos);
+      EXPECT_NE(advice.text.find("are sent as bf16"), std::string::npos);
       EXPECT_NE(plan.remedy.find(advice.flags), std::string::npos) << plan.remedy;
       return true;
     }
     return false;
   };
   EXPECT_TRUE(compressed("bf16-fp32grad", "tessera", "128"));
-  EXPECT_FALSE(compressed("bf16-fp32grad", "tessera", "2048"));  // which hides most of it
-  EXPECT_FALSE(compressed("bf16", "tessera", "128"));            // 16 bits already
-  EXPECT_FALSE(compressed("bf16-fp32grad", "megatron", "128"));  // which has no such flag
+  EXPECT_FALSE(compressed("bf16-fp32grad", "tessera", "2048"));  // computation hides most of it
+  EXPECT_FALSE(compressed("bf16", "tessera", "128"));            // already 16 bits
+  EXPECT_FALSE(compressed("bf16-fp32grad", "megatron", "128"));  // has no such flag
 }
 
 }  // namespace

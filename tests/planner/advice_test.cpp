@@ -1,4 +1,4 @@
-// Every advice is done, and must bring what it promised.
+// Applies every piece of advice and checks that it achieves the promised gain.
 
 #include <gtest/gtest.h>
 
@@ -14,10 +14,10 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
-#include "tessera/planner/changes.h"
+#include "tessera/planner/fields.h"
+#include "tessera/planner/neighbors.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/search.h"
-#include "tessera/planner/settings.h"
 #include "tests/planner/advised_case.h"
 #include "tests/planner/built_in.h"
 
@@ -52,7 +52,7 @@ std::vector<AdvisedCase> grid() {
             };
             set("model", model), set("hardware", hardware), set("zero", zero);
             set("grad-accum", "8");
-            // In turn, so that each meets every stage, mesh and oddity.
+            // Cycles, so that each is combined with every stage, mesh and variant.
             set("software", (std::array{"megatron", "tessera", "pytorch"})[all.size() % 3]);
             for (const auto& [key, value] : mesh) set(key, value);
             for (const auto& [key, value] : odd) set(key, value);
@@ -65,24 +65,24 @@ std::vector<AdvisedCase> grid() {
   return all;
 }
 
-// What notes say that the software does not do, of a plan that was asked for or advised.
+// Returns the notes about features that the software does not support.
 std::set<std::string> not_done(const Plan& plan) {
   std::set<std::string> all;
   for (const std::string& note : notes_for(plan)) {
-    for (const char* words : {"shards the optimizer's state alone", "has no schedule", "refuses"}) {
+    for (const char* words : {"shards only the optimizer state", "has no schedule", "refuses"}) {
       if (note.find(words) != std::string::npos) all.insert(words);
     }
   }
   return all;
 }
 
-TEST(Advice, BringsWhatItPromises) {
+TEST(Advice, AchievesThePromisedGains) {
   int advised = 0;
   std::set<std::string> families;
   const std::vector<AdvisedCase> cases = grid();
   ASSERT_GE(cases.size(), 200U);
   for (const AdvisedCase& one : cases) {
-    const Plan plan = make_plan(one.settings.question(built_in()));
+    const Plan plan = make_plan(look_up(one.settings, built_in()));
     const double step = plan.time.step(), needed = plan.needed();
     for (const Advice& advice : plan.advice) {
       ++advised;
@@ -90,7 +90,7 @@ TEST(Advice, BringsWhatItPromises) {
       const std::string what = one.words + " | " + advice.text;
       Plan then;
       ASSERT_NO_THROW(
-          then = plan_numbers(settle(with_flags(one.settings, advice.flags).question(built_in()))))
+          then = plan_numbers(resolve(look_up(with_flags(one.settings, advice.flags), built_in()))))
           << what;
       EXPECT_NEAR(step - then.time.step(), advice.seconds, 1e-9 * step) << what;
       EXPECT_NEAR(needed - then.needed(), advice.bytes, 1e-9 * needed) << what;
@@ -98,14 +98,14 @@ TEST(Advice, BringsWhatItPromises) {
                   1e-9 * plan.traffic.total())
           << what;
       EXPECT_TRUE(then.fits) << what;
-      // The software does it: the plan with it does not say the contrary.
+      // The software supports it: the changed plan has no note to the contrary.
       const std::set<std::string> before = not_done(plan), after = not_done(then);
       EXPECT_TRUE(std::includes(before.begin(), before.end(), after.begin(), after.end())) << what;
       // The same work on the same devices.
       EXPECT_EQ(then.question.global_batch, plan.question.global_batch) << what;
       EXPECT_EQ(then.question.world(), plan.question.world()) << what;
       EXPECT_DOUBLE_EQ(then.parameters, plan.parameters) << what;
-      // A real gain, and said with its numbers.
+      // A real gain, reported with its numbers.
       const bool sooner = advice.seconds >= 0.02 * step && !as_good_as(plan, then);
       const bool smaller = advice.bytes >= 0.02 * needed && advice.seconds >= -0.002 * step &&
                            !leaves_ample_memory(needed, plan.question.hardware);
@@ -117,31 +117,31 @@ TEST(Advice, BringsWhatItPromises) {
                                             : format_bytes(std::llround(advice.bytes));
       EXPECT_NE(advice.text.find(number), std::string::npos) << what;
     }
-    // "links twice as fast" and the like stand only where they help.
+    // "links twice as fast" appears only if it helps.
     EXPECT_FALSE(plan.remedy.empty()) << one.words;
   }
   EXPECT_GT(advised, 500);
   EXPECT_GE(families.size(), 8U);
 }
 
-// Those that are said to compute the same do: their parts are not timed again.
-TEST(Advice, ChangesAroundTheModelLeaveItsTimes) {
+// Edits with same_parts do not change the times of parts, which are not computed again.
+TEST(Advice, EditsWithSamePartsKeepTheTimesOfParts) {
   int alike = 0, others = 0;
   for (const AdvisedCase& one : grid()) {
-    const Question q = settle(one.settings.question(built_in()));
+    const RunConfig q = resolve(look_up(one.settings, built_in()));
     const PartTimes parts = part_times(q);
-    for (const Change& change : possible_changes(q)) {
-      if (!change.same_parts) {
+    for (const Edit& edit : neighborhood(q)) {
+      if (!edit.same_parts) {
         ++others;
         continue;
       }
       try {
-        const PartTimes then = part_times(settle(change.question));
+        const PartTimes then = part_times(resolve(edit.config));
         ++alike;
         EXPECT_TRUE(then.layer == parts.layer && then.first == parts.first &&
                     then.embedding == parts.embedding && then.head == parts.head)
-            << one.words << " | " << change.flags;
-      } catch (const UsageError&) {  // it cannot be
+            << one.words << " | " << edit.flags;
+      } catch (const UsageError&) {  // not possible
       }
     }
   }
@@ -149,13 +149,13 @@ TEST(Advice, ChangesAroundTheModelLeaveItsTimes) {
   EXPECT_GT(others, 1000);
 }
 
-// Neither the advice nor the remedy of what does not fit, nor a search, names what the software has
-// not; of a size alone nobody said whose software it is.
-TEST(Advice, IsWhatTheSoftwareHas) {
+// Advice, remedies and searches name only features that the software supports. If only the size is
+// known, the software is unknown.
+TEST(Advice, ProposesOnlySupportedFeatures) {
   const auto plan_of = [](std::initializer_list<std::pair<const char*, const char*>> given) {
-    Settings settings;
+    RunConfig settings = RunConfig::for_plan();
     for (const auto& [key, value] : given) settings.set(key, value);
-    return make_plan(settings.question(built_in()));
+    return make_plan(look_up(settings, built_in()));
   };
   for (const char* params : {"7B", "20B", "38B"}) {
     const Plan open = plan_of({{"params", params}, {"dp", "64"}});
@@ -169,13 +169,13 @@ TEST(Advice, IsWhatTheSoftwareHas) {
   EXPECT_EQ(not_done(plan_of({{"dp", "8"}, {"zero", "2"}, {"software", "megatron"}})).size(), 1U);
   EXPECT_EQ(not_done(plan_of({{"dp", "8"}, {"zero", "2"}, {"software", "pytorch"}})).size(), 0U);
   for (const char* software : {"megatron", "tessera", "pytorch"}) {
-    Settings settings;
+    RunConfig settings = RunConfig::for_plan();
     for (const auto& [key, value] :
          {std::pair{"model", "gpt3-6.7b"}, {"gpus", "16"}, {"global-batch", "64"}}) {
       settings.set(key, value);
     }
     settings.set("software", software);
-    SearchQuestion ask = search_question(settings, built_in());
+    SearchRequest ask = search_request(settings, built_in());
     ask.top = 50;
     std::set<int> stages;
     for (const Plan& plan : search(ask).best) {
@@ -184,26 +184,25 @@ TEST(Advice, IsWhatTheSoftwareHas) {
     }
     EXPECT_EQ(stages.count(2), software == std::string("megatron") ? 0U : 1U) << software;
   }
-  // What is asked for is answered, and said.
-  Settings settings;
+  // An unsupported request is planned, with a note.
+  RunConfig settings = RunConfig::for_plan();
   for (const auto& [key, value] :
        {std::pair{"model", "gpt3-6.7b"}, {"gpus", "16"}, {"zero", "2"}, {"schedule", "zb-h1"}}) {
     settings.set(key, value);
   }
-  const SearchResult asked = search(search_question(settings, built_in()));
+  const SearchResult asked = search(search_request(settings, built_in()));
   ASSERT_FALSE(asked.best.empty());
   EXPECT_EQ(asked.best.front().question.zero, 2);
 }
 
-// Whoever runs another program than ours is told what to ask it for: in the advice, and in the
-// remedy of what does not fit.
-TEST(Advice, SaysHowTheSoftwareIsAskedForAStage) {
+// For other software, advice and remedies name that software's own setting.
+TEST(Advice, NamesTheSoftwaresOwnSettingForAStage) {
   const auto plan_of = [](const char* params, const char* software) {
-    Settings settings;
+    RunConfig settings = RunConfig::for_plan();
     settings.set("params", params), settings.set("dp", "64"), settings.set("software", software);
-    return make_plan(settings.question(built_in()));
+    return make_plan(look_up(settings, built_in()));
   };
-  // What does not fit, by its optimizer alone, its gradients, its parameters.
+  // Does not fit because of its optimizer state, its gradients, or its parameters.
   for (const auto& [params, software, words] :
        {std::tuple{"7B", "megatron", "(in Megatron-LM: --use-distributed-optimizer)"},
         {"38B", "megatron", "(in Megatron-LM: its FSDP, --use-megatron-fsdp "},
@@ -227,9 +226,9 @@ TEST(Advice, SaysHowTheSoftwareIsAskedForAStage) {
   }
 }
 
-TEST(Advice, ATinyBucketIsToldToGrow) {
-  Settings settings;
-  // Buckets hold whole parameters, so only where these are small is a small bucket one of many.
+TEST(Advice, ProposesLargerBucketsForTinyOnes) {
+  RunConfig settings = RunConfig::for_plan();
+  // Buckets hold whole parameters, so small buckets are numerous only if parameters are small.
   for (const auto& [key, value] : {std::pair{"layers", "48"},
                                    {"hidden", "256"},
                                    {"heads", "4"},
@@ -239,7 +238,7 @@ TEST(Advice, ATinyBucketIsToldToGrow) {
                                    {"bucket-size", "1kB"}}) {
     settings.set(key, value);
   }
-  const Plan plan = make_plan(settings.question(built_in()));
+  const Plan plan = make_plan(look_up(settings, built_in()));
   ASSERT_EQ(plan.bound, Bound::network);
   std::string all;
   bool told = false;
@@ -251,11 +250,11 @@ TEST(Advice, ATinyBucketIsToldToGrow) {
   EXPECT_EQ(plan.remedy.find("links"), std::string::npos) << plan.remedy;
 }
 
-TEST(Advice, NothingIsSentInsteadOfTheSame) {
+TEST(Advice, OmitsTrafficThatDoesNotChange) {
   for (const char* zero : {"0", "1", "2", "3"}) {
-    Settings settings;
+    RunConfig settings = RunConfig::for_plan();
     settings.set("dp", "8"), settings.set("zero", zero);
-    for (const Advice& advice : make_plan(settings.question(built_in())).advice) {
+    for (const Advice& advice : make_plan(look_up(settings, built_in())).advice) {
       const std::size_t at = advice.text.find("; sends ");
       if (at == std::string::npos) continue;
       ASSERT_EQ(advice.text.substr(advice.text.size() - advice.there.size()), advice.there);
@@ -268,10 +267,10 @@ TEST(Advice, NothingIsSentInsteadOfTheSame) {
   }
 }
 
-TEST(Advice, OfASizeAloneIsOfMemory) {
-  Settings settings;
+TEST(Advice, ConcernsOnlyMemoryIfOnlyTheSizeIsKnown) {
+  RunConfig settings = RunConfig::for_plan();
   settings.set("params", "4B"), settings.set("dp", "8");
-  const Plan plan = make_plan(settings.question(built_in()));
+  const Plan plan = make_plan(look_up(settings, built_in()));
   ASSERT_FALSE(plan.advice.empty());
   for (const Advice& advice : plan.advice) EXPECT_EQ(advice.seconds, 0) << advice.text;
 }
@@ -289,7 +288,7 @@ AdvisedCase hybrid_case(const char* replicas) {
   return one;
 }
 
-TEST(Advice, ReplicatesAcrossNodesWhereLinksBetweenThemAreSlow) {
+TEST(Advice, ProposesReplicasForSlowLinksBetweenNodes) {
   const AdvisedCase one = hybrid_case("1");
   const Plan plan = plan_of(one);
   const auto told = std::find_if(plan.advice.begin(), plan.advice.end(),
@@ -303,7 +302,7 @@ TEST(Advice, ReplicatesAcrossNodesWhereLinksBetweenThemAreSlow) {
   EXPECT_LT(followed(one, *told).time.step(), plan.time.step());
 }
 
-TEST(Advice, WarnsOfTheMemoryThatReplicasTake) {
+TEST(Advice, WarnsOfTheMemoryOfReplicas) {
   const auto noted = [](const char* replicas, const char* text) {
     const std::vector<std::string> notes = plan_of(hybrid_case(replicas)).notes;
     return std::any_of(notes.begin(), notes.end(), [&](const std::string& note) {
@@ -314,16 +313,67 @@ TEST(Advice, WarnsOfTheMemoryThatReplicasTake) {
   EXPECT_TRUE(noted("8", "--dp-replicate 8: each of 8 groups of 8 ranks holds all state, which "));
   EXPECT_FALSE(noted("8", "use the same links"));
   EXPECT_TRUE(noted("4", "use the same links"));
-  EXPECT_TRUE(noted("64", "shards over one rank, that is not at all"));
+  EXPECT_TRUE(noted("64", "has no effect, because each replica is one rank"));
 }
 
-TEST(Advice, FewerReplicasFitWhereManyDoNot) {
+TEST(Advice, ProposesFewerReplicasIfManyDoNotFit) {
   AdvisedCase one = hybrid_case("64");
   one.settings.set("model", "llama3-70b");
   one.settings.set("dp", "512");
   const Plan plan = plan_of(one);
   EXPECT_FALSE(plan.fits);
   EXPECT_NE(plan.remedy.find("--dp-replicate 16 fits: "), std::string::npos) << plan.remedy;
+}
+
+// If whole gradients do not fit, no other combination of flags does.
+TEST(Advice, CombinesGradReduceEachIfWholeGradientsDoNotFit) {
+  AdvisedCase one;
+  for (const auto& [key, value] : {std::pair{"model", "gpt3-175b"},
+                                   {"dp", "128"},
+                                   {"zero", "3"},
+                                   {"recompute", "selective"},
+                                   {"grad-reduce", "last"}}) {
+    one.settings.set(key, value);
+  }
+  const Plan plan = plan_of(one);
+  ASSERT_FALSE(plan.fits);
+  ASSERT_EQ(plan.advice.size(), 1U);
+  EXPECT_EQ(plan.advice.front().flags, "--recompute full --grad-reduce each");
+  EXPECT_TRUE(followed(one, plan.advice.front()).fits);
+  EXPECT_TRUE(plan.remedy.starts_with(plan.advice.front().flags + " fits: ")) << plan.remedy;
+}
+
+// One rule for all candidates: fits, then the lower stage unless predictions distinguish the steps,
+// then the shorter step.
+TEST(Neighbors, AreRankedByFitThenStageThenTime) {
+  const auto candidate = [](bool fits, int zero, double step) {
+    Candidate one;
+    one.config.zero = zero;
+    one.fits = fits;
+    one.step = step;
+    one.interval = {0.9 * step, 1.1 * step, ""};
+    return one;
+  };
+  EXPECT_TRUE(better(candidate(true, 3, 2), candidate(false, 0, 1)));
+  EXPECT_TRUE(better(candidate(true, 1, 1.05), candidate(true, 2, 1)));
+  EXPECT_FALSE(better(candidate(true, 2, 1), candidate(true, 1, 1.05)));
+  EXPECT_TRUE(better(candidate(true, 2, 1), candidate(true, 1, 1.5)));
+  EXPECT_TRUE(better(candidate(true, 1, 1), candidate(true, 1, 1.01)));
+  EXPECT_FALSE(better(candidate(true, 1, 1), candidate(true, 1, 1)));
+}
+
+TEST(Neighbors, AreTimedOnlyIfTheyCanBeShortEnough) {
+  RunConfig settings = RunConfig::for_plan();
+  settings.set("dp", "8");
+  Candidate one = Candidate::of(look_up(settings, built_in()));
+  EXPECT_FALSE(one.time_step(1e-9));
+  EXPECT_EQ(one.step, 0);
+  EXPECT_TRUE(one.time_step());
+  EXPECT_DOUBLE_EQ(one.step, step_time(one.config).step());
+  EXPECT_TRUE(one.time_step(one.step));
+  settings.set("tp", "7");
+  EXPECT_THROW(Candidate::of(look_up(settings, built_in())), UsageError);
+  EXPECT_FALSE(Candidate::beside(one.config, look_up(settings, built_in())));
 }
 
 }  // namespace

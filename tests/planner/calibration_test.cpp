@@ -12,12 +12,12 @@ std::vector<PassSample> samples_of(const Hardware& hardware) {
   for (const int hidden : {256, 512, 1024}) {
     for (const int seq : {128, 1024}) {
       for (const int vocab : {1024, 16384}) {
-        Question q;
+        RunConfig q = RunConfig::for_plan();
         q.model = gpt_shape(2, hidden, 8, vocab, seq);
         q.layout = parse_state_layout("fp32");
         q.hardware = hardware;
         q.micro_batch = 2;
-        q = settle(q);
+        q = resolve(q);
         samples.push_back({q, pass_seconds(q)});
       }
     }
@@ -25,14 +25,14 @@ std::vector<PassSample> samples_of(const Hardware& hardware) {
   return samples;
 }
 
-TEST(Calibration, FindsTheConstantsThatMadeTheSamples) {
-  Hardware truth = Catalogue().find("cpu");
+TEST(Calibration, RecoversTheConstantsOfGeneratedSamples) {
+  Hardware truth = Catalog().find("cpu");
   truth.product_efficiency = 0.7;
   truth.memory_efficiency = 0.3;
   truth.attention_efficiency = 0.15;
   truth.logit_bytes = 90;
   const std::vector<PassSample> samples = samples_of(truth);
-  const Hardware start = Catalogue().find("cpu");
+  const Hardware start = Catalog().find("cpu");
   EXPECT_GT(calibration_error(start, samples), 0.2);
   const Hardware found = calibrate(start, samples);
   EXPECT_LT(calibration_error(found, samples), 0.005);
@@ -43,14 +43,14 @@ TEST(Calibration, FindsTheConstantsThatMadeTheSamples) {
   EXPECT_THROW(calibrate(start, {}), UsageError);
 }
 
-TEST(Calibration, WhatItWritesIsRead) {
-  Hardware made = Catalogue().find("h100");
+TEST(Calibration, WritesEntriesThatTheCatalogueReads) {
+  Hardware made = Catalog().find("h100");
   made.name = "mine";
   made.launch = 1.5e-6;
   made.cores = 6;
-  Catalogue catalogue;
-  catalogue.parse(hardware_toml(made), "made");
-  const Hardware& read = catalogue.find("mine");
+  Catalog catalog;
+  catalog.parse(hardware_toml(made), "made");
+  const Hardware& read = catalog.find("mine");
   EXPECT_DOUBLE_EQ(read.launch, 1.5e-6);
   EXPECT_NEAR(read.memory, made.memory, 1);
   EXPECT_DOUBLE_EQ(read.between.bandwidth, made.between.bandwidth);

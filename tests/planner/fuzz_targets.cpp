@@ -5,19 +5,19 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/planner/json.h"
-#include "tessera/planner/runs_file.h"
+#include "tessera/planner/score.h"
 #include "tests/fuzz.h"
 #include "tests/planner/built_in.h"
 
 namespace tessera::planner {
 
 void fuzz_line(std::string_view input) {
-  const std::string answer = answer_line({}, built_in(), input);
+  const std::string answer = answer_line(RunConfig::for_plan(), built_in(), input);
   must(answer.find('\n') == std::string::npos, "more than one line", input);
   const auto json = nlohmann::json::parse(answer, nullptr, false);
   must(json.is_object(), "no JSON object", input);
   if (json.contains("error")) return;
-  const bool sized = json.contains("assumed");  // known by its size: nothing but state
+  const bool sized = json.contains("assumed");  // only the size is known, so only state is counted
   for (const char* key : {"params", "grads", "optimizer", "total"}) {
     const auto& value = json["memory"][key];
     must(value.is_number() && value.get<double>() >= 0, key, input);
@@ -46,7 +46,7 @@ void fuzz_runs(std::string_view input) {
 }
 
 void fuzz_hardware(std::string_view input) {
-  Catalogue own = built_in();
+  Catalog own = built_in();
   const std::size_t before = own.all().size();
   try {
     own.parse(input, "own.toml");

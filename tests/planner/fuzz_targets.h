@@ -2,9 +2,9 @@
 
 #include <string_view>
 
-// What must hold for any input to the planner's parsers: they answer or throw UsageError, and what
-// they answer is sound. Each aborts the program otherwise. The mutating test of this folder calls
-// them, and libFuzzer where the compiler has it.
+// Invariants of the planner's parsers for any input: they return a sound answer or throw
+// UsageError. Each function aborts the program otherwise. They are called by fuzz_test.cpp, and by
+// libFuzzer if the compiler supports it.
 namespace tessera::planner {
 
 void fuzz_line(std::string_view input);      // a line of --questions

@@ -1,5 +1,5 @@
-// Feeds the parsers with inputs made from those in tests/data/fuzz by cutting, copying, flipping
-// and putting in what tends to break parsers. The same inputs every time.
+// Feeds the parsers with mutations of the files in tests/data/fuzz: cut, copied, with flipped bits
+// and inserted troublesome text. Deterministic.
 
 #include <gtest/gtest.h>
 
@@ -79,9 +79,9 @@ void run(const std::string& kind, void (*target)(std::string_view), std::int64_t
   tessera::run_fuzz(std::string(TESSERA_FUZZ_DATA) + "/" + kind, words(), target, inputs);
 }
 
-TEST(Fuzz, LinesOfBatch) { run("line", fuzz_line, kInputs / 2); }
-TEST(Fuzz, FilesOfRuns) { run("runs", fuzz_runs, kInputs / 4); }
-TEST(Fuzz, FilesOfHardware) { run("hardware", fuzz_hardware, kInputs / 4); }
+TEST(Fuzz, QuestionLines) { run("line", fuzz_line, kInputs / 2); }
+TEST(Fuzz, RunsFiles) { run("runs", fuzz_runs, kInputs / 4); }
+TEST(Fuzz, HardwareFiles) { run("hardware", fuzz_hardware, kInputs / 4); }
 
 }  // namespace
 }  // namespace tessera::planner

@@ -5,18 +5,18 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/calibration.h"
+#include "tessera/planner/fields.h"
 #include "tessera/planner/hardware.h"
 #include "tessera/planner/plan.h"
-#include "tessera/planner/settings.h"
 
 namespace tessera::planner {
 namespace {
 
-// What parsing says about a text.
+// Returns the error of parsing a text, or "".
 std::string complaint(const std::string& toml) {
-  Catalogue catalogue;
+  Catalog catalog;
   try {
-    catalogue.parse(toml, "my.toml");
+    catalog.parse(toml, "my.toml");
   } catch (const UsageError& error) {
     return error.what();
   }
@@ -28,10 +28,10 @@ void expect_words(const std::string& text, const std::vector<std::string>& words
   }
 }
 
-TEST(Hardware, TheCatalogueHasWhatItPromises) {
-  const Catalogue catalogue;
+TEST(Hardware, CatalogueEntriesAreComplete) {
+  const Catalog catalog;
   for (const char* name : {"v100-32", "a100-40", "a100-80", "h100", "h200", "b200", "cpu"}) {
-    const Hardware& h = catalogue.find(name);
+    const Hardware& h = catalog.find(name);
     EXPECT_EQ(h.name, name);
     EXPECT_GT(h.memory, 1e9) << name;
     EXPECT_GE(h.peak_16bit, h.peak_fp32) << name;
@@ -39,23 +39,23 @@ TEST(Hardware, TheCatalogueHasWhatItPromises) {
     EXPECT_GT(h.launch, 0) << name;
     EXPECT_GT(h.watts, 0) << name;
   }
-  EXPECT_EQ(catalogue.find("h100").memory, 81'559.0 * (1 << 20));
-  EXPECT_EQ(catalogue.find("a100-80").peak_16bit, 312e12);
-  EXPECT_EQ(catalogue.find("a100-40").units, 108);  // from the entry that it is like
+  EXPECT_EQ(catalog.find("h100").memory, 81'559.0 * (1 << 20));
+  EXPECT_EQ(catalog.find("a100-80").peak_16bit, 312e12);
+  EXPECT_EQ(catalog.find("a100-40").units, 108);  // copied by `like`
 }
 
-// A plan uses what the card has: V100s have neither fused attention nor bf16.
-TEST(Hardware, PlansUseWhatACardSupports) {
-  Catalogue catalogue;
-  catalogue.parse("[volta]\nlike = \"v100-32\"\n[turing]\nlike = \"h100\"\nbf16 = false\n", "mine");
-  EXPECT_FALSE(catalogue.find("volta").fused_attention);
-  EXPECT_TRUE(catalogue.find("turing").fused_attention);
+// V100s have neither fused attention nor bf16.
+TEST(Hardware, PlansUseOnlySupportedFeatures) {
+  Catalog catalog;
+  catalog.parse("[volta]\nlike = \"v100-32\"\n[turing]\nlike = \"h100\"\nbf16 = false\n", "mine");
+  EXPECT_FALSE(catalog.find("volta").fused_attention);
+  EXPECT_TRUE(catalog.find("turing").fused_attention);
   const auto plan_on = [&](const char* hardware, const char* key = nullptr,
                            const char* value = nullptr) {
-    Settings settings;
+    RunConfig settings = RunConfig::for_plan();
     settings.set("model", "gpt2-xl"), settings.set("hardware", hardware);
     if (key != nullptr) settings.set(key, value);
-    return make_plan(settings.question(catalogue));
+    return make_plan(look_up(settings, catalog));
   };
   const Plan v100 = plan_on("v100-32");
   EXPECT_EQ(v100.question.attention, Attention::unfused);
@@ -75,28 +75,28 @@ TEST(Hardware, PlansUseWhatACardSupports) {
       plan_on("v100-32", key, value);
       FAIL() << key << " " << value;
     } catch (const UsageError& error) {
-      expect_words(error.what(), {str("--", key), value, "v100-32", "wanted"});
+      expect_words(error.what(), {str("--", key), value, "v100-32", "must be"});
     }
   }
-  // What a calibrated card lacks is in its entry.
-  Catalogue written;
-  written.parse(hardware_toml(catalogue.find("volta")), "written");
+  // The written entry records missing features.
+  Catalog written;
+  written.parse(hardware_toml(catalog.find("volta")), "written");
   EXPECT_FALSE(written.find("volta").fused_attention || written.find("volta").bf16);
 }
 
-TEST(Hardware, AnUnknownNameGetsTheNearOne) {
+TEST(Hardware, SuggestsTheNearestNameForAnUnknownOne) {
   try {
-    Catalogue().find("a100-8");
+    Catalog().find("a100-8");
     FAIL();
   } catch (const UsageError& error) {
     expect_words(error.what(), {"a100-8", "did you mean a100-80", "h200"});
   }
 }
 
-TEST(Hardware, AUsersEntryChangesWhatItSays) {
-  Catalogue catalogue;
-  const std::size_t known = catalogue.all().size();
-  catalogue.parse(R"(
+TEST(Hardware, UserEntryOverridesOnlyItsKeys) {
+  Catalog catalog;
+  const std::size_t known = catalog.all().size();
+  catalog.parse(R"(
     [h100]
     launch = "20us"
     between = { bandwidth = "200Gb/s" }
@@ -105,23 +105,23 @@ TEST(Hardware, AUsersEntryChangesWhatItSays) {
     memory = 1e11
     per_node = 4
   )",
-                  "my.toml");
-  EXPECT_EQ(catalogue.all().size(), known + 1);
-  EXPECT_DOUBLE_EQ(catalogue.find("h100").launch, 20e-6);
-  EXPECT_DOUBLE_EQ(catalogue.find("h100").between.bandwidth, 25e9);
-  EXPECT_EQ(catalogue.find("h100").between.latency, Catalogue().find("h100").between.latency);
-  EXPECT_EQ(catalogue.find("mine").memory, 1e11);
-  EXPECT_EQ(catalogue.find("mine").per_node, 4);
-  EXPECT_DOUBLE_EQ(catalogue.find("mine").launch, 20e-6);
+                "my.toml");
+  EXPECT_EQ(catalog.all().size(), known + 1);
+  EXPECT_DOUBLE_EQ(catalog.find("h100").launch, 20e-6);
+  EXPECT_DOUBLE_EQ(catalog.find("h100").between.bandwidth, 25e9);
+  EXPECT_EQ(catalog.find("h100").between.latency, Catalog().find("h100").between.latency);
+  EXPECT_EQ(catalog.find("mine").memory, 1e11);
+  EXPECT_EQ(catalog.find("mine").per_node, 4);
+  EXPECT_DOUBLE_EQ(catalog.find("mine").launch, 20e-6);
 }
 
-TEST(Hardware, BadFilesAreRefusedWithTheirPlace) {
+TEST(Hardware, ReportsLineAndColumnOfInvalidFiles) {
   expect_words(complaint("[mine]\nmemory = = 3\n"), {"my.toml", "line 2", "column 10"});
   expect_words(complaint("[h100]\nmemmory = 3\n"),
                {"my.toml, line 2, column 1", "memmory", "did you mean memory"});
   expect_words(complaint("[h100]\nmemory = \"lots\"\n"), {"line 2", "memory", "lots"});
   expect_words(complaint("[h100]\nmemory = -1\n"), {"line 2", "-1"});
-  expect_words(complaint("[h100]\nusable = 1.5\n"), {"usable", "1.5", "wanted 0.01 to 1"});
+  expect_words(complaint("[h100]\nusable = 1.5\n"), {"usable", "1.5", "must be 0.01 to 1"});
   expect_words(complaint("[h100]\nunits = 1.5\n"), {"units", "whole number"});
   expect_words(complaint("[h100]\nlaunch = true\n"), {"launch", "number"});
   expect_words(complaint("[h100]\ninside = 3\n"), {"inside"});
@@ -131,18 +131,18 @@ TEST(Hardware, BadFilesAreRefusedWithTheirPlace) {
   EXPECT_EQ(complaint(""), "");
 }
 
-TEST(Hardware, FilesThatAreTooMuchAreRefused) {
+TEST(Hardware, RefusesHugeAndDeeplyNestedFiles) {
   std::string text = "[h100]\nlaunch = \"20us\"\n";
   text.resize(1 << 20, '\n');
   EXPECT_EQ(complaint(text), "");
   expect_words(complaint(text + "\n"), {"my.toml", "1048577", "1 MiB"});
-  std::string deep = "a";  // each part a table in a table, which are freed by recursion
+  std::string deep = "a";  // each part is a nested table, freed recursively
   for (int i = 0; i < 100'000; ++i) deep += ".a";
   expect_words(complaint("\n" + deep + " = 1\n"), {"line 2", "parts"});
   expect_words(complaint("[" + deep + "]\n"), {"line 1", "parts"});
 }
 
-TEST(Hardware, CharactersBeyondAsciiStandInTextsAndCommentsOnly) {
+TEST(Hardware, AllowsNonAsciiOnlyInStringsAndComments) {
   const std::string good = "# für µs\n[h100] # é\n";
   EXPECT_EQ(complaint(good + "launch = \"20us\"\n"), "");
   EXPECT_EQ(complaint(good + "launch = \"20µs\"\n"), "");
@@ -153,41 +153,41 @@ TEST(Hardware, CharactersBeyondAsciiStandInTextsAndCommentsOnly) {
   expect_words(complaint("[h100]\nx = 'é\\' é\n"), {"line 2, column 10", "ASCII"});
 }
 
-TEST(Hardware, AFileThatFailsChangesNothing) {
-  Catalogue catalogue;
-  EXPECT_THROW(catalogue.parse("[h100]\nlaunch = 0.5\n[mine]\nx = 1\n", "my.toml"), UsageError);
-  EXPECT_EQ(catalogue.find("h100").launch, Catalogue().find("h100").launch);
-  EXPECT_THROW(catalogue.read("/no/such/file.toml"), UsageError);
-  EXPECT_THROW(catalogue.read("/dev/zero"), UsageError);
+TEST(Hardware, InvalidFileChangesNothing) {
+  Catalog catalog;
+  EXPECT_THROW(catalog.parse("[h100]\nlaunch = 0.5\n[mine]\nx = 1\n", "my.toml"), UsageError);
+  EXPECT_EQ(catalog.find("h100").launch, Catalog().find("h100").launch);
+  EXPECT_THROW(catalog.read("/no/such/file.toml"), UsageError);
+  EXPECT_THROW(catalog.read("/dev/zero"), UsageError);
 }
 
-// What software makes of a device is its own; peaks and links are not.
-TEST(Hardware, SoftwareHasFiguresOfItsOwn) {
-  const Catalogue catalogue;
-  Hardware h = catalogue.find("h100");
+// Software figures differ by software; peaks and links do not.
+TEST(Hardware, EachSoftwareHasItsOwnFigures) {
+  const Catalog catalog;
+  Hardware h = catalog.find("h100");
   EXPECT_EQ(h.software, "megatron");
   const double megatron = h.launch, peak = h.peak_16bit;
   h.run_by("pytorch");
   EXPECT_LT(h.launch, megatron / 2);
   h.run_by("tessera");
-  EXPECT_DOUBLE_EQ(h.launch, catalogue.find("h200").launch);
+  EXPECT_DOUBLE_EQ(h.launch, catalog.find("h200").launch);
   EXPECT_EQ(h.peak_16bit, peak);
   h.run_by("megatron");
   EXPECT_DOUBLE_EQ(h.launch, megatron);
-  // Figures that are in force and changed stay: running by the same again changes nothing.
+  // Selecting the active software again keeps modified figures.
   h.launch = 1;
   h.run_by("megatron");
   EXPECT_EQ(h.launch, 1);
-  // A machine that was measured has one set, for whoever runs on it.
-  Hardware cpu = catalogue.find("cpu");
+  // A calibrated machine has one set of figures for all software.
+  Hardware cpu = catalog.find("cpu");
   const double before = cpu.launch;
   cpu.run_by("pytorch");
   EXPECT_EQ(cpu.launch, before);
 }
 
-TEST(Hardware, AUsersFileHasSoftwareAndSwitches) {
-  Catalogue catalogue;
-  catalogue.parse(R"(
+TEST(Hardware, UserFileMaySetSoftwareAndSwitches) {
+  Catalog catalog;
+  catalog.parse(R"(
     [mine]
     like = "h100"
     software = "pytorch"
@@ -201,22 +201,22 @@ TEST(Hardware, AUsersFileHasSoftwareAndSwitches) {
     [h100.tessera]
     launch = "4us"
   )",
-                  "my.toml");
-  const Hardware& h = catalogue.find("mine");
+                "my.toml");
+  const Hardware& h = catalog.find("mine");
   EXPECT_DOUBLE_EQ(h.launch, 3e-6);
   const Topology t = h.topology();
   EXPECT_EQ(t.nics, 2);
   EXPECT_EQ(t.kind, "PCIe");
   ASSERT_EQ(t.switches.size(), 2U);
   EXPECT_EQ(t.switches[1].oversubscription, 2.5);
-  EXPECT_EQ(h.topology(4).nics, 1);  // half a node has half of them
-  Hardware other = catalogue.find("h100");
+  EXPECT_EQ(h.topology(4).nics, 1);  // half a node has half of the adapters
+  Hardware other = catalog.find("h100");
   EXPECT_NE(other.launch, 4e-6);
   other.run_by("tessera");
   EXPECT_DOUBLE_EQ(other.launch, 4e-6);
-  // An entry's own word holds for all software.
-  catalogue.parse("[mine]\nlaunch = \"9us\"\n", "my.toml");
-  Hardware mine = catalogue.find("mine");
+  // A value of the entry itself applies to all software.
+  catalog.parse("[mine]\nlaunch = \"9us\"\n", "my.toml");
+  Hardware mine = catalog.find("mine");
   for (const char* each : {"megatron", "tessera", "pytorch"}) {
     mine.run_by(each);
     EXPECT_DOUBLE_EQ(mine.launch, 9e-6);

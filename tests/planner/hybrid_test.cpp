@@ -1,5 +1,5 @@
-// Hybrid sharding: what a rank holds and sends with replicas, against the same without, and against
-// counted loops.
+// Hybrid sharding: memory and traffic of a rank with replicas, compared with plans without replicas
+// and with counted loops.
 
 #include <gtest/gtest.h>
 
@@ -11,19 +11,14 @@
 #include "tessera/planner/places.h"
 #include "tessera/planner/run.h"
 #include "tessera/planner/state.h"
+#include "tests/planner/run_case.h"
 
 namespace tessera::planner {
 namespace {
 
-RunQuestion run_of(const char* model, int stage, const Axes& axes) {
-  RunQuestion q;
-  q.model = find_model_shape(model);
-  q.layout = parse_state_layout("bf16");
-  q.stage = stage;
-  q.policy = default_reduce_policy(stage);
-  q.axes = axes;
-  q.seq = 64;
-  q.accumulation = 4;
+RunConfig run_of(const char* model, int stage, const Axes& axes) {
+  RunConfig q = small_run(find_model_shape(model), "bf16", stage, axes);
+  q.seq = 64, q.grad_accum = 4;
   return q;
 }
 
@@ -48,12 +43,12 @@ void for_all_meshes(const Check& check) {
   }
 }
 
-TEST(HybridSharding, StateIsThatOfOneReplica) {
+TEST(HybridSharding, StateEqualsThatOfOneReplica) {
   for_all_meshes([](int stage, int dp, int replicas, int tp, int pp) {
     for (const char* layout : {"bf16", "fp32"}) {
-      RunQuestion q = run_of("gpt2-124m", stage, mesh(dp, replicas, tp, pp));
+      RunConfig q = run_of("gpt2-124m", stage, mesh(dp, replicas, tp, pp));
       q.layout = parse_state_layout(layout);
-      RunQuestion alone = q;
+      RunConfig alone = q;
       alone.axes = mesh(dp / replicas, 1, tp, pp);
       const RunMemory memory = run_memory(q), one = run_memory(alone);
       EXPECT_EQ(memory.params, one.params) << stage << " " << dp << " " << replicas;
@@ -65,10 +60,10 @@ TEST(HybridSharding, StateIsThatOfOneReplica) {
   });
 }
 
-TEST(HybridSharding, StateIsCountedParameterByParameter) {
+TEST(HybridSharding, StateEqualsTheSumOverParameters) {
   for (const int dp : {4, 6, 16}) {
     for (const int replicas : {1, 2}) {
-      const RunQuestion q = run_of("gpt2-124m", 3, mesh(dp, replicas));
+      const RunConfig q = run_of("gpt2-124m", 3, mesh(dp, replicas));
       std::int64_t shard = 0;
       for (const ParamSpec& spec : model_params(q.model, 1, {0, q.model.layers, true, true})) {
         std::int64_t elements = 1;
@@ -83,26 +78,26 @@ TEST(HybridSharding, StateIsCountedParameterByParameter) {
   }
 }
 
-// At stage 2 without a pipeline the buffers are the buckets alone, so the run without replicas
-// tells how large the largest is.
-TEST(HybridSharding, SlotsOfBucketsHoldTheirSums) {
+// At stage 2 without a pipeline, buffers are only buckets, so the run without replicas gives the
+// size of the largest.
+TEST(HybridSharding, BucketSlotsIncludeTheSums) {
   for (const int dp : {4, 8, 12}) {
     for (const int replicas : {2, 4}) {
       const int shards = dp / replicas;
       if (shards == 1) continue;
-      RunQuestion plain = run_of("gpt2-124m", 2, mesh(shards, 1));
-      RunQuestion q = run_of("gpt2-124m", 2, mesh(dp, replicas));
+      RunConfig plain = run_of("gpt2-124m", 2, mesh(shards, 1));
+      RunConfig q = run_of("gpt2-124m", 2, mesh(dp, replicas));
       const std::int64_t both = run_memory(plain).buffers;
       EXPECT_EQ(run_memory(q).buffers, both + both / shards);
-      // Gradients that are reduced where they lie have no buckets of their own.
-      plain.policy = q.policy = ReducePolicy::last;
+      // Gradients that are reduced in place have no buckets.
+      plain.grad_reduce = q.grad_reduce = ReducePolicy::last;
       EXPECT_EQ(run_memory(plain).buffers, 0);
       EXPECT_EQ(run_memory(q).buffers, both / shards);
     }
   }
 }
 
-// Sends of rings, one by one.
+// Counts the sends of rings one by one.
 double counted_ring(double bytes, int ranks, int trips) {
   double sent = 0;
   for (int trip = 0; trip < trips; ++trip) {
@@ -111,12 +106,12 @@ double counted_ring(double bytes, int ranks, int trips) {
   return sent;
 }
 
-TEST(HybridSharding, TrafficIsTheCountedRings) {
+TEST(HybridSharding, TrafficEqualsTheCountedRings) {
   for_all_meshes([](int stage, int dp, int replicas, int tp, int pp) {
     if (tp * pp > 1) return;
     for (const ReducePolicy policy : {ReducePolicy::each, ReducePolicy::last}) {
       for (const int micros : {1, 3}) {
-        TrafficQuestion q;
+        TrafficInput q;
         q.stage = stage;
         q.dp = dp;
         q.replicas = replicas;
@@ -143,17 +138,17 @@ TEST(HybridSharding, TrafficIsTheCountedRings) {
   });
 }
 
-TEST(HybridSharding, ARunSendsInAReplicaWhatThatSendsAlone) {
+TEST(HybridSharding, TrafficInsideAReplicaEqualsThatOfOneReplicaAlone) {
   for_all_meshes([](int stage, int dp, int replicas, int tp, int pp) {
-    const RunQuestion q = run_of("gpt2-124m", stage, mesh(dp, replicas, tp, pp));
-    RunQuestion alone = q;
+    const RunConfig q = run_of("gpt2-124m", stage, mesh(dp, replicas, tp, pp));
+    RunConfig alone = q;
     alone.axes = mesh(dp / replicas, 1, tp, pp);
     const RunPlan plan = plan_run(q), one = plan_run(alone);
     EXPECT_EQ(plan.sent[Axis::dp_shard], one.sent[Axis::dp_shard]);
     EXPECT_EQ(plan.sent[Axis::tp], one.sent[Axis::tp]);
     EXPECT_EQ(plan.sent[Axis::pp], one.sent[Axis::pp]);
-    const int reductions = q.policy == ReducePolicy::each ? q.accumulation : 1;
-    // A rank's shard of the gradients, as it travels; of it the optimizer's state has as many.
+    const std::int64_t reductions = q.policy() == ReducePolicy::each ? q.grad_accum : 1;
+    // A rank's shard of the gradients as sent; the optimizer state has the same number of elements.
     const std::int64_t shard = one.optimizer / q.layout.optimizer() * q.travel();
     EXPECT_EQ(plan.sent[Axis::dp_replicate], std::llround(2.0 * (replicas - 1) / replicas *
                                                           static_cast<double>(shard) * reductions));
@@ -162,9 +157,9 @@ TEST(HybridSharding, ARunSendsInAReplicaWhatThatSendsAlone) {
 
 TEST(HybridSharding, MuonExchangesMatricesInsideAReplica) {
   for (const int stage : {1, 2, 3}) {
-    RunQuestion q = run_of("gpt2-124m", stage, mesh(8, 2));
+    RunConfig q = run_of("gpt2-124m", stage, mesh(8, 2));
     q.layout.matrix_moments = 4;
-    RunQuestion alone = q;
+    RunConfig alone = q;
     alone.axes = mesh(4, 1);
     EXPECT_EQ(plan_run(q).sent[Axis::dp_shard], plan_run(alone).sent[Axis::dp_shard]);
     EXPECT_EQ(run_memory(q).optimizer, run_memory(alone).optimizer);
@@ -184,7 +179,7 @@ TEST(HybridSharding, MoreReplicasHoldMoreAndSendLessInside) {
   }
 }
 
-TEST(HybridSharding, ReplicasLieOutsideTheRanksThatShard) {
+TEST(HybridSharding, ReplicasAreOutsideShardsByDefault) {
   Topology topology;
   topology.per_node = 8;
   const Places places = places_on(topology, in_order(kUsualOrder, mesh(64, 8)));
@@ -195,15 +190,15 @@ TEST(HybridSharding, ReplicasLieOutsideTheRanksThatShard) {
   EXPECT_EQ(places.along[Axis::dp_replicate].crossing, 8);
 }
 
-// 64 ranks of 8 to a node. Replicas that are nodes keep gathers inside; larger ones keep them
-// between nodes, and send the sums of all their ranks besides.
-TEST(HybridSharding, ANodeSendsLessIfItIsAReplica) {
+// 64 ranks, 8 per node. If replicas are nodes, gathers stay inside the node. Larger replicas gather
+// between nodes, and also send the sums of all their ranks.
+TEST(HybridSharding, NodeSendsLessIfItIsAReplica) {
   Topology topology;
   topology.per_node = 8;
   for (const int stage : {1, 2, 3}) {
     for (const int micros : {1, 4}) {
       const auto out_of_node = [&](int replicas) {
-        TrafficQuestion q;
+        TrafficInput q;
         q.stage = stage;
         q.dp = 64;
         q.replicas = replicas;
@@ -219,7 +214,8 @@ TEST(HybridSharding, ANodeSendsLessIfItIsAReplica) {
       };
       const int reductions = stage == 1 ? 1 : micros;
       EXPECT_NEAR(out_of_node(8), 2 * 7.0 / 8 * reductions * 1e9, 1);
-      // Stage 2 gathers once a step, so what counts is how often gradients cross: twice, not once.
+      // Stage 2 gathers once per step, so the number of times that gradients cross nodes decides:
+      // twice instead of once.
       if (stage == 2 && micros > 1) {
         EXPECT_GT(out_of_node(8), out_of_node(1));
       } else {
@@ -231,7 +227,7 @@ TEST(HybridSharding, ANodeSendsLessIfItIsAReplica) {
 }
 
 TEST(HybridSharding, TriesReplicasThatFillNodes) {
-  Question q;
+  RunConfig q = RunConfig::for_plan();
   q.per_node = 8;
   q.axes = mesh(64, 1);
   EXPECT_EQ(replica_counts(q), (std::vector<int>{8, 4, 2}));

@@ -1,32 +1,31 @@
-// How long steps of Tessera's own operations on a GPU take.
+// Step times of Tessera's fused operations on a GPU.
 
 #include <gtest/gtest.h>
 
 #include "tessera/planner/calibration.h"
-#include "tessera/planner/kernel_time.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/program_cost.h"
 
 namespace tessera::planner {
 namespace {
 
-Question on_h200(const ModelShape& model, std::int64_t batch, std::int64_t seq = 1024) {
-  Question q;
+RunConfig on_h200(const ModelShape& model, std::int64_t batch, std::int64_t seq = 1024) {
+  RunConfig q = RunConfig::for_plan();
   q.model = model;
-  q.hardware = Catalogue().find("h200");
+  q.hardware = Catalog().find("h200");
   q.layout = parse_state_layout("bf16");
   q.micro_batch = batch, q.seq = seq;
-  return settle(q);
+  return resolve(q);
 }
 
-// With memory and attention for free what is left is the products of a layer: three for each
-// matrix, whose operations are six for each of its elements and tokens.
-TEST(LightTime, ALayersProductsAreThreeForEachMatrix) {
+// Without the cost of memory and attention, only products remain: three per matrix, with six FLOPs
+// per element and token.
+TEST(LightTime, LayerHasThreeProductsPerMatrix) {
   for (const char* name : {"gpt2-124m", "gpt2-xl", "llama3-8b"}) {
-    Question q = on_h200(find_model_shape(name), 16);
+    RunConfig q = on_h200(find_model_shape(name), 16);
     q.hardware.memory_bandwidth = 1e18;
     q.hardware.attention_efficiency = 1;
-    q.hardware.product_efficiency = 0.01;  // so that nothing else counts
+    q.hardware.product_efficiency = 0.01;  // makes other costs negligible
     q.hardware.kernel_start = 0;
     const PartWork work = part_work(q, ProgramPart::layer);
     const double device =
@@ -35,22 +34,22 @@ TEST(LightTime, ALayersProductsAreThreeForEachMatrix) {
     const double matrices =
         static_cast<double>(m.layer_params() - (m.biases.norm ? 2 : 1) * 2 * m.hidden);
     const double least = 6 * matrices * 16 * 1024 / (q.hardware.peak_16bit * 0.01);
-    EXPECT_GT(device, 0.99 * least) << name;  // biases are no products
+    EXPECT_GT(device, 0.99 * least) << name;  // biases are not products
     EXPECT_LT(device, 1.25 * least) << name;  // waves of tiles are not all full
   }
 }
 
-TEST(LightTime, AGraphLaunchesForNothing) {
-  Question q = on_h200(find_model_shape("gpt2-124m"), 1);
+TEST(LightTime, CudaGraphHasNoLaunchCost) {
+  RunConfig q = on_h200(find_model_shape("gpt2-124m"), 1);
   const double graph = step_time(q).step();
   q.hardware.launch *= 10;
   EXPECT_EQ(step_time(q).step(), graph);
-  q.cuda_graph = false;
+  q.cuda_graph = CudaGraph::off;
   EXPECT_GT(step_time(q).step(), graph);
 }
 
 TEST(LightTime, RecomputingTakesTime) {
-  Question q = on_h200(find_model_shape("gpt2-xl"), 8);
+  RunConfig q = on_h200(find_model_shape("gpt2-xl"), 8);
   double before = step_time(q).step();
   for (const Recompute what : {Recompute::selective, Recompute::full}) {
     q.recompute = what;
@@ -59,10 +58,10 @@ TEST(LightTime, RecomputingTakesTime) {
   }
 }
 
-// Read in 16 bits and written in 32, every matrix of a layer and the table.
-TEST(LightTime, GradientsThatAreKeptInFp32AreCopiedThere) {
+// Every matrix of a layer and the table is read in 16 bits and written in 32.
+TEST(LightTime, Fp32GradientsAreCopied) {
   for (const char* name : {"gpt2-124m", "gpt2-xl", "llama3-8b"}) {
-    Question q = on_h200(find_model_shape(name), 2);
+    RunConfig q = on_h200(find_model_shape(name), 2);
     q.hardware.kernel_start = 0;
     const PartWork layer = part_work(q, ProgramPart::layer),
                    table = part_work(q, ProgramPart::embedding),
@@ -94,17 +93,17 @@ TEST(LightTime, MoreOfAnythingTakesLonger) {
   EXPECT_GT(step_time(on_h200(wider, 8)).step(), one);
 }
 
-// The hardware says whose runs its constants are of; a question may say otherwise.
-TEST(LightTime, TheEntryIsOfTesserasOwnRuns) {
-  Question q = on_h200(find_model_shape("gpt2-xl"), 15);
+// The hardware entry selects the software; a question may override it.
+TEST(LightTime, HardwareEntrySelectsTesserasConstants) {
+  RunConfig q = on_h200(find_model_shape("gpt2-xl"), 15);
   EXPECT_EQ(q.software, Software::tessera);
-  EXPECT_TRUE(q.light_activations());
+  EXPECT_TRUE(q.fused_activations());
   q.software = Software::megatron;
-  EXPECT_GT(step_time(settle(q)).step(), step_time(on_h200(q.model, 15)).step());
-  Question other;
+  EXPECT_GT(step_time(resolve(q)).step(), step_time(on_h200(q.model, 15)).step());
+  RunConfig other = RunConfig::for_plan();
   other.model = find_model_shape("gpt2-xl");
-  other.hardware = Catalogue().find("h100");
-  EXPECT_EQ(settle(other).software, Software::megatron);
+  other.hardware = Catalog().find("h100");
+  EXPECT_EQ(resolve(other).software, Software::megatron);
 }
 
 }  // namespace

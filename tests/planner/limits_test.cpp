@@ -8,17 +8,17 @@
 namespace tessera::planner {
 namespace {
 
-Question gpt2_xl(int dp, int stage) {
-  Question q;
+RunConfig gpt2_xl(int dp, int stage) {
+  RunConfig q = RunConfig::for_plan();
   q.model = find_model_shape("gpt2-xl");
   q.layout = parse_state_layout("bf16-fp32grad");
   q.hardware = built_in().find("h100");
   q.axes.set_dp(dp), q.zero = stage;
-  return settle(q);
+  return resolve(q);
 }
 
 // As reported for Megatron-LM: 15 on one GPU; on 8, 120 plain and 168 with a sharded optimizer.
-TEST(Limits, LargestBatchOfTheReferenceRuns) {
+TEST(Limits, LargestBatchMatchesTheReferenceRuns) {
   EXPECT_EQ(largest_batches(gpt2_xl(1, 0)).asked.global_batch, 15);
   EXPECT_EQ(largest_batches(gpt2_xl(8, 0)).asked.global_batch, 120);
   EXPECT_EQ(largest_batches(gpt2_xl(8, 1)).asked.global_batch, 168);
@@ -26,15 +26,15 @@ TEST(Limits, LargestBatchOfTheReferenceRuns) {
 
 TEST(Limits, OneMoreDoesNotFit) {
   for (const char* model : {"gpt2-124m", "gpt2-xl", "llama2-7b", "llama3-70b"}) {
-    Question q;
+    RunConfig q = RunConfig::for_plan();
     q.model = find_model_shape(model);
     q.hardware = built_in().find("a100-80");
     q.axes.set_dp(8);
-    for (const BatchLimit& limit : largest_batches(settle(q)).rows) {
+    for (const BatchLimit& limit : largest_batches(resolve(q)).rows) {
       const auto fits = [&](std::int64_t batch) {
-        Question other = q;
+        RunConfig other = q;
         other.axes.set_dp(limit.dp), other.zero = limit.zero, other.micro_batch = batch;
-        return memory_of(settle(other)).total() <= usable_memory(q.hardware);
+        return memory_of(resolve(other)).total() <= usable_memory(q.hardware);
       };
       EXPECT_EQ(limit.global_batch, limit.micro_batch * limit.dp);
       EXPECT_FALSE(fits(limit.micro_batch + 1)) << model;
@@ -45,7 +45,7 @@ TEST(Limits, OneMoreDoesNotFit) {
   }
 }
 
-TEST(Limits, ShardingMoreNeverFitsLess) {
+TEST(Limits, MoreShardingNeverFitsLess) {
   const BatchLimits limits = largest_batches(gpt2_xl(8, 0));
   ASSERT_EQ(limits.rows.size(), 16U);
   for (std::size_t i = 4; i < limits.rows.size(); ++i) {
@@ -53,7 +53,7 @@ TEST(Limits, ShardingMoreNeverFitsLess) {
   }
 }
 
-TEST(Limits, LargestModelKeepsItsFormAndFits) {
+TEST(Limits, LargestModelKeepsItsProportionsAndFits) {
   const ModelLimits limits = largest_models(gpt2_xl(8, 0));
   double before = 0;
   for (const ModelLimit& limit : limits.rows) {
@@ -70,14 +70,14 @@ TEST(Limits, LargestModelKeepsItsFormAndFits) {
   EXPECT_GT(limits.rows.back().params, 5 * limits.rows.front().params);
 }
 
-TEST(Limits, LargestModelByStateAlone) {
-  Question q;
+TEST(Limits, LargestModelIsBoundedByStateIfOnlyTheSizeIsKnown) {
+  RunConfig q = RunConfig::for_plan();
   q.params = 1;
   q.hardware.memory = 80e9;
-  EXPECT_DOUBLE_EQ(largest_models(settle(q)).asked.params, 5e9);
+  EXPECT_DOUBLE_EQ(largest_models(resolve(q)).asked.params, 5e9);
   q.hardware.memory = 32e9;
   q.layout = parse_state_layout("2,6,12");
-  EXPECT_DOUBLE_EQ(largest_models(settle(q)).asked.params, 1.6e9);
+  EXPECT_DOUBLE_EQ(largest_models(resolve(q)).asked.params, 1.6e9);
 }
 
 }  // namespace

@@ -15,10 +15,10 @@ namespace {
 
 using Given = std::vector<std::pair<std::string, std::string>>;
 
-Question question_of(const Given& given) {
-  Settings all;
+RunConfig question_of(const Given& given) {
+  RunConfig all = RunConfig::for_plan();
   for (const auto& [key, value] : given) all.set(key, value);
-  return all.question(built_in());
+  return look_up(all, built_in());
 }
 
 // Advice and notes.
@@ -35,11 +35,11 @@ bool advises(const Plan& plan, const std::string& words) {
 TEST(Plan, AddsUpForEveryModelOnEveryDevice) {
   for (const ModelShape& model : model_shapes()) {
     for (const Hardware& hardware : built_in().all()) {
-      Question q;
+      RunConfig q = RunConfig::for_plan();
       q.model = model;
       q.hardware = hardware;
       q.axes.set_dp(2), q.axes.set(Axis::pp, 2), q.grad_accum = 4, q.zero = 1;
-      q.vocab_multiple = 1;  // without rows that pad the table
+      q.vocab_multiple = 1;  // without padding rows
       if (!hardware.bf16) q.layout = parse_state_layout("fp16");
       const Plan plan = make_plan(q);
       EXPECT_EQ(plan.parameters, static_cast<double>(model.params()));
@@ -62,25 +62,25 @@ TEST(Plan, AddsUpForEveryModelOnEveryDevice) {
 }
 
 // F = 96·B·s·L·h²·(1 + s/6h + V/16Lh), where the layers run forward twice and the head once.
-TEST(Plan, FlopsAreThoseOfTheMegatronPaper) {
-  Question q;
+TEST(Plan, FlopsMatchTheMegatronPaper) {
+  RunConfig q = RunConfig::for_plan();
   q.model = gpt_shape(24, 2304, 24, 51200, 2048);
   q.grad_accum = 512;
-  q = settle(q);
+  q = resolve(q);
   const double l = 24, h = 2304, s = 2048, v = 51200, b = 512;
   const double layers = 96 * b * s * l * h * h;
   const double want = layers * (0.75 * (1 + s / (6 * h)) + v / (16 * l * h));
   EXPECT_NEAR(model_flops(q) / want, 1, 1e-12);
 }
 
-TEST(Plan, PriceAndEnergy) {
-  Question q = question_of({{"dp", "4"}, {"price-per-hour", "2"}, {"watts", "700"}});
+TEST(Plan, ComputesPriceAndEnergy) {
+  RunConfig q = question_of({{"dp", "4"}, {"price-per-hour", "2"}, {"watts", "700"}});
   const Plan plan = make_plan(q);
   EXPECT_DOUBLE_EQ(plan.price, 4 * 2 * plan.time.step() / 3600);
   EXPECT_DOUBLE_EQ(plan.joules, 4 * 700 * plan.time.step());
 }
 
-TEST(Plan, JsonHasTheKeys) {
+TEST(Plan, JsonHasAllKeys) {
   const auto json =
       nlohmann::json::parse(to_json(make_plan(question_of({{"dp", "8"}, {"zero", "2"}}))));
   EXPECT_EQ(json["parameters"], 1'557'611'200);
@@ -100,7 +100,7 @@ TEST(Plan, JsonHasTheKeys) {
   EXPECT_TRUE(json["advice"].is_array());
 }
 
-TEST(Plan, OfASizeAloneHasNoTime) {
+TEST(Plan, HasNoTimeIfOnlyTheSizeIsKnown) {
   const auto json = nlohmann::json::parse(
       to_json(make_plan(question_of({{"params", "13B"}, {"layout", "bf16-nomaster"}}))));
   EXPECT_EQ(json["memory"]["total"], 156'000'000'000);
@@ -108,10 +108,10 @@ TEST(Plan, OfASizeAloneHasNoTime) {
   EXPECT_FALSE(json["fits"].get<bool>());
 }
 
-TEST(Plan, JsonOfSettingsIsThatOfThePlan) {
+TEST(Plan, JsonOfSettingsEqualsJsonOfThePlan) {
   const std::string want = to_json(make_plan(question_of({{"dp", "8"}, {"zero", "2"}})));
   EXPECT_EQ(plan_json(R"({"dp": 8, "zero": 2})"), want);
-  Settings settings;
+  RunConfig settings = RunConfig::for_plan();
   settings.set("dp", "8");
   settings.set("zero", "2");
   EXPECT_EQ(plan_json(settings), want);
@@ -119,15 +119,15 @@ TEST(Plan, JsonOfSettingsIsThatOfThePlan) {
   EXPECT_THROW(plan_json("8"), UsageError);
 }
 
-// Numbers that no machine has are refused or answered, and never wrap around.
-TEST(Plan, OfHugeRunsOfTessera) {
+// Huge numbers are refused or answered, and never overflow.
+TEST(Plan, HugeTesseraRunsDoNotOverflow) {
   for (const char* line :
        {R"({"software":"tessera","micro_batch":1000000000,"seq":100000000})",
         R"({"software":"tessera","layers":100000,"hidden":1000000,"heads":1000})",
         R"({"software":"tessera","pp":48,"grad_accum":65536,"schedule":"gpipe","seq":10000000})",
         R"({"software":"tessera","dp":10000000})", R"({"software":"tessera","layout":"2,0,12"})",
         R"({"hardware":"cpu","model":"gpt2-124m","tp":4,"dp":2,"zero":3})"}) {
-    const auto json = nlohmann::json::parse(answer_line({}, built_in(), line));
+    const auto json = nlohmann::json::parse(answer_line(RunConfig::for_plan(), built_in(), line));
     if (json.contains("error")) {
       EXPECT_NE(json["error"].get<std::string>().find("--"), std::string::npos) << json["error"];
       continue;
@@ -138,8 +138,8 @@ TEST(Plan, OfHugeRunsOfTessera) {
   }
 }
 
-// What is not known of a size alone is not 0, and "fits" says for which model that is estimated.
-TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
+// If only the size is known, unknown values are not 0, and the fit names the assumed model.
+TEST(Plan, NamesTheAssumedModelIfOnlyTheSizeIsKnown) {
   const Given given = {{"params", "13B"}, {"dp", "8"}, {"zero", "2"}, {"layout", "bf16-nomaster"}};
   const Plan plan = make_plan(question_of(given));
   const auto json = nlohmann::json::parse(to_json(plan));
@@ -154,58 +154,58 @@ TEST(Plan, OfASizeAloneSaysWhatIsNotCounted) {
   EXPECT_DOUBLE_EQ(plan.needed() - plan.memory.total(), plan.assumed->memory.activations +
                                                             plan.assumed->memory.buffers +
                                                             plan.assumed->memory.temporary);
-  // The estimate is that of the model it names.
-  Question same = plan.question;
+  // The estimate equals the plan of the named model.
+  RunConfig same = plan.question;
   same.params = 0;
   same.model = plan.assumed->model;
   same.seq = plan.assumed->seq;
-  EXPECT_DOUBLE_EQ(memory_of(settle(same)).activations, plan.assumed->memory.activations);
-  // A state that fits beside activations that do not.
+  EXPECT_DOUBLE_EQ(memory_of(resolve(same)).activations, plan.assumed->memory.activations);
+  // The state fits, but not with the activations.
   const Plan close = make_plan(question_of({{"params", "4.7B"}}));
   EXPECT_LT(close.memory.total(), usable_memory(close.question.hardware));
   EXPECT_FALSE(close.fits);
   EXPECT_NE(close.remedy.find("--recompute full fits"), std::string::npos) << close.remedy;
 }
 
-TEST(Plan, SizesWithoutAUsualModelAreNotSaidToFit) {
+TEST(Plan, FitIsUnknownForSizesWithoutATypicalModel) {
   const Plan plan = make_plan(question_of({{"params", "1M"}}));
   EXPECT_FALSE(plan.assumed);
   EXPECT_FALSE(plan.fit_known);
   EXPECT_TRUE(nlohmann::json::parse(to_json(plan))["fits"].is_null());
-  // What the state alone is too much for does not fit, whatever the rest is.
+  // If the state alone does not fit, the fit is known.
   const Plan huge = make_plan(question_of({{"params", "900000000000000000"}}));
   EXPECT_TRUE(huge.fit_known);
   EXPECT_FALSE(huge.fits);
 }
 
-TEST(Plan, EverySizeHasAModelNearIt) {
+TEST(Plan, AssumesAModelNearEverySize) {
   for (double size = 1e8; size < 2e12; size *= 1.17) {
     for (const int tp : {1, 2, 8}) {
-      Question q;
+      RunConfig q = RunConfig::for_plan();
       q.params = size;
       q.axes.set(Axis::tp, tp);
-      const auto assumed = assumed_for(settle(q));
+      const auto assumed = assumed_for(resolve(q));
       ASSERT_TRUE(assumed) << size << " tp " << tp;
       EXPECT_NEAR(static_cast<double>(assumed->model.params()) / size, 1, 0.1);
       EXPECT_EQ(assumed->model.heads % tp, 0);
     }
   }
-  // Near the models that have names.
+  // Close to the named models.
   for (const char* name : {"gpt3-1.3b", "gpt3-6.7b", "gpt3-13b", "gpt3-175b"}) {
     const ModelShape known = find_model_shape(name);
-    Question q;
-    q.params = static_cast<double>(known.params());
-    const auto assumed = assumed_for(settle(q));
+    RunConfig q = RunConfig::for_plan();
+    q.params = known.params();
+    const auto assumed = assumed_for(resolve(q));
     ASSERT_TRUE(assumed);
-    q = {};
+    q = RunConfig::for_plan();
     q.model = known;
-    const double want = memory_of(settle(q)).activations;
+    const double want = memory_of(resolve(q)).activations;
     EXPECT_NEAR(assumed->memory.activations / want, 1, 0.35) << name;
   }
 }
 
-TEST(Advice, SaysWhatWouldFit) {
-  // Only the optimizer is too much; gradients too; parameters too.
+TEST(Advice, NamesTheSmallestChangeThatFits) {
+  // Sharding is needed of: the optimizer; gradients too; parameters too.
   const std::vector<std::pair<const char*, const char*>> sizes = {
       {"7B", "--zero 1 fits"}, {"20B", "--zero 2 fits"}, {"38B", "--zero 3 fits"}};
   for (const auto& [params, expected] : sizes) {
@@ -219,9 +219,9 @@ TEST(Advice, SaysWhatWouldFit) {
   EXPECT_TRUE(advises(batch, "--recompute full fits")) << all_advice(batch);
 }
 
-// What the advice proposes does fit when it is done.
-TEST(Advice, ItsNumbersHold) {
-  Question q = question_of({{"model", "gpt3-6.7b"}, {"dp", "8"}});
+// A proposed stage fits when it is applied.
+TEST(Advice, ProposedStagesFit) {
+  RunConfig q = question_of({{"model", "gpt3-6.7b"}, {"dp", "8"}});
   EXPECT_FALSE(make_plan(q).fits);
   for (int stage = 1; stage <= 3; ++stage) {
     q.zero = stage;
@@ -233,7 +233,7 @@ TEST(Advice, ItsNumbersHold) {
   }
 }
 
-TEST(Advice, OfTheOddButPossible) {
+TEST(Advice, NotesUnusualButValidSettings) {
   const std::vector<std::pair<Given, const char*>> cases = {
       {{{"pp", "8"}, {"grad-accum", "4"}}, "fewer than stages"},
       {{{"pp", "8"}, {"grad-accum", "32"}}, "17.9%"},
@@ -241,7 +241,7 @@ TEST(Advice, OfTheOddButPossible) {
       {{{"model", "gpt3-1.3b"}, {"tp", "16"}}, "goes across hosts"},
       {{{"dp", "64"}, {"zero", "3"}, {"hardware", "a100-80"}}, "--keep-params saves"},
       {{{"dp", "8"}, {"zero", "3"}}, "stage 3 is not needed: --zero 0 fits"},
-      {{{"dp", "8"}, {"zero", "2"}, {"grad-accum", "8"}}, "shards the optimizer's state alone"},
+      {{{"dp", "8"}, {"zero", "2"}, {"grad-accum", "8"}}, "shards only the optimizer state"},
       {{{"dp", "64"},
         {"zero", "2"},
         {"grad-accum", "8"},
@@ -252,7 +252,7 @@ TEST(Advice, OfTheOddButPossible) {
        "keeps whole gradients"},
       {{{"dp", "8"}, {"software", "pytorch"}}, "with --zero 1 a rank updates 1/8"},
       {{{"pp", "4"}, {"grad-accum", "8"}, {"schedule", "zb-h1"}}, "has no schedule zb-h1"},
-      {{{"zero", "2"}}, "not at all"},
+      {{{"zero", "2"}}, "has no effect with dp 1"},
       {{{"model", "gpt3-1.3b"},
         {"dp", "32"},
         {"zero", "1"},
@@ -261,12 +261,12 @@ TEST(Advice, OfTheOddButPossible) {
        "--overlap-grad-reduce saves"},
       {{{"checkpoint-activations", "full"}}, "--recompute none saves"},
       {{{"checkpoint-activations", "selective"}}, "saves nothing"},
-      {{{"sequence-parallel", "true"}}, "nothing is cut"},
+      {{{"sequence-parallel", "true"}}, "has no effect with tp 1"},
       {{{"model", "gpt3-6.7b"}, {"pp", "4"}, {"grad-accum", "64"}, {"schedule", "gpipe"}},
        "--schedule interleaved --chunks 8 fits"},
       {{{"model", "gpt2-124m"}, {"tp", "4"}}, "--pad-vocab 128 makes it 50688"},
-      {{{"model", "gpt2-124m"}, {"seq", "4096"}}, "grown to 4096"},
-      {{{"params", "200B"}, {"dp", "64"}, {"zero", "3"}}, "from 100B on"},
+      {{{"model", "gpt2-124m"}, {"seq", "4096"}}, "extended to 4096"},
+      {{{"params", "200B"}, {"dp", "64"}, {"zero", "3"}}, "above 100B"},
       {{{"layout", "bf16-nomaster"}}, "stochastic rounding"},
       {{{"nodes", "4"}, {"dp", "20"}}, "12 of 32 GPUs"},
   };
@@ -276,20 +276,20 @@ TEST(Advice, OfTheOddButPossible) {
   }
 }
 
-TEST(Advice, IsSilentWhereNothingIsOdd) {
+TEST(Advice, IsEmptyForOrdinaryPlans) {
   for (const char* hardware : {"h100", "b200", "a100-80"}) {
     const Plan plan = make_plan(question_of({{"dp", "8"}, {"hardware", hardware}}));
     EXPECT_TRUE(plan.advice.empty()) << hardware << ": " << all_advice(plan);
   }
   const Plan plan = make_plan(question_of({{"model", "gpt2-xl"}, {"dp", "8"}, {"zero", "2"}}));
   EXPECT_TRUE(plan.advice.empty()) << all_advice(plan);
-  // But for what Megatron-LM means by that stage.
+  // Except for the note on Megatron-LM's meaning of that stage.
   ASSERT_EQ(plan.notes.size(), 1U);
   EXPECT_NE(plan.notes[0].find("15.4 GB as --zero 1"), std::string::npos) << plan.notes[0];
 }
 
-// What is already so is not advised.
-TEST(Advice, OfWhatIsNotSoAlready) {
+// RunConfig that are already in use are not proposed.
+TEST(Advice, DoesNotProposeCurrentSettings) {
   const auto says = [](const Given& given, const std::string& words) {
     const Plan plan = make_plan(question_of(given));
     return (all_advice(plan) + plan.remedy).find(words) != std::string::npos;
@@ -299,27 +299,27 @@ TEST(Advice, OfWhatIsNotSoAlready) {
   EXPECT_FALSE(says(tp, "inside a host")) << make_plan(question_of(tp)).remedy;
   const Given across = {{"model", "gpt3-6.7b"}, {"tp", "16"}, {"hardware", "a100-80"}};
   EXPECT_TRUE(says(across, "inside a host"));
-  // tp fills the host already: only pp is left, and what is sharded can be over more replicas.
+  // tp already fills the host: only pp is left, or sharding over more ranks.
   const Given full = {{"model", "gpt3-175b"}, {"tp", "8"}, {"dp", "2"}, {"zero", "3"}};
   ASSERT_FALSE(make_plan(question_of(full)).fits);
   EXPECT_FALSE(says(full, "--tp up to"));
   EXPECT_TRUE(says(full, "--pp across hosts, or raise --dp"));
-  // One layer a stage: no more chunks.
+  // One layer per stage: no more chunks.
   EXPECT_FALSE(says({{"pp", "48"}, {"grad-accum", "64"}}, "more --chunks"));
   EXPECT_TRUE(says({{"pp", "24"}, {"grad-accum", "64"}}, "more --chunks"));
-  // A pipeline that idles is not helped by more GPUs.
+  // More GPUs do not help an idle pipeline.
   const Given idle = {{"pp", "8"}, {"grad-accum", "2"}};
   EXPECT_TRUE(says(idle, "more micro-batches"));
   EXPECT_FALSE(says(idle, "more GPUs"));
-  // Groups of 3 do not lie inside hosts of 8.
+  // Groups of 3 do not divide hosts of 8.
   const Given straddles = {
       {"layers", "12"}, {"hidden", "768"}, {"heads", "12"}, {"tp", "3"}, {"dp", "8"}};
-  EXPECT_TRUE(says(straddles, "lie across hosts"));
+  EXPECT_TRUE(says(straddles, "span hosts"));
   EXPECT_FALSE(says({{"model", "gpt2-124m"}, {"tp", "4"}, {"dp", "8"}}, "across hosts"));
 }
 
-// Sharding of state is no help where the rest is too much already.
-TEST(Advice, WhatIsNotStateIsNotSharded) {
+// Sharding state does not help if activations alone do not fit.
+TEST(Advice, DoesNotProposeShardingIfActivationsDoNotFit) {
   const Plan plan = make_plan(question_of({{"model", "gpt2-xl"}, {"seq", "100000"}}));
   const Memory& m = plan.memory;
   ASSERT_GT(m.total() - m.params - m.grads - m.optimizer, usable_memory(plan.question.hardware));
@@ -327,8 +327,8 @@ TEST(Advice, WhatIsNotStateIsNotSharded) {
   EXPECT_EQ(plan.remedy.find("--micro-batch"), std::string::npos) << plan.remedy;
 }
 
-// Of a size alone the time is not known, and so not what binds it.
-TEST(Advice, OfASizeAloneNothingBinds) {
+// Without a step time, the bound is unknown.
+TEST(Advice, BoundIsUnknownIfOnlyTheSizeIsKnown) {
   const Plan plan = make_plan(question_of({{"params", "1B"}}));
   EXPECT_TRUE(nlohmann::json::parse(to_json(plan))["bound"].is_null());
   EXPECT_NE(plan.remedy.find("--model"), std::string::npos) << plan.remedy;
@@ -336,8 +336,8 @@ TEST(Advice, OfASizeAloneNothingBinds) {
   EXPECT_EQ(nlohmann::json::parse(to_json(large))["bound"], "memory");
 }
 
-// Doing what the remedy says for a mesh bound by tp makes it fit and wait less.
-TEST(Advice, LessTensorParallelism) {
+// Applying the remedy for a mesh bound by tp makes it fit and wait less.
+TEST(Advice, ProposesLessTensorParallelismForNetworkBoundPlans) {
   const Given given = {{"model", "gpt3-1.3b"},
                        {"tp", "8"},
                        {"grad-accum", "1"},
@@ -357,8 +357,8 @@ TEST(Advice, LessTensorParallelism) {
             plan.time.comm[Axis::tp] / plan.time.step());
 }
 
-TEST(Megatron, ReportToTheDigit) {
-  const MegatronReport report = megatron_report(settle(question_of({{"model", "gpt2-xl"}})));
+TEST(Megatron, ReportMatchesItsLogToTheDigit) {
+  const MegatronReport report = megatron_report(resolve(question_of({{"model", "gpt2-xl"}})));
   char text[80];
   std::snprintf(text, sizeof(text), "%.2f %.2f %.4f %.2f", report.in_blocks / 1e9,
                 report.in_embeddings / 1e9, report.most_loaded_shard / 1e9, report.mib());
@@ -366,9 +366,9 @@ TEST(Megatron, ReportToTheDigit) {
   EXPECT_EQ(report.total(), 1'555'356'800);
   EXPECT_EQ(report.total(), 1'555'356'800);
   const MegatronReport sharded =
-      megatron_report(settle(question_of({{"model", "gpt2-xl"}, {"dp", "4"}, {"zero", "1"}})));
+      megatron_report(resolve(question_of({{"model", "gpt2-xl"}, {"dp", "4"}, {"zero", "1"}})));
   EXPECT_DOUBLE_EQ(report.bytes - sharded.bytes, 9 * report.total());
-  EXPECT_THROW(megatron_report(settle(question_of({{"params", "1B"}}))), UsageError);
+  EXPECT_THROW(megatron_report(resolve(question_of({{"params", "1B"}}))), UsageError);
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
-// Utilisation of runs that others published, against what the planner says, with one set of
-// constants for each software on a device.
+// Utilization of published runs, compared with predictions that use one set of constants for each
+// software and device.
 
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <sstream>
 
+#include "tessera/planner/fields.h"
 #include "tessera/planner/plan.h"
-#include "tessera/planner/settings.h"
 
 namespace tessera::planner {
 namespace {
@@ -19,10 +19,10 @@ std::vector<std::string> cells(const std::string& line) {
   return all;
 }
 
-TEST(PublishedRuns, UtilisationIsWithinTenPercent) {
+TEST(PublishedRuns, UtilizationIsWithinTenPercent) {
   std::ifstream file(TESSERA_PUBLISHED_RUNS);
   ASSERT_TRUE(file) << TESSERA_PUBLISHED_RUNS;
-  const Catalogue catalogue;
+  const Catalog catalog;
   std::vector<std::string> head;
   int runs = 0;
   for (std::string line; std::getline(file, line);) {
@@ -32,7 +32,7 @@ TEST(PublishedRuns, UtilisationIsWithinTenPercent) {
       head = row;
       continue;
     }
-    Settings settings;
+    RunConfig settings = RunConfig::for_plan();
     for (std::size_t i = 3; i < row.size(); ++i) {
       if (!row[i].empty()) settings.set(head[i], row[i]);
     }
@@ -40,7 +40,7 @@ TEST(PublishedRuns, UtilisationIsWithinTenPercent) {
     const bool given = settings.has("micro-batch");
     for (const char* micro : {"1", "2", "4"}) {
       if (!given) settings.set("micro-batch", micro);
-      mfu = std::max(mfu, plan_numbers(settle(settings.question(catalogue))).mfu);
+      mfu = std::max(mfu, plan_numbers(resolve(look_up(settings, catalog))).mfu);
     }
     const double reported = std::stod(row[2]);
     EXPECT_NEAR(mfu / reported, 1, 0.1) << row[0] << " (" << row[1] << "): " << mfu;
@@ -51,15 +51,15 @@ TEST(PublishedRuns, UtilisationIsWithinTenPercent) {
 
 // gpt2-xl trained by Megatron-LM on H100s, R1 to R6: milliseconds of a step.
 TEST(PublishedRuns, ReferenceStepsAreWithinTenPercent) {
-  const Catalogue catalogue;
+  const Catalog catalog;
   const auto step = [&](int dp, int batch, int accumulation, int zero, bool overlap) {
-    Question q;
+    RunConfig q = RunConfig::for_plan();
     q.model = find_model_shape("gpt2-xl");
     q.layout = parse_state_layout("bf16-fp32grad");
-    q.hardware = catalogue.find("h100");
+    q.hardware = catalog.find("h100");
     q.axes.set_dp(dp), q.micro_batch = batch, q.grad_accum = accumulation;
     q.zero = zero, q.overlap_grad_reduce = q.overlap_param_gather = overlap;
-    return 1e3 * step_time(settle(q)).step();
+    return 1e3 * step_time(resolve(q)).step();
   };
   for (const bool overlap : {false, true}) {
     EXPECT_NEAR(step(1, 1, 1, 0, overlap) / 214, 1, 0.1);    // R1
@@ -74,23 +74,23 @@ TEST(PublishedRuns, ReferenceStepsAreWithinTenPercent) {
     // R8 to R10: constant.
     EXPECT_NEAR(step(8, 16, 1, 1, overlap) / step(2, 16, 1, 1, overlap), 1, 0.05);
   }
-  // R2 and R5 took 30 and 28 ms longer than R1 and R3: as long as the all-reduce of 9.35 GB takes
-  // when nothing hides it, which is how Megatron-LM runs unless it is told to overlap.
+  // R2 and R5 took 30 and 28 ms longer than R1 and R3: the duration of an all-reduce of 9.35 GB
+  // without overlap, which is Megatron-LM's default.
   EXPECT_NEAR(step(4, 1, 1, 0, false) - step(1, 1, 1, 0, false), 30, 3);
   EXPECT_NEAR(step(4, 15, 1, 0, false) - step(1, 15, 1, 0, false), 28, 3);
   EXPECT_LT(step(4, 1, 1, 0, true) - step(1, 1, 1, 0, true), 0.75 * 30);
 }
 
 // gpt2 by PyTorch on an H200 (docs/benchmarks.md, and the 60 and 375 ms of an earlier day).
-TEST(PublishedRuns, PyTorchsOwnSteps) {
-  const Catalogue catalogue;
+TEST(PublishedRuns, PyTorchStepsArePredicted) {
+  const Catalog catalog;
   const auto step = [&](const char* model, int batch) {
-    Question q;
+    RunConfig q = RunConfig::for_plan();
     q.model = find_model_shape(model);
-    q.hardware = catalogue.find("h200");
+    q.hardware = catalog.find("h200");
     q.software = Software::pytorch;
     q.micro_batch = batch;
-    return 1e3 * step_time(settle(q)).step();
+    return 1e3 * step_time(resolve(q)).step();
   };
   EXPECT_NEAR(step("gpt2-xl", 1), (60 + 81.7) / 2, 12);
   EXPECT_NEAR(step("gpt2-xl", 15), (319.3 + 375) / 2, 28);

@@ -7,6 +7,7 @@
 #include "tessera/planner/plan.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/run_parts.h"
+#include "tests/planner/run_case.h"
 
 namespace tessera::planner {
 namespace {
@@ -17,14 +18,8 @@ std::int64_t numel(const ParamSpec& spec) {
   return count;
 }
 
-RunQuestion question(int stage, int dp, const char* layout = "fp32") {
-  RunQuestion q;
-  q.model = find_model_shape("gpt-tiny");
-  q.layout = parse_state_layout(layout);
-  q.stage = stage;
-  q.axes.set_dp(dp);
-  q.policy = default_reduce_policy(stage);
-  return q;
+RunConfig question(int stage, int dp, const char* layout = "fp32") {
+  return small_run(find_model_shape("gpt-tiny"), layout, stage, data_parallel(dp));
 }
 
 TEST(Run, ParametersAddUpToTheShape) {
@@ -36,15 +31,15 @@ TEST(Run, ParametersAddUpToTheShape) {
   }
 }
 
-// Without padding (all sizes of gpt-tiny divide by 16 · 2) it is the formula of state.h.
-TEST(Run, StateIsTheFormulaWhereNothingIsPadded) {
+// Without padding (all sizes of gpt-tiny are divisible by 16 · 2) it equals the formula of state.h.
+TEST(Run, StateEqualsTheFormulaWithoutPadding) {
   for (const char* layout : {"fp32", "bf16", "bf16-fp32grad", "bf16-nomaster"}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (const int dp : {1, 2, 4}) {
-        const RunQuestion q = question(stage, dp, layout);
+        const RunConfig q = question(stage, dp, layout);
         const RunPlan plan = plan_run(q);
         const auto psi = static_cast<double>(q.model.params());
-        const StateBytes want = state_bytes(q.layout, stage, psi, dp, q.policy);
+        const StateBytes want = state_bytes(q.layout, stage, psi, dp, q.policy());
         EXPECT_DOUBLE_EQ(static_cast<double>(plan.params), want.params);
         EXPECT_DOUBLE_EQ(static_cast<double>(plan.grads), want.grads);
         EXPECT_DOUBLE_EQ(static_cast<double>(plan.optimizer), want.optimizer);
@@ -54,7 +49,7 @@ TEST(Run, StateIsTheFormulaWhereNothingIsPadded) {
 }
 
 TEST(Run, PaddingIsCounted) {
-  RunQuestion q = question(2, 3);
+  RunConfig q = question(2, 3);
   q.model = gpt_shape(1, 10, 2, 11, 7);
   std::int64_t part = 0;
   for (const ParamSpec& each : model_params(q.model, 1)) {
@@ -69,30 +64,30 @@ TEST(Run, PaddingIsCounted) {
             2 * part * 4 + 2 * part * 4);  // reduce-scatter, all-gather: 2/3 each
 }
 
-TEST(Run, TrafficOfEveryStage) {
+TEST(Run, TrafficOfEveryStageMatchesTheFormula) {
   const std::int64_t d = find_model_shape("gpt-tiny").params() * 4;
   for (const int k : {1, 3}) {
     const std::int64_t want[] = {2 * d, 2 * d, (k + 1) * d, 3 * k * d};
     for (int stage = 0; stage <= 3; ++stage) {
       for (const int dp : {1, 2, 4}) {
-        RunQuestion q = question(stage, dp);
-        q.accumulation = k;
+        RunConfig q = question(stage, dp);
+        q.grad_accum = k;
         EXPECT_EQ(plan_run(q).sent_bytes(), want[stage] / dp * (dp - 1)) << stage << " " << dp;
       }
     }
   }
-  RunQuestion keep = question(3, 2);
+  RunConfig keep = question(3, 2);
   keep.keep_params = true;
   EXPECT_EQ(plan_run(keep).sent_bytes(), d);
 }
 
 TEST(Run, PolicyLastKeepsTheWholeGradient) {
-  RunQuestion q = question(2, 2);
-  q.policy = ReducePolicy::last;
+  RunConfig q = question(2, 2);
+  q.grad_reduce = ReducePolicy::last;
   EXPECT_EQ(plan_run(q).grads, q.model.params() * 4);
 }
 
-TEST(Activations, LessIsKeptTheMoreIsRecomputed) {
+TEST(Activations, MoreRecomputationKeepsLess) {
   ProgramInput q{find_model_shape("gpt2-124m"), 4, 256, 2, Recompute::none};
   const std::int64_t none = held_bytes(q);
   q.recompute = Recompute::selective;
@@ -104,29 +99,22 @@ TEST(Activations, LessIsKeptTheMoreIsRecomputed) {
   EXPECT_GT(full, 12 * 4 * 256 * 768 * 2);
 }
 
-TEST(Activations, Names) {
-  for (const Recompute mode : {Recompute::none, Recompute::selective, Recompute::full}) {
-    EXPECT_EQ(parse_recompute(name(mode)), mode);
-  }
-  EXPECT_THROW(parse_recompute("some"), UsageError);
-}
-
-// `tessera plan` of a run of Tessera and the table of `tessera train` are one prediction.
-TEST(Run, IsWhatThePlanOfTesserasSoftwareSays) {
+// `tessera plan` for Tessera and the table of `tessera train` give the same prediction.
+TEST(Run, MemoryAndTrafficEqualThePlanForTessera) {
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (const int pp : {1, 2}) {
-        Question q;
+        RunConfig q = RunConfig::for_plan();
         q.model = find_model_shape(model);
         q.software = Software::tessera;
         q.layout = parse_state_layout("fp32");
         q.seq = 64, q.micro_batch = 4, q.grad_accum = 4;
         q.zero = stage, q.axes.set_dp(3), q.axes.set(Axis::pp, pp);
-        q = settle(q);
+        q = resolve(q);
         const std::vector<Memory> ranks = memory_by_rank(q);
         ASSERT_EQ(ranks.size(), static_cast<std::size_t>(pp));
         for (int r = 0; r < pp; ++r) {
-          const RunPlan run = plan_run(run_question(q, {{Axis::pp, r}}));
+          const RunPlan run = plan_run(q, {{Axis::pp, r}});
           const Memory& plan = ranks[static_cast<std::size_t>(r)];
           EXPECT_EQ(plan.params, static_cast<double>(run.params));
           EXPECT_EQ(plan.activations, static_cast<double>(run.activations));
@@ -139,18 +127,18 @@ TEST(Run, IsWhatThePlanOfTesserasSoftwareSays) {
   }
 }
 
-// What a rank has of a parameter is what its specification cuts, wherever tp divides it.
-TEST(Run, PartsAreThoseOfTheSpecifications) {
+// A rank's shard of a parameter matches its specification if tp divides it.
+TEST(Run, ShardsMatchTheParameterSpecifications) {
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const int tp : {1, 2, 4}) {
-      RunQuestion q = question(0, 1);
+      RunConfig q = question(0, 1);
       q.model = find_model_shape(model);
       q.axes.set(Axis::tp, tp);
       for (const ParamSpec& spec : model_params(q.model, tp)) {
         for (int rank = 0; rank < tp; ++rank) {
-          q.place.set(Axis::tp, rank);
           std::int64_t want = 1;
-          for (const std::int64_t size : local_shape(spec, q.axes, q.place)) want *= size;
+          for (const std::int64_t size : local_shape(spec, q.axes, {{Axis::tp, rank}}))
+            want *= size;
           EXPECT_EQ(elements_on_rank(q, spec), want) << spec.name << " tp " << tp;
         }
       }
@@ -158,13 +146,13 @@ TEST(Run, PartsAreThoseOfTheSpecifications) {
   }
 }
 
-TEST(Run, BuffersAreLanesAndGatheredUnits) {
-  RunQuestion q = question(1, 2);
-  EXPECT_EQ(run_memory(q).buffers, 0);  // gradients are reduced where they lie
+TEST(Run, BuffersAreBucketsAndGatheredUnits) {
+  RunConfig q = question(1, 2);
+  EXPECT_EQ(run_memory(q).buffers, 0);  // gradients are reduced in place
   q = question(2, 2);
-  q.bucket_bytes = 1e12;  // all of them in one
+  q.bucket_bytes = 1e12;  // all in one bucket
   EXPECT_EQ(run_memory(q).buffers, 2 * 4 * q.model.params());
-  q.bucket_bytes = 1;  // one parameter each, the largest of them a matrix of the MLP
+  q.bucket_bytes = 1;  // one parameter each; the largest is a matrix of the MLP
   EXPECT_EQ(run_memory(q).buffers, 2 * 4 * 512 * 128);
   q = question(3, 2);
   q.bucket_bytes = 1;
@@ -179,36 +167,36 @@ TEST(Run, BuffersAreLanesAndGatheredUnits) {
   EXPECT_EQ(run_memory(q).buffers, lanes);
 }
 
-// Chunk by chunk, as the schedule holds them; never more than the closed form of equal chunks.
-TEST(Run, ActivationsOfSeveralChunks) {
-  RunQuestion q = question(0, 1);
-  q.model = find_model_shape("llama-tiny");  // a head of its own
-  q.axes.set(Axis::pp, 2), q.accumulation = 6, q.micro_batch = 2, q.seq = 64;
-  q.schedule = "interleaved", q.chunks = 2;
+// Counted by chunk along the schedule; never more than the closed form for equal chunks.
+TEST(Run, ActivationsOfSeveralChunksFollowTheSchedule) {
+  RunConfig q = question(0, 1);
+  q.model = find_model_shape("llama-tiny");  // its head is not tied
+  q.axes.set(Axis::pp, 2), q.grad_accum = 6, q.micro_batch = 2, q.seq = 64;
+  q.schedule = ScheduleChoice::interleaved, q.chunks = 2;
   for (const int rank : {0, 1}) {
-    q.place.set(Axis::pp, rank);
-    const std::int64_t several = run_memory(q).activations;
-    RunQuestion one = q;
-    one.schedule = "1f1b", one.chunks = 1;
-    EXPECT_GE(several, run_memory(one).activations / 2);
-    one.schedule = "gpipe";
-    EXPECT_LE(several, run_memory(one).activations);
+    const Coordinate at{{Axis::pp, rank}};
+    const std::int64_t several = run_memory(q, at).activations;
+    RunConfig one = q;
+    one.schedule = ScheduleChoice::one_f_one_b, one.chunks = 1;
+    EXPECT_GE(several, run_memory(one, at).activations / 2);
+    one.schedule = ScheduleChoice::gpipe;
+    EXPECT_LE(several, run_memory(one, at).activations);
   }
 }
 
 TEST(Run, SoftwareAndGatherFollowTheHardware) {
-  Question q;
+  RunConfig q = RunConfig::for_plan();
   q.model = find_model_shape("gpt-tiny");
   q.axes.set_dp(2);
-  EXPECT_EQ(settle(q).software, Software::megatron);
-  EXPECT_EQ(settle(q).gather, Gather::copy);
+  EXPECT_EQ(resolve(q).software, Software::megatron);
+  EXPECT_EQ(resolve(q).gather, Gather::copy);
   q.hardware.cpu = true;
-  EXPECT_EQ(settle(q).software, Software::tessera);
-  EXPECT_EQ(settle(q).gather, Gather::alias);
+  EXPECT_EQ(resolve(q).software, Software::tessera);
+  EXPECT_EQ(resolve(q).gather, Gather::alias);
   q.per_node = 1;  // two hosts
-  EXPECT_EQ(settle(q).gather, Gather::copy);
+  EXPECT_EQ(resolve(q).gather, Gather::copy);
   q.gather = Gather::alias, q.zero = 3;
-  EXPECT_THROW(settle(q), UsageError);
+  EXPECT_THROW(resolve(q), UsageError);
 }
 
 }  // namespace

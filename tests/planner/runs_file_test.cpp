@@ -1,4 +1,4 @@
-#include "tessera/planner/runs_file.h"
+#include "tessera/planner/score.h"
 
 #include <gtest/gtest.h>
 
@@ -9,13 +9,13 @@ namespace tessera::planner {
 namespace {
 
 std::vector<ScoredRow> parse(const std::string& text) {
-  Settings defaults;
+  RunConfig defaults = RunConfig::for_plan();
   defaults.set("vocab", "51200");
   defaults.set("hardware", "a100-80");
   return parse_runs(text, "runs.csv", defaults, built_in());
 }
 
-TEST(RunsFile, ColumnsAreFields) {
+TEST(RunsFile, ColumnsAreSettings) {
   const auto rows = parse(
       "gpus,global_batch,micro-batch,hidden,heads,layers,seq,tp,dp,pp,layout,step_ms\r\n"
       "4,16,4,2048,16,24,1024,1,2,2,\"2,6,12\",410.5\r\n"
@@ -31,11 +31,11 @@ TEST(RunsFile, ColumnsAreFields) {
   EXPECT_EQ(rows[1].question.hardware.name, "a100-80");
 }
 
-TEST(RunsFile, MistakesNameTheLine) {
+TEST(RunsFile, ErrorsNameTheLine) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {"dp,tp\n1,1\n", "line 1: there is no column step_ms"},
       {"dpp,step_ms\n1,1\n", "did you mean dp"},
-      {"dp,step_ms\n1\n", "line 2: got 1 cells, wanted 2"},
+      {"dp,step_ms\n1\n", "line 2: the row has 1 cells, the header 2"},
       {"dp,step_ms\n1,0\n", "line 2: step_ms"},
       {"dp,step_ms\n1,fast\n", "line 2: step_ms"},
       {"dp,step_ms\n1,1\n0,1\n", "line 3: --dp"},

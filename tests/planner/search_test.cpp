@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/limits.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/software.h"
 #include "tessera/planner/ways.h"
@@ -14,21 +15,21 @@
 namespace tessera::planner {
 namespace {
 
-SearchQuestion search_for(std::initializer_list<std::pair<const char*, const char*>> given) {
-  Settings all;
+SearchRequest search_for(std::initializer_list<std::pair<const char*, const char*>> given) {
+  RunConfig all = RunConfig::for_plan();
   for (const auto& [key, value] : given) all.set(key, value);
-  return search_question(all, built_in());
+  return search_request(all, built_in());
 }
 
-// Against a slow search: every combination, orders of the axes too; those that settle() or memory
-// refuses left out.
-TEST(Search, FindsWhatASlowSearchFinds) {
+// Compares with an exhaustive search over every combination, including orders of the axes, except
+// those that resolve() refuses or that do not fit.
+TEST(Search, FindsTheSameAsAnExhaustiveSearch) {
   const int gpus = tessera::testing::kSanitized ? 8 : 16;
-  const SearchQuestion question = search_for({{"model", "gpt3-2.7b"},
-                                              {"gpus", gpus == 8 ? "8" : "16"},
-                                              {"gpus-per-node", "4"},
-                                              {"global-batch", "32"},
-                                              {"hardware", "a100-40"}});
+  const SearchRequest question = search_for({{"model", "gpt3-2.7b"},
+                                             {"gpus", gpus == 8 ? "8" : "16"},
+                                             {"gpus-per-node", "4"},
+                                             {"global-batch", "32"},
+                                             {"hardware", "a100-40"}});
   double best = 0;
   for (int tp = 1; tp <= gpus; ++tp) {
     for (int pp = 1; tp * pp <= gpus; ++pp) {
@@ -36,18 +37,18 @@ TEST(Search, FindsWhatASlowSearchFinds) {
         for (int chunks = 0; chunks <= 16; ++chunks) {
           for (int micro = 1; micro <= 32; ++micro) {
             for (int rest = 0; rest < 16; ++rest) {
-              Question q = question.base;
-              q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp), q.schedule = schedule,
-                                                                  q.chunks = chunks;
+              RunConfig q = question.base;
+              q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp),
+                  q.schedule = *find_named<ScheduleChoice>(schedule), q.chunks = chunks;
               q.micro_batch = micro, q.zero = rest % 4;
               q.recompute = (rest & 4) != 0 ? Recompute::full : Recompute::none;
               q.sequence_parallel = (rest & 8) != 0;
               if (gpus % (tp * pp) != 0 || 32 % micro != 0) continue;
-              // Two chunks are tried, and as many as give every stage the same.
+              // Tries two chunks, and every number that divides the layers evenly.
               if (pp == 1 && (schedule != "1f1b" || chunks > 1)) continue;  // no pipeline
               if (chunks > 2 && q.model.layers % (chunks * pp) != 0) continue;
               try {
-                q = settle(q);
+                q = resolve(q);
               } catch (const UsageError&) {
                 continue;
               }
@@ -73,11 +74,11 @@ TEST(Search, FindsWhatASlowSearchFinds) {
   }
   const SearchResult result = search(question);
   ASSERT_FALSE(result.best.empty());
-  // Another order than the usual one must be worth it.
+  // Another order than the default must be clearly faster.
   EXPECT_NEAR(result.best.front().tokens_per_s / best, 1, 0.001);
 }
 
-TEST(Search, RanksAndCounts) {
+TEST(Search, RanksResultsAndCountsRejections) {
   std::int64_t done = 0, total = 0;
   const SearchResult result = search(search_for({{"model", "gpt3-175b"},
                                                  {"gpus", "256"},
@@ -103,7 +104,7 @@ TEST(Search, RanksAndCounts) {
   EXPECT_GT(result.ruled_out.at("fewer layers than pp · chunks"), 0);
 }
 
-TEST(Search, WhatIsGivenStays) {
+TEST(Search, KeepsFixedSettings) {
   const SearchResult result = search(search_for({{"model", "gpt2-xl"},
                                                  {"gpus", "32"},
                                                  {"global-batch", "64"},
@@ -115,7 +116,7 @@ TEST(Search, WhatIsGivenStays) {
                                                  {"checkpoint-activations", "selective"}}));
   ASSERT_FALSE(result.best.empty());
   for (const Plan& plan : result.best) {
-    const Question& q = plan.question;
+    const RunConfig& q = plan.question;
     EXPECT_EQ(q.pp(), 4);
     EXPECT_EQ(q.zero, 1);
     EXPECT_EQ(q.chunks, 3);
@@ -124,11 +125,11 @@ TEST(Search, WhatIsGivenStays) {
   }
 }
 
-// Where stages talk more than replicas do, neighbours along pp should share a node; a search finds
-// out, unless the order is given.
+// If stages communicate more than replicas, neighbors along pp should share a node. A search finds
+// this order unless the order is fixed.
 TEST(Search, TriesOrdersOfTheAxes) {
   const auto best = [](const char* order) {
-    Settings settings;
+    RunConfig settings = RunConfig::for_plan();
     for (const auto& [key, value] :
          std::initializer_list<std::pair<const char*, const char*>>{{"model", "gpt3-175b"},
                                                                     {"gpus", "256"},
@@ -139,7 +140,7 @@ TEST(Search, TriesOrdersOfTheAxes) {
       settings.set(key, value);
     }
     if (*order != 0) settings.set("order", order);
-    const SearchResult result = search(search_question(settings, built_in()));
+    const SearchResult result = search(search_request(settings, built_in()));
     EXPECT_FALSE(result.best.empty());
     return result.best.front();
   };
@@ -150,14 +151,31 @@ TEST(Search, TriesOrdersOfTheAxes) {
   EXPECT_GE(any.tokens_per_s, 0.998 * std::max(usual.tokens_per_s, other.tokens_per_s));
 }
 
-TEST(Search, NothingFits) {
+TEST(Search, ReturnsNoResultIfNothingFits) {
   const SearchResult result = search(search_for({{"model", "llama3.1-405b"}, {"gpus", "2"}}));
   EXPECT_TRUE(result.best.empty());
   EXPECT_EQ(result.fitting, 0);
 }
 
-TEST(Search, AskedToTryLessItSaysWhatWouldBeLess) {
-  SearchQuestion ask = search_for(
+TEST(Search, ReturnsTheClosestPlanAndTheNearestThatFitsIfNothingFits) {
+  const SearchResult result = search(search_for({{"model", "llama2-70b"}, {"gpus", "4"}}));
+  ASSERT_TRUE(result.best.empty());
+  ASSERT_TRUE(result.closest.has_value());
+  EXPECT_EQ(result.closest->question.world(), 4);
+  EXPECT_FALSE(result.closest->fits);
+  EXPECT_FALSE(result.closest->remedy.empty());
+  ASSERT_TRUE(result.nearest_fit.has_value());
+  const Plan& nearest = *result.nearest_fit;
+  EXPECT_TRUE(nearest.fits);
+  EXPECT_EQ(nearest.question.global_batch, result.closest->question.global_batch);
+  // Nothing fits on half as many devices.
+  const auto half = std::to_string(nearest.question.world() / 2);
+  EXPECT_TRUE(search(search_for({{"model", "llama2-70b"}, {"gpus", half.c_str()}})).best.empty());
+  EXPECT_FALSE(search(search_for({{"model", "llama2-7b"}, {"gpus", "8"}})).closest.has_value());
+}
+
+TEST(Search, RefusesMoreConfigurationsThanTheLimit) {
+  SearchRequest ask = search_for(
       {{"model", "gpt2-xl"}, {"gpus", "12"}, {"hardware", "h100"}, {"global-batch", "24"}});
   const SearchResult all = search(ask);
   ask.most = all.tried;
@@ -169,20 +187,20 @@ TEST(Search, AskedToTryLessItSaysWhatWouldBeLess) {
       FAIL() << most;
     } catch (const UsageError& error) {
       const std::string text = error.what();
-      EXPECT_EQ(text.find("--gpus: got 12 with a global batch of 24"), 0U) << text;
+      EXPECT_EQ(text.find("--gpus 12: with a global batch of 24"), 0U) << text;
       EXPECT_NE(text.find(str("more than ", most, " ways")), std::string::npos) << text;
     }
   }
 }
 
-TEST(Search, RefusesWhatNoConfigurationMeets) {
+TEST(Search, RefusesImpossibleQuestions) {
   EXPECT_THROW(search(search_for({{"params", "13B"}})), UsageError);
   EXPECT_THROW(search_for({{"grad-accum", "4"}}), UsageError);
 }
 
-// The same rule as for advice: one of the two steps is within the interval of the other. Tessera on
-// a GPU takes at most what is predicted, so only the slower one's interval has the faster one.
-TEST(Search, StepsWithinEachOthersIntervalsAreEqual) {
+// The same rule as for advice: one step is within the interval of the other. Tessera on a GPU takes
+// at most the predicted time, so only the slower one's interval contains the faster one.
+TEST(Search, StepsWithinTheIntervalsAreEquallyGood) {
   const auto plan_of = [](double step, double low, double high) {
     Plan plan;
     plan.time.compute = step;
@@ -198,9 +216,9 @@ TEST(Search, StepsWithinEachOthersIntervalsAreEqual) {
   EXPECT_TRUE(as_good_as(found.best[1], found.best[0]));
 }
 
-// One layer that no rank alone can hold.
-TEST(Ways, SayThatTpGoesAcrossHosts) {
-  Settings settings;
+// One layer that does not fit on a single rank.
+TEST(Ways, WarnThatTpSpansHosts) {
+  RunConfig settings = RunConfig::for_plan();
   for (const auto& [key, value] : {std::pair{"layers", "1"},
                                    {"hidden", "61440"},
                                    {"heads", "480"},
@@ -208,21 +226,22 @@ TEST(Ways, SayThatTpGoesAcrossHosts) {
                                    {"gpus", "16"}}) {
     settings.set(key, value);
   }
-  const std::string text = compare_ways(settings.question(built_in())).conclusion;
+  const std::string text = compare_ways(look_up(settings, built_in())).conclusion;
   EXPECT_NE(text.find("tp 16 (tp goes across hosts)"), std::string::npos) << text;
 }
 
-// Nodes of A100s send 4 × 200 Gb/s, a quarter of it between switches: gathers inside a node win.
-TEST(Search, ProposesReplicasWhereLinksBetweenNodesAreSlow) {
+// Nodes of A100s send 4 × 200 Gb/s, a quarter of that between switches, so gathers inside a node
+// are faster.
+TEST(Search, ProposesReplicasForSlowLinksBetweenNodes) {
   const auto best = [](const char* replicas) {
-    SearchQuestion question = search_for({{"model", "llama3-8b"},
-                                          {"hardware", "a100-80"},
-                                          {"gpus", "64"},
-                                          {"zero", "3"},
-                                          {"global-batch", "64"},
-                                          {"tp", "1"},
-                                          {"pp", "1"},
-                                          {"dp-replicate", replicas ? replicas : "1"}});
+    SearchRequest question = search_for({{"model", "llama3-8b"},
+                                         {"hardware", "a100-80"},
+                                         {"gpus", "64"},
+                                         {"zero", "3"},
+                                         {"global-batch", "64"},
+                                         {"tp", "1"},
+                                         {"pp", "1"},
+                                         {"dp-replicate", replicas ? replicas : "1"}});
     question.fixed.replicas = replicas != nullptr;
     return search(question).best.front();
   };

@@ -1,4 +1,4 @@
-// ZeRO's stages beside each other, and sweeps of a setting.
+// Comparison of ZeRO stages, and sweeps of a setting.
 
 #include "tessera/planner/stages.h"
 
@@ -16,13 +16,13 @@
 namespace tessera::planner {
 namespace {
 
-Question stages_question(const std::vector<std::pair<std::string, std::string>>& given) {
-  Settings settings;
+RunConfig stages_question(const std::vector<std::pair<std::string, std::string>>& given) {
+  RunConfig settings = RunConfig::for_plan();
   for (const auto& [key, value] : given) settings.set(key, value);
-  return settle(settings.question(built_in()));
+  return resolve(look_up(settings, built_in()));
 }
 
-TEST(Stages, WorkedNumbers) {
+TEST(Stages, MatchWorkedExamples) {
   const auto seven = compare_stages(stages_question({{"params", "7B"}, {"dp", "8"}}));
   const double state[] = {112e9, 38.5e9, 26.25e9, 14e9};
   const double copies[] = {8, 2.75, 1.875, 1};
@@ -31,7 +31,7 @@ TEST(Stages, WorkedNumbers) {
     EXPECT_DOUBLE_EQ(m.params + m.grads + m.optimizer, state[s]);
     EXPECT_DOUBLE_EQ(seven[s].copies(), copies[s]);
   }
-  // 20 GB of parameters over 64: stage 3 sends half as much again, and not less.
+  // 20 GB of parameters over 64 ranks: stage 3 sends 50% more.
   const auto ten = compare_stages(stages_question({{"params", "10B"}, {"dp", "64"}}));
   EXPECT_NEAR(ten[0].sent(), 39.375e9, 1);
   EXPECT_NEAR(ten[3].sent(), 59.0625e9, 1);
@@ -40,7 +40,8 @@ TEST(Stages, WorkedNumbers) {
   EXPECT_EQ(ten[0].forward + ten[0].optimizer, 0);
 }
 
-// Whatever is asked: by phase it is what the plan sends, and a copy more never takes less.
+// For any settings, the phases add up to the plan's traffic, and more copies never need less
+// memory.
 TEST(Stages, PhasesAddUpToThePlansTraffic) {
   for (const char* dp : {"1", "2", "7", "64"}) {
     for (const char* accum : {"1", "4"}) {
@@ -69,12 +70,12 @@ TEST(Stages, PhasesAddUpToThePlansTraffic) {
   }
 }
 
-TEST(Stages, PartsCoverAllParametersOnce) {
+TEST(Stages, ShardsCoverAllParametersOnce) {
   for (const std::int64_t params : {0LL, 1LL, 7LL, 1'000'003LL}) {
     for (const int dp : {1, 2, 3, 8, 64}) {
       std::int64_t next = 0;
       for (int r = 0; r < dp; ++r) {
-        const OwnedPart part = owned_part(params, dp, r);
+        const OwnedRange part = owned_range(params, dp, r);
         EXPECT_EQ(part.first, next);
         EXPECT_GE(part.last, part.first);
         EXPECT_LE(part.last - part.first, params / dp + 1);
@@ -85,7 +86,7 @@ TEST(Stages, PartsCoverAllParametersOnce) {
   }
 }
 
-TEST(PlanSweep, Ranges) {
+TEST(PlanSweep, ParsesRangesAndLists) {
   using Values = std::vector<std::string>;
   const std::vector<std::pair<const char*, Values>> cases = {
       {"dp=1..48", {"1", "2", "4", "8", "16", "32", "48"}},
@@ -128,28 +129,28 @@ TEST(PlanSweep, Ranges) {
       FAIL() << bad;
     } catch (const UsageError& error) {
       const std::string what = error.what();
-      EXPECT_EQ(what.rfind("--sweep: got ", 0), 0U) << what;
+      EXPECT_EQ(what.rfind("--sweep ", 0), 0U) << what;
       EXPECT_EQ(what.find('\n'), std::string::npos) << what;
     }
   }
 }
 
-// Each row is what the plan says with that flag.
-TEST(PlanSweep, RowsArePlans) {
-  Settings settings;
+// Each row equals the plan with that flag.
+TEST(PlanSweep, RowsEqualSeparatePlans) {
+  RunConfig settings = RunConfig::for_plan();
   settings.set("model", "gpt2-xl");
   settings.set("zero", "1");
   const PlanSweep sweep = parse_plan_sweep("tp=1..10:1");
   const auto rows = sweep_plans(sweep, settings, built_in());
   ASSERT_EQ(rows.size(), 10U);
   for (const SweptPlan& row : rows) {
-    Settings with = settings;
+    RunConfig with = settings;
     with.set("tp", row.value);
     const bool divides = 25 % std::stoi(row.value) == 0;
     EXPECT_EQ(row.plan.has_value(), divides);
     EXPECT_EQ(row.refused.empty(), divides);
     if (!divides) continue;
-    const Plan plan = make_plan(with.question(built_in()));
+    const Plan plan = make_plan(look_up(with, built_in()));
     EXPECT_DOUBLE_EQ(row.plan->time.step(), plan.time.step());
     EXPECT_DOUBLE_EQ(row.plan->needed(), plan.needed());
   }
@@ -157,17 +158,17 @@ TEST(PlanSweep, RowsArePlans) {
   EXPECT_THROW(sweep_plans(parse_plan_sweep("tp=2,3"), settings, built_in()), UsageError);
 }
 
-TEST(Svg, IsEscapedAndTheSameEachTime) {
+TEST(Svg, IsEscapedAndDeterministic) {
   EXPECT_EQ(svg_escaped("a<b & \"c\">\n"), "a&lt;b &amp; &quot;c&quot;&gt;?");
-  Settings settings;
+  RunConfig settings = RunConfig::for_plan();
   settings.set("model", "gpt2-xl");
   const PlanSweep sweep = parse_plan_sweep("dp=1..8");
   const auto draw = [&] { return plan_sweep_svg(sweep, sweep_plans(sweep, settings, built_in())); };
   const std::string once = draw();
   EXPECT_EQ(once, draw());
-  for (const char* colour :
-       {colours::kParams, colours::kGrads, colours::kOptimizer, colours::kActivations}) {
-    EXPECT_NE(once.find(colour), std::string::npos);
+  for (const char* color :
+       {colors::kParams, colors::kGrads, colors::kOptimizer, colors::kActivations}) {
+    EXPECT_NE(once.find(color), std::string::npos);
   }
   EXPECT_EQ(once.find("nan"), std::string::npos);
   Svg odd(10, 10, "<&>");

@@ -12,7 +12,7 @@ double gb(const char* layout, int stage, double params, int dp) {
   return state_bytes(parse_state_layout(layout), stage, params, dp).total() / kGB;
 }
 
-TEST(State, WorkedExamples) {
+TEST(State, MatchesWorkedExamples) {
   EXPECT_DOUBLE_EQ(gb("bf16-nomaster", 0, 13e9, 8), 156);
   EXPECT_DOUBLE_EQ(gb("bf16-nomaster", 2, 13e9, 8), 42.25);
   EXPECT_DOUBLE_EQ(gb("bf16-nomaster", 3, 13e9, 8), 19.5);
@@ -26,7 +26,7 @@ TEST(State, WorkedExamples) {
   EXPECT_DOUBLE_EQ(gb("bf16", 3, 7e9, 8), 14);
 }
 
-TEST(State, PartsOf70BillionParameters) {
+TEST(State, OfSeventyBillionParametersByCategory) {
   const StateBytes bytes = state_bytes(parse_state_layout("bf16-nomaster"), 0, 70e9, 8);
   EXPECT_DOUBLE_EQ(bytes.params, 140 * kGB);
   EXPECT_DOUBLE_EQ(bytes.grads, 140 * kGB);
@@ -39,7 +39,7 @@ TEST(State, BytesPerParameter) {
   EXPECT_DOUBLE_EQ(gb("bf16-nomaster", 3, 1e9, 8), 1.5);
 }
 
-TEST(State, MomentsAndWeights) {
+TEST(State, CountsMomentsAndMasterCopies) {
   const StateLayout layout = parse_state_layout("bf16");
   EXPECT_DOUBLE_EQ(layout.moments * 7e9 / kGB, 56);
   EXPECT_DOUBLE_EQ(layout.moments * 7e9 / 8 / kGB, 7);
@@ -49,12 +49,12 @@ TEST(State, MomentsAndWeights) {
   }
 }
 
-TEST(State, LargestModel) {
+TEST(State, LargestModelMatchesWorkedExamples) {
   EXPECT_DOUBLE_EQ(largest_model(parse_state_layout("bf16"), 0, 1, 80 * kGB), 5e9);
   EXPECT_DOUBLE_EQ(largest_model(parse_state_layout("2,6,12"), 0, 1, 32 * kGB), 1.6e9);
 }
 
-TEST(State, ThreeAxes) {  // 175B on 256 GPUs: tp 8, pp 4, dp 8, stage 2
+TEST(State, IsShardedByAllThreeAxes) {  // 175B on 256 GPUs: tp 8, pp 4, dp 8, stage 2
   const StateBytes bytes = state_bytes(parse_state_layout("bf16-nomaster"), 2, 175e9 / 32, 8);
   EXPECT_NEAR(bytes.params / kGB, 10.94, 0.005);
   EXPECT_NEAR(bytes.optimizer / kGB, 5.47, 0.005);
@@ -62,7 +62,7 @@ TEST(State, ThreeAxes) {  // 175B on 256 GPUs: tp 8, pp 4, dp 8, stage 2
   EXPECT_NEAR(bytes.total() / kGB, 17.77, 0.005);
 }
 
-TEST(State, MegatronsReport) {
+TEST(State, MatchesMegatronsReport) {
   const double params = 1'555'356'800;  // as Megatron-LM counts gpt2-xl
   const double mib =
       state_bytes(parse_state_layout("bf16-fp32grad"), 0, params, 1).total() / (1 << 20);
@@ -79,8 +79,8 @@ TEST(State, ReducingOnceKeepsTheWholeGradient) {
   }
 }
 
-// Over all stages and degrees: sharding more never costs memory, and dp 1 shards nothing.
-TEST(State, StagesOnlySave) {
+// For all stages and degrees: more sharding never needs more memory, and dp 1 shards nothing.
+TEST(State, HigherStagesNeverNeedMore) {
   for (const StateLayout& layout : state_layouts()) {
     for (int dp = 1; dp <= 64; dp *= 2) {
       for (int stage = 1; stage <= 3; ++stage) {
@@ -97,7 +97,7 @@ TEST(State, StagesOnlySave) {
   }
 }
 
-TEST(Layout, Parsing) {
+TEST(Layout, ParsesNamesAndBytes) {
   EXPECT_EQ(parse_state_layout("bf16").total(), 16);
   EXPECT_EQ(parse_state_layout("bf16-fp32grad").total(), 18);
   EXPECT_EQ(parse_state_layout("bf16-nomaster").total(), 12);
@@ -112,11 +112,11 @@ TEST(Layout, Parsing) {
 }
 
 DataParallelTraffic sent(int stage, int dp, int k, bool keep = false) {
-  TrafficQuestion q{stage, dp, k, 20 * kGB, 20 * kGB, default_reduce_policy(stage), keep};
+  TrafficInput q{stage, dp, k, 20 * kGB, 20 * kGB, default_reduce_policy(stage), keep};
   return data_parallel_traffic(q);
 }
 
-TEST(Traffic, InBuffersOfTheModelPerStep) {
+TEST(Traffic, MatchesMultiplesOfTheModelPerStep) {
   const double hop = 63.0 / 64 * 20 * kGB;
   for (const int k : {1, 4}) {
     EXPECT_DOUBLE_EQ(sent(0, 64, k).total(), 2 * hop);

@@ -1,4 +1,4 @@
-// The buckets of a described step are those that the engine fills.
+// The buckets of a described step equal those of the engine.
 
 #include "tessera/planner/step_buckets.h"
 
@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/bucket_size.h"
 #include "tessera/core/shard.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/parameters.h"
@@ -26,8 +25,9 @@ std::vector<double> bytes_of(const StepBuckets& buckets) {
   return all;
 }
 
-// What a chunk trains, in elements, as the engine lays it out: what is in no block first.
-std::vector<std::int64_t> placed(const RunQuestion& q, const ModelPart& part) {
+// Returns the elements of a chunk's trained parameters in the engine's order: parameters outside
+// blocks first.
+std::vector<std::int64_t> placed(const RunConfig& q, const ModelPart& part) {
   std::vector<std::int64_t> outside, blocks;
   const auto padded = [&](const ParamSpec& spec) {
     return shard_size(elements_on_rank(q, spec), q.dp()) * q.dp();
@@ -43,11 +43,11 @@ std::vector<std::int64_t> placed(const RunQuestion& q, const ModelPart& part) {
   return outside;
 }
 
-// As zero/plan.cpp fills them, parameter by parameter: [chunk][bucket].
-std::vector<std::vector<double>> filled(const RunQuestion& q) {
+// Fills buckets as zero/plan.cpp does, parameter by parameter: [chunk][bucket].
+std::vector<std::vector<double>> filled(const RunConfig& q, const Coordinate& at = {}) {
   std::vector<std::vector<std::int64_t>> chunks;
   std::int64_t all = 0;
-  for (const ModelPart& part : parts_on_rank(q)) {
+  for (const ModelPart& part : parts_on_rank(q, at)) {
     chunks.push_back(placed(q, part));
     for (const std::int64_t elements : chunks.back()) all += elements * q.travel();
   }
@@ -67,20 +67,20 @@ std::vector<std::vector<double>> filled(const RunQuestion& q) {
   return buckets;
 }
 
-Question asked(const char* model, int dp, int tp, int pp, int zero, double bucket) {
-  Question q;
+RunConfig asked(const char* model, int dp, int tp, int pp, int zero, double bucket) {
+  RunConfig q = RunConfig::for_plan();
   q.model = find_model_shape(model);
   q.hardware = built_in().find("h100");
   q.software = Software::tessera;
   q.axes.set_dp(dp), q.axes.set(Axis::tp, tp), q.axes.set(Axis::pp, pp);
-  q.zero = zero, q.bucket_bytes = bucket, q.grad_accum = 8;
+  q.zero = zero, q.bucket_bytes = static_cast<std::int64_t>(bucket), q.grad_accum = 8;
   return q;
 }
 
-void expect_filled_alike(const Question& settled, const std::string& what) {
+void expect_filled_alike(const RunConfig& settled, const std::string& what) {
   const Step step = describe_step(settled);
   for (int r = 0; r < settled.pp(); ++r) {
-    const auto want = filled(run_question(settled, {{Axis::pp, r}}));
+    const auto want = filled(settled, {{Axis::pp, r}});
     const std::vector<StepChunk>& chunks = step.chunks[static_cast<std::size_t>(r)];
     ASSERT_EQ(chunks.size(), want.size()) << what;
     for (std::size_t c = 0; c < want.size(); ++c) {
@@ -93,7 +93,7 @@ void expect_filled_alike(const Question& settled, const std::string& what) {
       if (!settled.model.lora.any()) {
         EXPECT_NEAR(ready.back(), 1, 1e-9) << what;
       }
-      // What both the plan and the simulator send.
+      // Transfers of both the plan and the simulator.
       const Transfers sent = step.reductions(chunks[c], step.places());
       EXPECT_EQ(sent.count, static_cast<int>(want[c].size())) << what;
       double bytes = 0;
@@ -103,16 +103,16 @@ void expect_filled_alike(const Question& settled, const std::string& what) {
   }
 }
 
-TEST(StepBuckets, AreTheEngines) {
+TEST(StepBuckets, EqualTheEnginesBuckets) {
   for (const char* model :
        {"gpt-tiny", "gpt2-124m", "gpt2-774m", "llama-tiny", "llama3.2-1b", "llama2-70b"}) {
     for (const double bucket : {0.0, 1.0, 5e3, 1e5, 4e6, 25e6, 1e9, 1e12}) {
       for (const int dp : {2, 3, 8, 64}) {
         for (const int tp : {1, 2}) {
           for (const char* layout : {"bf16", "fp32"}) {
-            Question q = asked(model, dp, tp, 1, dp == 8 ? 3 : 1, bucket);
+            RunConfig q = asked(model, dp, tp, 1, dp == 8 ? 3 : 1, bucket);
             q.layout = parse_state_layout(layout);
-            expect_filled_alike(settle(q), str(model, " bucket ", bucket, " dp ", dp, " tp ", tp));
+            expect_filled_alike(resolve(q), str(model, " bucket ", bucket, " dp ", dp, " tp ", tp));
           }
         }
       }
@@ -120,48 +120,48 @@ TEST(StepBuckets, AreTheEngines) {
   }
 }
 
-TEST(StepBuckets, OfStagesAreTheEnginesToo) {
+TEST(StepBuckets, OfPipelineStagesEqualTheEnginesBuckets) {
   for (const char* model : {"gpt2-124m", "llama2-7b"}) {
     for (const double bucket : {0.0, 1.0, 4e6, 1e9}) {
       for (const char* schedule : {"1f1b", "interleaved"}) {
-        Question q = asked(model, 2, 1, 4, 0, bucket);
-        q.schedule = schedule;
-        expect_filled_alike(settle(q), str(model, " bucket ", bucket, " ", schedule));
+        RunConfig q = asked(model, 2, 1, 4, 0, bucket);
+        q.schedule = *find_named<ScheduleChoice>(schedule);
+        expect_filled_alike(resolve(q), str(model, " bucket ", bucket, " ", schedule));
       }
     }
   }
 }
 
-TEST(StepBuckets, OfAdaptersAreTheEnginesToo) {
+TEST(StepBuckets, OfAdaptersEqualTheEnginesBuckets) {
   for (const char* model : {"gpt2-124m", "llama3-8b"}) {
     for (const int tp : {1, 2, 4}) {
       for (const double bucket : {0.0, 1.0, 2e5}) {
-        Question q = asked(model, 4, tp, 1, 1, bucket);
+        RunConfig q = asked(model, 4, tp, 1, 1, bucket);
         q.model.lora = {8, 16, "all"};
-        expect_filled_alike(settle(q), str(model, " tp ", tp, " bucket ", bucket));
+        expect_filled_alike(resolve(q), str(model, " tp ", tp, " bucket ", bucket));
       }
     }
   }
 }
 
-// As small as it may be asked for, a bucket has a parameter: that is how many collectives there
-// are, and how long they take.
-TEST(StepBuckets, AreNeverSmallerThanAParameter) {
-  const Question q = settle(asked("llama2-7b", 8, 1, 1, 1, 1));
+// Even with the smallest bucket size, a bucket holds a whole parameter, which determines the number
+// and duration of collectives.
+TEST(StepBuckets, HoldAtLeastOneParameter) {
+  const RunConfig q = resolve(asked("llama2-7b", 8, 1, 1, 1, 1));
   const Step step = describe_step(q);
   EXPECT_EQ(step.chunks[0][0].buckets->count(), 32 * 6 + 3);
-  Question also = q;
+  RunConfig also = q;
   also.bucket_bytes = 1000;
   EXPECT_DOUBLE_EQ(step_time(also).step(), step_time(q).step());
 }
 
-// More than can be listed are taken together: as many collectives, as many bytes.
-TEST(StepBuckets, OfVeryDeepModelsAreCountedInGroups) {
-  Question q = asked("gpt2-124m", 4, 1, 1, 0, 1);
+// Too many buckets are grouped, with the same number of collectives and bytes.
+TEST(StepBuckets, OfVeryDeepModelsAreGrouped) {
+  RunConfig q = asked("gpt2-124m", 4, 1, 1, 0, 1);
   q.model.layers = 300;
-  q = settle(q);
+  q = resolve(q);
   const StepBuckets buckets = *describe_step(q).chunks[0][0].buckets;
-  const std::vector<double> want = filled(run_question(q)).front();
+  const std::vector<double> want = filled(q).front();
   EXPECT_EQ(want.size(), 300U * 12 + 4);
   EXPECT_LE(buckets.count(), 1024);
   EXPECT_EQ(buckets.calls(), static_cast<int>(want.size()));
@@ -171,11 +171,11 @@ TEST(StepBuckets, OfVeryDeepModelsAreCountedInGroups) {
   EXPECT_NEAR(sum / all, 1, 1e-12);
 }
 
-// Who has no unit for what is in no block sends the head's gradient first, when it is there.
-TEST(StepBuckets, OfOthersBeginWithTheHead) {
-  Question q = asked("llama2-7b", 8, 1, 1, 0, 25e6);
+// Software without units outside blocks sends the head's gradient first, as soon as it is computed.
+TEST(StepBuckets, OfOtherSoftwareBeginWithTheHead) {
+  RunConfig q = asked("llama2-7b", 8, 1, 1, 0, 25e6);
   q.software = Software::megatron;
-  q = settle(q);
+  q = resolve(q);
   const StepChunk chunk = describe_step(q).chunks[0][0];
   const std::vector<double> bytes = bytes_of(*chunk.buckets);
   EXPECT_EQ(bytes.front(), 2.0 * 32000 * 4096);
@@ -183,7 +183,7 @@ TEST(StepBuckets, OfOthersBeginWithTheHead) {
   double all = 0;
   for (const double each : bytes) all += each;
   EXPECT_DOUBLE_EQ(all, chunk.grad_bytes);
-  // Four products of each layer; the norms travel with them.
+  // Four matrices per layer; norms share their buckets.
   EXPECT_EQ(chunk.buckets->count(), 1 + 32 * 4 + 1);
 }
 

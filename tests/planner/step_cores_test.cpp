@@ -1,6 +1,6 @@
-// More ranks than cores: who waits in a pipeline leaves its core to the others.
+// More ranks than cores: a rank that waits in a pipeline leaves its core to the others.
 
-#include "tessera/planner/step_cores.h"
+#include "tessera/planner/step.h"
 
 #include <gtest/gtest.h>
 
@@ -13,10 +13,10 @@
 namespace tessera::planner {
 namespace {
 
-// A processor that was measured with so many ranks of one thread, and where nothing but computing
-// takes time.
-Question on_cores(int pp, int dp, int micros, int cores, int measured_ranks) {
-  Question q;
+// A CPU that was measured with this many single-threaded ranks, on which only computation takes
+// time.
+RunConfig on_cores(int pp, int dp, int micros, int cores, int measured_ranks) {
+  RunConfig q = RunConfig::for_plan();
   q.model = gpt_shape(8, 256, 4, 2048, 128);
   q.axes.set(Axis::pp, pp), q.axes.set_dp(dp);
   q.micro_batch = 2, q.grad_accum = micros;
@@ -27,24 +27,24 @@ Question on_cores(int pp, int dp, int micros, int cores, int measured_ranks) {
   q.hardware.units = 1;
   q.hardware.per_node = measured_ranks;
   q.hardware.cores = cores;
-  return settle(q);
+  return resolve(q);
 }
 
-double without_update(const Question& q) {
+double without_update(const RunConfig& q) {
   const StepTime time = step_time(q);
   return time.step() - time.optimizer;
 }
 
-// A step takes what all ranks compute, shared over the cores, unless too few of them are busy: then
-// what it takes with a core for each.
-TEST(SharedCores, NoneIdlesWhileThereIsWork) {
+// A step takes the computation of all ranks divided by the cores. If too few ranks are busy, it
+// takes the time with one core per rank.
+TEST(SharedCores, NoCoreIdlesWhileThereIsWork) {
   for (const int pp : {1, 2, 4}) {
     for (const int dp : {1, 2, 4}) {
       for (const int micros : {1, 2, 4, 16}) {
         for (const int cores : {1, 2, 3, 16}) {
           const int ranks = pp * dp;
           const double alone = without_update(on_cores(pp, dp, micros, 0, ranks));
-          double work = 0;  // of a rank, in the mean
+          double work = 0;  // mean over ranks
           for (const auto& chunks : describe_step(on_cores(pp, dp, micros, 0, ranks)).chunks) {
             for (const StepChunk& chunk : chunks) work += micros * chunk.total() / pp;
           }
@@ -58,8 +58,8 @@ TEST(SharedCores, NoneIdlesWhileThereIsWork) {
   }
 }
 
-// Fewer ranks than were measured together have more of the cores each, up to one of them.
-TEST(SharedCores, FewerRanksThanWereMeasuredAreQuicker) {
+// With fewer ranks than were measured, each has a larger share of the cores, up to one core.
+TEST(SharedCores, FewerRanksThanMeasuredAreFaster) {
   for (const int cores : {1, 2, 4, 8}) {
     const double measured = without_update(on_cores(1, 8, 4, cores, 8));
     for (const int ranks : {1, 2, 4}) {
@@ -70,15 +70,15 @@ TEST(SharedCores, FewerRanksThanWereMeasuredAreQuicker) {
   }
 }
 
-// A device of its own shares none.
-TEST(SharedCores, OfAGpuDoNotCount) {
-  Question q;
+// A GPU is not shared.
+TEST(SharedCores, DoNotAffectGpus) {
+  RunConfig q = RunConfig::for_plan();
   q.model = gpt_shape(8, 256, 4, 2048, 128);
   q.axes.set(Axis::pp, 2), q.axes.set_dp(2);
   q.hardware = built_in().find("h100");
-  const double before = step_time(settle(q)).step();
+  const double before = step_time(resolve(q)).step();
   q.hardware.cores = 1;
-  EXPECT_EQ(step_time(settle(q)).step(), before);
+  EXPECT_EQ(step_time(resolve(q)).step(), before);
 }
 
 }  // namespace

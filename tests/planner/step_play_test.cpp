@@ -5,7 +5,6 @@
 #include <random>
 #include <tuple>
 
-#include "tessera/planner/step_play.h"
 #include "tessera/planner/step_time.h"
 #include "tessera/schedule/schedule.h"
 
@@ -14,13 +13,13 @@ namespace {
 
 using schedule::Kind;
 
-// What one pipeline rank computes for one micro-batch, all its chunks together.
+// Seconds that one pipeline rank computes for one micro-batch, over all its chunks.
 struct RankTime {
   double forward = 0, backward_input = 0, backward_weight = 0;
 };
 
-// The schedule's clock, with a duration of its own for every rank (cut evenly over its chunks):
-// what the closed forms stand for.
+// Reference clock of a schedule with a separate duration for every rank, split evenly over its
+// chunks.
 double clock(const schedule::Schedule& s, const std::vector<RankTime>& ranks) {
   std::map<std::tuple<int, int, bool>, double> done;  // (stage, micro, backward)
   std::vector<double> now(ranks.size(), 0);
@@ -62,7 +61,7 @@ const RankTime kCosts[] = {{1, 1, 1}, {1, 2, 1}, {1, 1.3, 0.8}, {2, 0.5, 1}, {1,
 
 Step step_of(const schedule::Schedule& schedule, const std::vector<RankTime>& ranks) {
   Step step;
-  step.schedule = schedule.name;
+  step.schedule = *find_named<ScheduleChoice>(schedule.name);
   step.micros = schedule.micros;
   step.topology.inside = step.topology.nic = {1e9, 0};
   for (const RankTime& rank : ranks) {
@@ -80,8 +79,8 @@ double played(const schedule::Schedule& schedule, const std::vector<RankTime>& r
   return play_step(step, step.places()).end;
 }
 
-// Whatever the stages cost: a step that is looked at as a whole takes what the clock says.
-TEST(StepPlay, ShortStepsTakeWhatTheClockSays) {
+// For any costs of stages, a step that is run completely matches the reference clock.
+TEST(StepPlay, ShortStepsMatchTheReferenceClock) {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> share(0.7, 1.3);
   for (const std::string& name : schedule::names()) {
@@ -99,8 +98,8 @@ TEST(StepPlay, ShortStepsTakeWhatTheClockSays) {
   }
 }
 
-// Of a long one a part is looked at, and the rest follows: for equal stages exactly.
-TEST(StepPlay, LongStepsOfEqualStagesTakeWhatTheClockSays) {
+// A long step is extrapolated, which is exact for equal stages.
+TEST(StepPlay, LongStepsOfEqualStagesMatchTheReferenceClock) {
   for (const RankTime& cost : kCosts) {
     for (const int p : {1, 2, 3, 4, 6, 8}) {
       const std::vector<RankTime> ranks(static_cast<std::size_t>(p), cost);
@@ -117,7 +116,7 @@ TEST(StepPlay, LongStepsOfEqualStagesTakeWhatTheClockSays) {
   }
 }
 
-TEST(StepPlay, LongStepsOfAnyStagesTakeNearlyWhatTheClockSays) {
+TEST(StepPlay, LongStepsOfUnequalStagesNearlyMatchTheReferenceClock) {
   std::mt19937 random(11);
   std::uniform_real_distribution<double> share(0.7, 1.3);
   for (const int p : {2, 3, 4, 6, 8}) {
@@ -133,8 +132,8 @@ TEST(StepPlay, LongStepsOfAnyStagesTakeNearlyWhatTheClockSays) {
   }
 }
 
-TEST(StepPlay, TheWorkedExample) {
-  // Two stages, 8 micro-batches, 120 and 220 ms: 9 slots of 340 ms, and hops besides.
+TEST(StepPlay, MatchesAWorkedExample) {
+  // Two stages, 8 micro-batches, 120 and 220 ms: 9 slots of 340 ms, plus hops.
   const std::vector<RankTime> ranks(2, RankTime{0.12, 0.11, 0.11});
   Step step = step_of(schedule::one_f_one_b(2, 8), ranks);
   EXPECT_NEAR(step_time(step).step(), 3.06, 1e-12);
@@ -143,8 +142,8 @@ TEST(StepPlay, TheWorkedExample) {
   EXPECT_GT(step_time(step).comm[Axis::pp], 0);
 }
 
-// Nothing is quicker than the bound that a search goes by.
-TEST(StepPlay, NoStepIsQuickerThanItsBound) {
+// No step is faster than the lower bound used by searches.
+TEST(StepPlay, NoStepIsFasterThanItsLowerBound) {
   std::mt19937 random(3);
   std::uniform_real_distribution<double> share(0.7, 1.3);
   for (const std::string& name : schedule::names()) {

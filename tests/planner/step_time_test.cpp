@@ -4,38 +4,37 @@
 #include <functional>
 
 #include "tessera/core/errors.h"
-#include "tessera/planner/interval.h"
-#include "tessera/planner/kernel_time.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/program_cost.h"
 #include "tessera/planner/score.h"
 #include "tessera/planner/step_time.h"
 
 namespace tessera::planner {
 namespace {
 
-const Catalogue& hardware() {
-  static const Catalogue catalogue;
-  return catalogue;
+const Catalog& hardware() {
+  static const Catalog catalog;
+  return catalog;
 }
 
-Question question(const char* name = "a100-80") {
-  Question q;
+RunConfig question(const char* name = "a100-80") {
+  RunConfig q = RunConfig::for_plan();
   q.model = gpt_shape(24, 2048, 16, 51200, 1024);
   q.hardware = hardware().find(name);
   q.micro_batch = 4;
   return q;
 }
-double step(const Question& q) { return step_time(settle(q)).step(); }
+double step(const RunConfig& q) { return step_time(resolve(q)).step(); }
 
-TEST(KernelTime, ProductsComeInWholeWavesOfTiles) {
+TEST(KernelTime, ProductsTakeWholeWavesOfTiles) {
   const Hardware& h = hardware().find("a100-80");
-  // 108 tiles of 256 x 128 are one wave, one more row of tiles is a second one.
+  // 108 tiles of 256 x 128 are one wave; another row of tiles starts a second one.
   const double one = product_time(h, 2, 256 * 9, 128 * 12, 8192);
   EXPECT_DOUBLE_EQ(product_time(h, 2, 256 * 9 - 100, 128 * 12, 8192), one);
   const double more = product_time(h, 2, 256 * 9 + 1, 128 * 12, 8192);
   EXPECT_GT(more, 1.2 * one);
   EXPECT_LE(more, 2 * one);
-  // Long products come near the efficiency that they are said to have, and never above it.
+  // Long products approach the given efficiency and never exceed it.
   for (const double n : {512.0, 1000.0, 4096.0, 16384.0}) {
     const double rate = 2 * n * n * n / product_time(h, 2, n, n, n) / h.peak_16bit;
     EXPECT_LT(rate, h.product_efficiency);
@@ -45,7 +44,7 @@ TEST(KernelTime, ProductsComeInWholeWavesOfTiles) {
   }
 }
 
-TEST(KernelTime, ThinProductsAreAsSlowAsTheirOperandsMove) {
+TEST(KernelTime, ThinProductsAreLimitedByBandwidth) {
   const Hardware& h = hardware().find("a100-80");
   const double n = 16384;
   EXPECT_DOUBLE_EQ(product_time(h, 2, 1, n, n), pass_time(h, 2 * (n + n * n + n)));
@@ -68,10 +67,11 @@ TEST(StepTime, PartsAddUpAndAreNotNegative) {
     for (const int zero : {0, 1, 2, 3}) {
       for (const int tp : {1, 4}) {
         for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
-          Question q = question();
-          q.schedule = schedule, q.zero = zero, q.axes.set(Axis::tp, tp), q.recompute = recompute;
+          RunConfig q = question();
+          q.schedule = *find_named<ScheduleChoice>(schedule), q.zero = zero,
+          q.axes.set(Axis::tp, tp), q.recompute = recompute;
           q.axes.set(Axis::pp, 4), q.axes.set_dp(4), q.grad_accum = 8;
-          const StepTime t = step_time(settle(q));
+          const StepTime t = step_time(resolve(q));
           for (const double part : {t.compute, t.comm[Axis::tp], t.comm[Axis::pp],
                                     t.comm[Axis::dp_shard], t.bubble, t.optimizer}) {
             EXPECT_TRUE(std::isfinite(part) && part >= 0) << schedule << " zero " << zero;
@@ -89,9 +89,9 @@ TEST(StepTime, PartsAddUpAndAreNotNegative) {
 }
 
 TEST(StepTime, ChunksAddUpToTheStepsCompute) {
-  Question q = question();
+  RunConfig q = question();
   q.axes.set(Axis::tp, 2), q.grad_accum = 3;
-  q = settle(q);
+  q = resolve(q);
   const auto chunks = describe_step(q).chunks;
   ASSERT_EQ(chunks.size(), 1U);
   const StepChunk& c = chunks[0][0];
@@ -103,26 +103,26 @@ TEST(StepTime, ChunksAddUpToTheStepsCompute) {
 }
 
 TEST(StepTime, MoreWorkTakesLonger) {
-  const auto grows = [](const char* what, const std::function<void(Question&, int)>& set) {
+  const auto grows = [](const char* what, const std::function<void(RunConfig&, int)>& set) {
     double before = 0;
     for (int i = 1; i <= 8; ++i) {
-      Question q = question();
+      RunConfig q = question();
       set(q, i);
       const double now = step(q);
       EXPECT_GT(now, before) << what << " " << i;
       before = now;
     }
   };
-  grows("micro-batch", [](Question& q, int i) { q.micro_batch = i; });
-  grows("accumulation", [](Question& q, int i) { q.grad_accum = i; });
-  grows("sequence", [](Question& q, int i) { q.seq = 256 * i; });
-  grows("layers", [](Question& q, int i) { q.model.layers = i; });
-  grows("vocabulary", [](Question& q, int i) { q.model.vocab = 20'000 * i; });
+  grows("micro-batch", [](RunConfig& q, int i) { q.micro_batch = i; });
+  grows("accumulation", [](RunConfig& q, int i) { q.grad_accum = i; });
+  grows("sequence", [](RunConfig& q, int i) { q.seq = 256 * i; });
+  grows("layers", [](RunConfig& q, int i) { q.model.layers = i; });
+  grows("vocabulary", [](RunConfig& q, int i) { q.model.vocab = 20'000 * i; });
 }
 
-TEST(StepTime, WhatIsRecomputedCosts) {
+TEST(StepTime, RecomputationTakesTime) {
   for (const Attention attention : {Attention::fused, Attention::unfused}) {
-    Question q = question();
+    RunConfig q = question();
     q.attention = attention;
     const double none = step(q);
     q.recompute = Recompute::selective;
@@ -133,7 +133,7 @@ TEST(StepTime, WhatIsRecomputedCosts) {
     EXPECT_LT(selective, full);
     EXPECT_LT(full, 1.45 * none);
   }
-  Question q = question();
+  RunConfig q = question();
   const double fused = step(q);
   q.attention = Attention::unfused;
   EXPECT_LT(fused, step(q));
@@ -141,32 +141,32 @@ TEST(StepTime, WhatIsRecomputedCosts) {
   EXPECT_GT(step(q), 4 * fused);
 }
 
-TEST(StepTime, SmallModelsAreBoundByTheirLaunches) {
-  Question q = question();
+TEST(StepTime, SmallModelsAreLimitedByLaunches) {
+  RunConfig q = question();
   q.model = gpt_shape(20, 1024, 16, 51200, 1024);
   q.micro_batch = 1, q.recompute = Recompute::full, q.attention = Attention::unfused;
   const double one = step(q);
   EXPECT_GT(one, 20 * 74 * q.hardware.launch);
-  q.axes.set(Axis::tp, 8);  // an eighth of the work, as many launches
+  q.axes.set(Axis::tp, 8);  // an eighth of the work, the same number of launches
   EXPECT_GT(step(q), one);
   q.hardware.launch /= 10;
   EXPECT_LT(step(q), 0.8 * one);
 }
 
-// [Note: the last host]: every collective inside the model waits for it, longer with every doubling
+// [Note: the last host]: every collective inside the model waits for it, longer with each doubling
 // of the ranks.
 TEST(StepTime, CollectivesOfALayerWaitForTheLastHost) {
   for (const int tp : {1, 2, 4, 8}) {
-    Question q = question();
+    RunConfig q = question();
     q.model = find_model_shape("gpt3-6.7b");
     q.axes.set(Axis::tp, tp);
-    q.hardware.launch = q.hardware.launch_skew = 0;  // what the host launches is not in the way
-    const StepTime at_once = step_time(settle(q));
+    q.hardware.launch = q.hardware.launch_skew = 0;  // removes the host's cost
+    const StepTime at_once = step_time(resolve(q));
     q.hardware.launch_skew = 1e-3;
-    const StepTime apart = step_time(settle(q));
+    const StepTime apart = step_time(resolve(q));
     const double doublings = std::log2(tp), layers = 32;
-    // Two each way in a layer, one of the embedding and one of the head; three short ones of the
-    // loss count as its own time.
+    // Two in each direction per layer, one of the embedding and one of the head. Three short ones
+    // of the loss count as computation.
     EXPECT_NEAR(apart.comm[Axis::tp] - at_once.comm[Axis::tp], 1e-3 * doublings * (4 * layers + 2),
                 1e-9)
         << tp;
@@ -174,16 +174,16 @@ TEST(StepTime, CollectivesOfALayerWaitForTheLastHost) {
   }
 }
 
-// What sums are rounded by is no bubble.
-TEST(StepTime, WithoutAPipelineThereIsNoBubble) {
+// Rounding errors of sums do not count as a bubble.
+TEST(StepTime, HasNoBubbleWithoutAPipeline) {
   for (const char* model : {"gpt2-124m", "gpt2-xl", "llama2-7b", "llama2-70b"}) {
     for (const int dp : {1, 2, 3, 8, 64}) {
       for (const int zero : {0, 1, 2, 3}) {
         for (const int micros : {1, 3, 64}) {
-          Question q = question("h100");
+          RunConfig q = question("h100");
           q.model = find_model_shape(model);
           q.axes.set_dp(dp), q.zero = zero, q.grad_accum = micros;
-          EXPECT_EQ(step_time(settle(q)).bubble, 0)
+          EXPECT_EQ(step_time(resolve(q)).bubble, 0)
               << model << " dp " << dp << " ZeRO " << zero << " micro-batches " << micros;
         }
       }
@@ -191,41 +191,41 @@ TEST(StepTime, WithoutAPipelineThereIsNoBubble) {
   }
 }
 
-TEST(StepTime, OverlapHidesTransfersButNotForNothing) {
+TEST(StepTime, OverlapHidesTransfersAtTheCostOfInterference) {
   for (const int zero : {0, 1, 2, 3}) {
-    Question q = question("h100");
+    RunConfig q = question("h100");
     q.axes.set_dp(8), q.zero = zero;
-    const StepTime with = step_time(settle(q));
+    const StepTime with = step_time(resolve(q));
     q.overlap_grad_reduce = q.overlap_param_gather = false;
-    const StepTime without = step_time(settle(q));
+    const StepTime without = step_time(resolve(q));
     EXPECT_LT(with.comm[Axis::dp_shard], without.comm[Axis::dp_shard]) << zero;
     EXPECT_GT(with.comm[Axis::dp_shard], 0.1 * without.comm[Axis::dp_shard]) << zero;
     EXPECT_DOUBLE_EQ(with.compute, without.compute) << zero;
   }
-  // Stage 3 sends half as much again, and more with every micro-batch; in more pieces, too, so
+  // Stage 3 sends 50% more, and more with every micro-batch. It also uses more pieces, so compare
   // without latency.
-  Question q = question("h100");
+  RunConfig q = question("h100");
   q.hardware.inside.latency = 0;
   q.axes.set_dp(8), q.overlap_grad_reduce = q.overlap_param_gather = false;
-  q.hardware.inside.latency = 0;  // it goes by units, the others at once
-  const double plain_dp = step_time(settle(q)).comm[Axis::dp_shard];
+  q.hardware.inside.latency = 0;  // stage 3 sends units, the others everything at once
+  const double plain_dp = step_time(resolve(q)).comm[Axis::dp_shard];
   q.zero = 3;
-  EXPECT_NEAR(step_time(settle(q)).comm[Axis::dp_shard] / plain_dp, 1.5, 0.01);
+  EXPECT_NEAR(step_time(resolve(q)).comm[Axis::dp_shard] / plain_dp, 1.5, 0.01);
   q.grad_accum = 4;
-  EXPECT_NEAR(step_time(settle(q)).comm[Axis::dp_shard] / plain_dp, 6, 0.04);
+  EXPECT_NEAR(step_time(resolve(q)).comm[Axis::dp_shard] / plain_dp, 6, 0.04);
 }
 
-// Stage 3 of Tessera sends gradients by buckets, as its other stages do; FSDP by units. The same
-// bytes either way.
-TEST(StepTime, TesseraReducesBucketsAtStageThree) {
+// Tessera's stage 3 reduces buckets, as its other stages do; FSDP reduces units. The bytes are the
+// same.
+TEST(StepTime, TesseraReducesBucketsAtStage3) {
   for (const double bucket : {1e6, 40e6, 400e6}) {
     for (const char* model : {"gpt2-xl", "llama2-7b"}) {
       const auto reductions = [&](Software software, int zero) {
-        Question q = question("h100");
+        RunConfig q = question("h100");
         q.model = find_model_shape(model);
         q.axes.set_dp(8);
         q.zero = zero, q.software = software, q.bucket_bytes = bucket;
-        const Step step = describe_step(settle(q));
+        const Step step = describe_step(resolve(q));
         return step.reductions(step.chunks[0][0], step.places());
       };
       const Transfers own = reductions(Software::tessera, 3),
@@ -239,37 +239,37 @@ TEST(StepTime, TesseraReducesBucketsAtStageThree) {
   }
 }
 
-TEST(StepTime, ShardedOptimizersAreQuicker) {
-  Question q = question("h100");
+TEST(StepTime, ShardedOptimizersAreFaster) {
+  RunConfig q = question("h100");
   q.axes.set_dp(8);
-  const double whole = step_time(settle(q)).optimizer;
-  // Of Megatron's 6.5 passes over gradients of 2 bytes nothing is sharded, of 26 bytes of state and
-  // parameters all is.
+  const double whole = step_time(resolve(q)).optimizer;
+  // Megatron's 6.5 passes over 2-byte gradients are not sharded; all 26 bytes of state and
+  // parameters are.
   q.zero = 1;
-  EXPECT_NEAR(step_time(settle(q)).optimizer / whole, (26.0 / 8 + 13) / (26 + 13), 0.01);
+  EXPECT_NEAR(step_time(resolve(q)).optimizer / whole, (26.0 / 8 + 13) / (26 + 13), 0.01);
   q.zero = 2;
-  EXPECT_NEAR(step_time(settle(q)).optimizer / whole, 1.0 / 8, 0.03);
+  EXPECT_NEAR(step_time(resolve(q)).optimizer / whole, 1.0 / 8, 0.03);
 }
 
 TEST(StepTime, ModelsOfEveryKindHaveATime) {
   for (const ModelShape& model : model_shapes()) {
     for (const Hardware& h : hardware().all()) {
-      Question q;
+      RunConfig q = RunConfig::for_plan();
       q.model = model;
       q.hardware = h;
       if (!h.bf16) q.layout = parse_state_layout("fp16");
-      const Plan plan = plan_numbers(settle(q));
+      const Plan plan = plan_numbers(resolve(q));
       EXPECT_GT(plan.mfu, 0) << model.name << " on " << h.name;
       EXPECT_LT(plan.mfu, h.product_efficiency) << model.name << " on " << h.name;
     }
   }
 }
 
-TEST(Score, OfKnownErrors) {
+TEST(Score, ComputesStatisticsOfKnownErrors) {
   std::vector<ScoredRow> rows;
   const double predicted = step(question());
   for (const double error : {0.1, -0.2, 0.0, 0.4, -0.05}) {
-    rows.push_back({"row", settle(question()), predicted / (1 + error), 0});
+    rows.push_back({"row", resolve(question()), predicted / (1 + error), 0});
   }
   const Score result = score(rows);
   EXPECT_NEAR(result.mean, 0.15, 1e-12);
@@ -283,13 +283,13 @@ TEST(Score, OfKnownErrors) {
   EXPECT_THROW(score(rows), UsageError);
 }
 
-TEST(Score, ABiasIsSeenByItsAxis) {
+TEST(Score, GroupsShowTheBiasOfAnAxis) {
   std::vector<ScoredRow> rows;
   for (const int tp : {1, 2, 4}) {
     for (const double error : {-0.02, 0.02}) {
-      Question q = question();
+      RunConfig q = question();
       q.axes.set(Axis::tp, tp);
-      q = settle(q);
+      q = resolve(q);
       const double bias = tp == 4 ? 0.3 : 0;
       rows.push_back({"row", q, step_time(q).step() / (1 + bias + error), 0});
     }
@@ -307,15 +307,15 @@ TEST(Score, ABiasIsSeenByItsAxis) {
   EXPECT_EQ(groups.size(), 3U + 1 + 1 + 1);
 }
 
-// It holds the prediction, and is of the kind of run that is asked for.
-TEST(Interval, IsAboutThePrediction) {
+// The interval contains the prediction and is that of the run's kind.
+TEST(Interval, ContainsThePrediction) {
   for (const char* name : {"a100-80", "h200", "cpu"}) {
     for (const int dp : {1, 2, 16}) {
       for (const auto software : {Software::megatron, Software::tessera, Software::pytorch}) {
-        Question q = question(name);
+        RunConfig q = question(name);
         q.axes.set_dp(dp);
         q.software = software;
-        q = settle(q);
+        q = resolve(q);
         const Interval interval = step_interval(q, 2);
         EXPECT_LT(interval.low, 2);
         EXPECT_GE(interval.high, 2);
@@ -328,33 +328,33 @@ TEST(Interval, IsAboutThePrediction) {
   }
 }
 
-// What nobody measured is told with more doubt than anything that somebody did.
-TEST(Interval, IsWidestWhereNothingWasMeasured) {
-  Question q = question("a100-80");
+// An unmeasured kind has a wider interval than any measured one.
+TEST(Interval, IsWidestForUnmeasuredKinds) {
+  RunConfig q = question("a100-80");
   q.axes.set_dp(16);
   q.software = Software::megatron;
-  const Interval known = step_interval(settle(q), 1);
+  const Interval known = step_interval(resolve(q), 1);
   q.axes.set(Axis::tp, 16), q.axes.set_dp(1);
   q.model = find_model_shape("gpt3-175b");
-  const Interval across = step_interval(settle(q), 1);
+  const Interval across = step_interval(resolve(q), 1);
   EXPECT_LT(across.low, known.low);
   EXPECT_GT(across.high, known.high);
   EXPECT_NE(across.basis.find("no measured run"), std::string::npos);
 }
 
-// [Note: collectives] at the level of a step: tp 16 that fills two nodes sends each sum once out of
-// a node through all its adapters, and no slower; through one adapter of them it takes as many
-// times as long as there are adapters.
-TEST(StepTime, TensorParallelismAcrossNodesHasAllAdapters) {
+// [Note: collectives] for a whole step: tp 16 that fills two nodes sends each sum out of a node
+// once, through all its adapters. Through a single adapter it takes longer by the number of
+// adapters.
+TEST(StepTime, TensorParallelismAcrossNodesUsesAllAdapters) {
   for (const char* name : {"a100-80", "dgx-a100", "h100"}) {
     for (const int micro : {1, 2, 4}) {
-      Question asked = question(name);
+      RunConfig asked = question(name);
       asked.model = find_model_shape("gpt3-175b");
       asked.micro_batch = micro;
       asked.hardware.launch = asked.hardware.launch_skew = 0;  // a slow host would hide some of it
       asked.axes.set(Axis::tp, 16);
-      const Question q = settle(asked);
-      const double sums = 4.0 * static_cast<double>(q.model.layers) + 2;  // embedding and head, too
+      const RunConfig q = resolve(asked);
+      const double sums = 4.0 * static_cast<double>(q.model.layers) + 2;  // plus embedding and head
       const double bytes = 2.0 * micro * static_cast<double>(q.seq * q.model.hidden);
       const Hardware& h = q.hardware;
       const double adapters = h.topology(q.per_node).out_of_node();
@@ -365,13 +365,13 @@ TEST(StepTime, TensorParallelismAcrossNodesHasAllAdapters) {
       EXPECT_GE(across.comm[Axis::tp], 0.99 * least) << name;
       // The sums of the loss are short.
       EXPECT_LE(across.comm[Axis::tp], 1.02 * (least + latency) + 1e-3) << name;
-      Question inside = asked;
+      RunConfig inside = asked;
       inside.axes.set(Axis::tp, 8);
-      EXPECT_GT(across.comm[Axis::tp], step_time(settle(inside)).comm[Axis::tp]) << name;
-      Question apart = asked;  // one device in each of sixteen nodes, through one adapter at most
+      EXPECT_GT(across.comm[Axis::tp], step_time(resolve(inside)).comm[Axis::tp]) << name;
+      RunConfig apart = asked;  // one device in each of sixteen nodes, through one adapter at most
       apart.order = "dp,tp,pp";
       apart.axes.set_dp(8);
-      EXPECT_GT(step_time(settle(apart)).comm[Axis::tp], 3 * across.comm[Axis::tp]) << name;
+      EXPECT_GT(step_time(resolve(apart)).comm[Axis::tp], 3 * across.comm[Axis::tp]) << name;
     }
   }
 }

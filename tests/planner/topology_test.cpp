@@ -1,4 +1,4 @@
-// What collectives cost on nodes, adapters and switches, and where axes lie on them.
+// Cost of collectives on nodes, adapters and switches, and placement of axes.
 
 #include "tessera/planner/topology.h"
 
@@ -10,7 +10,8 @@
 namespace tessera::planner {
 namespace {
 
-// Links without latency, as in the worked numbers of the ring; between nodes a tenth.
+// Links without latency, as in the worked examples of the ring; between nodes a tenth of the
+// bandwidth.
 Topology plain(double bandwidth, double latency = 0) {
   Topology t;
   t.inside = {bandwidth, latency};
@@ -26,19 +27,19 @@ GroupPlace group(int ranks, int in_node, int crossing = 1) {
   return place;
 }
 
-TEST(Topology, TheWorkedNumbersOfTheRing) {
+TEST(Topology, RingMatchesWorkedExamples) {
   EXPECT_NEAR(time(plain(100e9), Collective::all_reduce, 200e6, group(16, 16)), 3.75e-3, 1e-9);
   EXPECT_NEAR(time(plain(600e9), Collective::all_reduce, 14e9, group(8, 8)), 40.833e-3, 1e-6);
   EXPECT_EQ(time(plain(100e9), Collective::all_reduce, 200e6, group(1, 1)), 0);
 }
 
-TEST(Topology, AnAllReduceIsAReduceScatterAndAnAllGather) {
+TEST(Topology, AllReduceEqualsReduceScatterPlusAllGather) {
   const Topology t = plain(100e9, 5e-6);
   for (const int ranks : {2, 3, 8, 16, 64, 1000}) {
     for (const int in_node : {1, 2, 8}) {
       const auto of = [&](Collective kind) { return time(t, kind, 3e8, group(ranks, in_node)); };
       const double both = of(Collective::reduce_scatter) + of(Collective::all_gather);
-      // Between two nodes trees send half as much.
+      // Between two nodes, trees send half as many bytes.
       if (group(ranks, in_node).nodes() == 2 && ranks > 2) {
         EXPECT_LT(of(Collective::all_reduce), both);
       } else {
@@ -48,9 +49,9 @@ TEST(Topology, AnAllReduceIsAReduceScatterAndAnAllGather) {
   }
 }
 
-// One group that fills its nodes has all adapters, eight side by side share them; a group of one
-// device in each node cannot use more than its own.
-TEST(Topology, GroupsThatCrossShareTheAdapters) {
+// A group that fills its nodes uses all adapters; eight parallel groups share them. A group with
+// one device per node can only use its own adapter.
+TEST(Topology, GroupsAcrossNodesShareAdapters) {
   Topology t = plain(300e9);
   const auto all_reduce = [&](int ranks, int in_node, int crossing) {
     return time(t, Collective::all_reduce, 1e9, group(ranks, in_node, crossing));
@@ -65,7 +66,7 @@ TEST(Topology, GroupsThatCrossShareTheAdapters) {
     EXPECT_NEAR(time(t, Collective::send, 1e9, group(2, 1, 8)),
                 1 / (30 * std::min(1.0, nics / 8.0)), 1e-6);
   }
-  // Two nodes: what two trees send, and no faster than the links inside.
+  // Two nodes: the bytes of two trees, and not faster than the links inside.
   t.nics = 8;
   EXPECT_NEAR(all_reduce(16, 8, 1), std::max(1e9 / 240e9, 2 * 15.0 / 16 * 1e9 / 300e9), 1e-9);
   t.algorithm = Algorithm::ring;
@@ -74,9 +75,9 @@ TEST(Topology, GroupsThatCrossShareTheAdapters) {
             time(t, Collective::send, 1e6, group(2, 1)));
 }
 
-// One group over two whole nodes has all adapters; four pairs that cross side by side share them,
-// and each of them gets no more than a quarter.
-TEST(Topology, PairsThatCrossShareWhatOneGroupHasAlone) {
+// One group over two whole nodes uses all adapters. Four parallel pairs share them, and each gets
+// at most a quarter.
+TEST(Topology, PairsAcrossNodesShareTheAdaptersOfOneGroup) {
   Topology t = plain(300e9);
   for (const int nics : {1, 2, 4, 8}) {
     t.nics = nics;
@@ -90,7 +91,7 @@ TEST(Topology, PairsThatCrossShareWhatOneGroupHasAlone) {
   }
 }
 
-TEST(Topology, SwitchesSlowDownWhatLeavesThem) {
+TEST(Topology, OversubscribedSwitchesReduceBandwidth) {
   Topology t = plain(300e9);
   const double before = time(t, Collective::all_reduce, 1e9, group(64, 8));
   t.switches = {{8, 4}};
@@ -100,7 +101,7 @@ TEST(Topology, SwitchesSlowDownWhatLeavesThem) {
   const double rail = time(plain(300e9), Collective::all_reduce, 1e9, group(128, 1, 8));
   EXPECT_EQ(time(t, Collective::all_reduce, 1e9, group(128, 1, 8)), rail);
   // Trees join the same devices of two nodes; rings through several devices change rails. Between
-  // two nodes an all-reduce is a tree's, the others are rings.
+  // two nodes an all-reduce uses trees, the other collectives rings.
   t.switches = {{1, 4}};
   const Topology free = plain(300e9);
   const GroupPlace pair = group(16, 8);
@@ -113,7 +114,7 @@ TEST(Topology, SwitchesSlowDownWhatLeavesThem) {
             3.9 * time(free, Collective::all_reduce, 1e9, pair));
 }
 
-TEST(Topology, RingsOfManyNodesWaitTreesDoNot) {
+TEST(Topology, RingLatencyGrowsWithNodesTreeLatencyDoesNot) {
   Topology t = plain(100e9, 5e-6);
   for (const Algorithm each : {Algorithm::mixed, Algorithm::ring, Algorithm::tree}) {
     t.algorithm = each;
@@ -126,8 +127,8 @@ TEST(Topology, RingsOfManyNodesWaitTreesDoNot) {
   EXPECT_THROW(parse_algorithm("star"), UsageError);
 }
 
-// Against ranks counted one by one.
-TEST(Topology, PlacesAreThoseOfTheRanks) {
+// Compares with ranks counted one by one.
+TEST(Topology, PlacementMatchesCountedRanks) {
   for (const char* order : {"tp,dp,pp", "tp,pp,dp", "pp,tp,dp", "dp,tp,pp", "pp,dp,tp"}) {
     for (const int per_node : {1, 4, 8}) {
       for (const int tp : {1, 2, 8, 16}) {
@@ -149,7 +150,7 @@ TEST(Topology, PlacesAreThoseOfTheRanks) {
               if (axis.size > 1) {
                 const bool crosses = (axis.size - 1) * inner / per_node > 0;
                 EXPECT_EQ(place.nodes() > 1, crosses);
-                // Devices of a node in groups that leave it.
+                // Devices of a node in groups that span nodes.
                 if (crosses) {
                   EXPECT_EQ(place.crossing * place.in_node, per_node);
                 }

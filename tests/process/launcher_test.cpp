@@ -20,9 +20,9 @@
 #include "tessera/comm/store_client.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/index.h"
-#include "tessera/process/out_of_memory.h"
+#include "tessera/process/cpu_topology.h"
+#include "tessera/process/host_memory.h"
 #include "tessera/process/rendezvous.h"
-#include "tessera/process/topology.h"
 #include "tests/process/launcher_process.h"
 
 namespace tessera::process {

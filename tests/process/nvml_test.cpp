@@ -13,7 +13,7 @@ int queries = 0;  // number of queries
 
 NvmlApi everything() {
   NvmlApi api;
-  api.utilisation = [](NvmlApi::Device, NvmlApi::Utilisation* out) {
+  api.utilization = [](NvmlApi::Device, NvmlApi::Utilization* out) {
     *out = {97, 40};
     return 0;
   };
@@ -78,8 +78,8 @@ TEST(Nvml, ReturnsNothingWithoutAGpu) {
   GpuMonitor first(0);
   if (const auto reading = first.read()) {
     EXPECT_GT(reading->memory_used, 0);
-    EXPECT_GE(reading->utilisation, 0);
-    EXPECT_LE(reading->utilisation, 100);
+    EXPECT_GE(reading->utilization, 0);
+    EXPECT_LE(reading->utilization, 100);
   }
 }
 

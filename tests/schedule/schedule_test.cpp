@@ -10,12 +10,12 @@
 namespace tessera::schedule {
 namespace {
 
-constexpr int kMostRanks = 16, kMostMicros = 64;
+constexpr int kMaxRanks = 16, kMaxMicros = 64;
 
 // Every schedule is valid for ranges of sizes, and holds no more activations than documented.
 TEST(Schedule, IsValidAndBoundsActivationsForAllSizes) {
-  for (int p = 1; p <= kMostRanks; ++p) {
-    for (int k = 1; k <= kMostMicros; k += (k < 20 ? 1 : 7)) {
+  for (int p = 1; p <= kMaxRanks; ++p) {
+    for (int k = 1; k <= kMaxMicros; k += (k < 20 ? 1 : 7)) {
       const Proof a = validate(gpipe(p, k));
       const Proof b = validate(one_f_one_b(p, k));
       const Proof h = validate(zero_bubble_h1(p, k));
@@ -32,8 +32,8 @@ TEST(Schedule, IsValidAndBoundsActivationsForAllSizes) {
 }
 
 TEST(Schedule, InterleavedBoundsActivationsForAllSizes) {
-  for (int p = 1; p <= kMostRanks; p += (p < 9 ? 1 : 3)) {
-    for (int k = p; k <= kMostMicros; k += (k < 20 ? 1 : 5)) {
+  for (int p = 1; p <= kMaxRanks; p += (p < 9 ? 1 : 3)) {
+    for (int k = p; k <= kMaxMicros; k += (k < 20 ? 1 : 5)) {
       for (int v = 1; v <= 4; ++v) {
         const Proof proof = validate(interleaved(p, k, v));
         const int groups = k / p, largest = (k + groups - 1) / groups;
@@ -45,8 +45,8 @@ TEST(Schedule, InterleavedBoundsActivationsForAllSizes) {
 }
 
 TEST(Schedule, BubblesMatchTheClosedForms) {
-  for (int p = 1; p <= kMostRanks; ++p) {
-    for (int k = p; k <= kMostMicros; k += p) {
+  for (int p = 1; p <= kMaxRanks; ++p) {
+    for (int k = p; k <= kMaxMicros; k += p) {
       const Durations d{1.0, 1.1, 0.9};
       const double want = static_cast<double>(p - 1) / (k + p - 1);
       EXPECT_NEAR(time(gpipe(p, k), d).bubble, want, 1e-9);
@@ -63,8 +63,8 @@ TEST(Schedule, BubblesMatchTheClosedForms) {
 
 // With equal thirds H1 has a third of 1F1B's bubble: p-1 slots instead of 3(p-1).
 TEST(Schedule, ZeroBubbleH1HasAThirdOfTheBubble) {
-  for (int p = 2; p <= kMostRanks; ++p) {
-    for (int k = 2 * p; k <= kMostMicros; k += 5) {
+  for (int p = 2; p <= kMaxRanks; ++p) {
+    for (int k = 2 * p; k <= kMaxMicros; k += 5) {
       EXPECT_NEAR(time(zero_bubble_h1(p, k), {}).step, 3.0 * k + p - 1, 1e-9) << p << " " << k;
     }
   }
@@ -72,8 +72,8 @@ TEST(Schedule, ZeroBubbleH1HasAThirdOfTheBubble) {
 
 // V is idle only until the first micro-batch arrives: half a forward for each rank before.
 TEST(Schedule, ZeroBubbleVIsIdleOnlyAtTheStart) {
-  for (int p = 2; p <= kMostRanks; ++p) {
-    for (int k = 2 * p; k <= kMostMicros; k += 5) {
+  for (int p = 2; p <= kMaxRanks; ++p) {
+    for (int k = 2 * p; k <= kMaxMicros; k += 5) {
       const double step =
           time(zero_bubble_v(p, k), {0.5, 0.5, 0.5}).step;  // a chunk has half the work of a rank
       EXPECT_NEAR(step, 3.0 * k + 0.5 * (p - 1), 1e-9) << p << " " << k;

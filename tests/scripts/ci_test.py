@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Reads the workflows of .github and follows what they run, through scripts and goals of the Makefile: is all
-of it there, with the arguments it is given? May a job do no more than it must? Then the same of workflows with
-one fault each, every one of which must be named."""
+"""Checks the workflows of .github: the scripts and Makefile goals that they run exist and accept their arguments,
+and jobs have minimal permissions. Then checks that workflows with one error each are rejected."""
 
 import pathlib
 import re
@@ -16,7 +15,7 @@ CONTEXT = {"github.ref", "github.sha", "github.run_attempt", "github.event_name"
 
 
 def goals():
-    """The goals of the Makefile: what each needs first, and the lines that it runs."""
+    """Returns the goals of the Makefile with their prerequisites and commands."""
     found, recipes = {}, None
     for line in (ROOT / "Makefile").read_text().splitlines():
         rule = re.match(r"([a-z][\w-]*):([^=]*)$", line)
@@ -28,7 +27,7 @@ def goals():
 
 
 def check_command(line, seen):
-    """Problems of a line of shell that is to be a goal of make or a script of the tree."""
+    """Returns the problems of a shell line, which must run a make goal or a script of the tree."""
     words = shlex.split(line, comments=True)
     if words[:1] == ["exec"]:
         words = words[1:]
@@ -39,15 +38,15 @@ def check_command(line, seen):
         return [problem for goal in words[1:] or ["help"] for problem in check_goal(goal, seen)]
     path = ROOT / words[0]
     if "/" not in words[0] or not path.is_file():
-        return [f"{line!r}: wanted make and a goal, or a script of the tree"]
+        return [f"{line!r}: must be make and a goal, or a script of the tree"]
     if not path.stat().st_mode & 0o100:
-        return [f"{words[0]} may not be run"]
+        return [f"{words[0]} is not executable"]
     text = path.read_text()
     problems = []
     for argument in words[1:]:
-        # Scripts tell their arguments apart by `case`.
+        # Scripts select by their argument with `case`.
         if not re.search(rf"^ *(?:[\w-]+ \| )*{re.escape(argument)}(?: \| [\w-]+)*\)", text, re.MULTILINE):
-            problems.append(f"{words[0]} knows no {argument!r}")
+            problems.append(f"{words[0]} does not accept {argument!r}")
     for call in re.findall(r"^ *(?:exec )?((?:make|scripts/[\w.]+\.sh)(?: [a-z]+)*)$", text, re.MULTILINE):
         problems += check_command(call, seen)
     return problems
@@ -72,7 +71,7 @@ def check_expressions(text, matrix):
         for name in re.findall(r"\b(?:[a-z_]+\.)+[a-z_]+", re.sub(r"'[^']*'", "", expression)):
             kind, _, key = name.partition(".")
             if not (key in matrix if kind == "matrix" else name in CONTEXT):
-                problems.append(f"there is no {name}")
+                problems.append(f"{name} does not exist")
     return problems
 
 
@@ -85,34 +84,34 @@ def check_caches(steps):
         given = step.get("with") or {}
         keys[action.split("/")[-1]] = (given.get("path"), given.get("key"))
         if given.get("path") != "~/.cache/ccache":
-            problems.append(f"{action} keeps {given.get('path')}; ccache's folder is ~/.cache/ccache")
+            problems.append(f"{action} saves {given.get('path')}; must be ccache's folder ~/.cache/ccache")
         if "restore-keys" in given and not given["key"].startswith(given["restore-keys"]):
             problems.append(f"{action}: no key begins with {given['restore-keys']}")
         if "matrix.runner" not in str(given.get("key")) or "github.sha" not in str(given.get("key")):
-            problems.append(f"{action}: runners or commits share the key {given.get('key')}")
+            problems.append(f"{action}: the key {given.get('key')} is the same for several runners or commits")
     if len(set(keys.values())) > 1:
-        problems.append(f"what is saved is not what is restored: {keys}")
+        problems.append(f"the saved and restored caches differ: {keys}")
     return problems
 
 
 def check_workflow(text):
-    """Everything that is wrong with a workflow, a line each."""
+    """Returns the problems of a workflow."""
     try:
         workflow = small_yaml.read(text)
     except small_yaml.Unreadable as error:
         return [f"cannot be read: {error}"]
     problems, ran = [], 0
     if workflow.get("permissions") != {"contents": "read"}:
-        problems.append(f"permissions are {workflow.get('permissions')}; wanted contents: read")
+        problems.append(f"permissions are {workflow.get('permissions')}; must be contents: read")
     for line in re.findall(r"uses: (.*)$", text, re.MULTILINE):
         if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", line):
-            problems.append(f"{line}: wanted a commit of 40 digits, and its version behind it")
+            problems.append(f"{line}: must have a commit of 40 digits, followed by its version")
     for name, job in workflow["jobs"].items():
         matrix = job.get("strategy", {}).get("matrix", {})
         if "permissions" in job or "secrets" in text:
-            problems.append(f"{name}: asks for more than the workflow has")
+            problems.append(f"{name}: has more permissions than the workflow")
         if not isinstance(job.get("timeout-minutes"), int):
-            problems.append(f"{name}: no timeout-minutes; GitHub's is six hours")
+            problems.append(f"{name}: no timeout-minutes; the default of GitHub is six hours")
         problems += check_expressions(text, matrix)
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/checkout@") and \
@@ -139,19 +138,19 @@ class Workflows(unittest.TestCase):
                       ("scripts/test.sh",), ("scripts/test.sh", "sanitize")):
             self.assertIn(words, seen)
 
-    def test_faults_are_named(self):
+    def test_errors_are_reported(self):
         good = (WORKFLOWS / "ci.yml").read_text()
         for old, new, named in (
                 ("run: .ci/run", "run: make tset", "no goal 'tset'"),
                 ("run: .ci/run", "run: scripts/tests.sh", "a script of the tree"),
-                ("run: .ci/run", "run: scripts/test.sh sook", "knows no 'sook'"),
+                ("run: .ci/run", "run: scripts/test.sh sook", "does not accept 'sook'"),
                 ("run: .ci/run", "run: |\n          make lint\n          make bulid", "no goal 'bulid'"),
                 ("run: .ci/run", "run: curl example.com", "a script of the tree"),
-                ("contents: read", "contents: write", "wanted contents: read"),
+                ("contents: read", "contents: write", "must be contents: read"),
                 ("11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2", "v4", "a commit of 40 digits"),
                 ("persist-credentials: false", "persist-credentials: true", "credentials"),
-                ("matrix.runner }}\n", "matrix.runer }}\n", "no matrix.runer"),
-                ("github.sha", "github.shah", "no github.shah"),
+                ("matrix.runner }}\n", "matrix.runer }}\n", "matrix.runer does not exist"),
+                ("github.sha", "github.shah", "github.shah does not exist"),
                 ("    timeout-minutes: 120\n", "", "timeout-minutes"),
                 ("path: ~/.cache/ccache", "path: ~/.ccache", "ccache's folder"),
                 ("restore-keys: ccache-", "restore-keys: cache-", "no key begins"),
@@ -170,7 +169,7 @@ class Workflows(unittest.TestCase):
             self.skipTest("no PyYAML here")
         text = (WORKFLOWS / "ci.yml").read_text() + "more:\n  - run: |\n      make a\n\n      make b\n  - 7\n"
         theirs = yaml.safe_load(text)
-        theirs["on"] = theirs.pop(True)  # YAML 1.1 takes it for a truth value
+        theirs["on"] = theirs.pop(True)  # YAML 1.1 reads it as a boolean
         theirs["more"][0]["run"] = theirs["more"][0]["run"].rstrip("\n")
         self.assertEqual(small_yaml.read(text), theirs)
 

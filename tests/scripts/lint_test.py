@@ -1,4 +1,4 @@
-"""Feeds the lint scripts small trees with one fault each: every fault must be named."""
+"""Runs the lint scripts on small trees with one violation each; every violation must be reported."""
 
 import pathlib
 import subprocess
@@ -10,7 +10,7 @@ SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 
 
 def run(script, tree):
-    """Status and complaints of a script on a tree given as {path: text}."""
+    """Returns the status and messages of a script for a tree given as {path: text}."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in tree.items():
             path = pathlib.Path(folder) / name
@@ -26,10 +26,10 @@ class Includes(unittest.TestCase):
         self.assertEqual(run("check_includes.py", tree), (0, ""))
 
     def fails(self, tree, *words):
-        status, complaints = run("check_includes.py", tree)
-        self.assertEqual(status, 1, complaints)
+        status, messages = run("check_includes.py", tree)
+        self.assertEqual(status, 1, messages)
         for word in words:
-            self.assertIn(word, complaints)
+            self.assertIn(word, messages)
 
     def test_good_tree(self):
         self.passes({
@@ -43,20 +43,20 @@ class Includes(unittest.TestCase):
             "tests/zero/engine_test.cpp": '#include "tessera/train/trainer.h"\n',
         })
 
-    def test_lower_room_includes_higher(self):
+    def test_lower_module_includes_higher(self):
         self.fails({"tessera/core/a.cpp": '#include "tessera/comm/group.h"\n'},
-                   "tessera/core/a.cpp:1", "may use only no other room")
+                   "tessera/core/a.cpp:1", "may use only no other module")
 
     def test_siblings(self):
-        for room, other in [("zero", "pipeline"), ("pipeline", "tensor_parallel"),
+        for module, other in [("zero", "pipeline"), ("pipeline", "tensor_parallel"),
                             ("tensor_parallel", "zero")]:
-            self.fails({f"tessera/{room}/a.h": f'#include "tessera/{other}/b.h"\n'},
-                       f"{room}/ includes tessera/{other}/b.h")
+            self.fails({f"tessera/{module}/a.h": f'#include "tessera/{other}/b.h"\n'},
+                       f"{module}/ includes tessera/{other}/b.h")
 
     def test_transitive_use_is_allowed(self):
         self.passes({"tessera/train/a.h": '#include "tessera/core/b.h"\n'})
 
-    def test_unknown_room(self):
+    def test_unknown_module(self):
         self.fails({"tessera/attic/a.h": "\n"}, "attic/ is not in the table")
 
     def test_relative_include(self):
@@ -65,13 +65,13 @@ class Includes(unittest.TestCase):
     def test_fmt_outside_its_source(self):
         self.fails({"tessera/core/text.h": "#include <fmt/core.h>\n"}, "text.h:1", "<fmt/core.h>")
 
-    def test_torch_in_torch_free_room(self):
+    def test_torch_in_torch_free_module(self):
         self.fails({"tessera/planner/a.cpp": "#  include <ATen/ATen.h>\n"}, "must be torch-free")
 
     def test_torch_reached_through_a_header(self):
         self.fails({
             "tessera/comm/CMakeLists.txt":
-                "if(TESSERA_HAVE_MPI)\n  target_sources(\n    tessera_fabric\n    PRIVATE ring.cpp)\nendif()\n",
+                "if(TESSERA_HAVE_HWLOC)\n  target_sources(\n    tessera_fabric\n    PRIVATE ring.cpp)\nendif()\n",
             "tessera/comm/ring.cpp": '#include "tessera/comm/ring.h"\n',
             "tessera/comm/ring.h": "\n#include <c10/util/Half.h>\n",
         }, "tessera/comm/ring.cpp -> tessera/comm/ring.h:2", "<c10/util/Half.h>")
@@ -83,10 +83,10 @@ class Includes(unittest.TestCase):
 
 class Sources(unittest.TestCase):
     def fails(self, tree, *words):
-        status, complaints = run("check_sources.py", tree)
-        self.assertEqual(status, 1, complaints)
+        status, messages = run("check_sources.py", tree)
+        self.assertEqual(status, 1, messages)
         for word in words:
-            self.assertIn(word, complaints)
+            self.assertIn(word, messages)
 
     def test_good_tree(self):
         tree = {

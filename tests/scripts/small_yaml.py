@@ -1,5 +1,5 @@
-"""As much of YAML as a workflow needs: mappings and lists by indentation, texts, one-line lists, blocks behind
-`|`. What it does not know it refuses. For tests: Debian's Python brings no reader of YAML."""
+"""Reads the subset of YAML that workflows use: mappings and lists by indentation, strings, one-line lists, blocks
+after `|`. Rejects everything else. For tests, because Debian's Python has no YAML reader."""
 
 import re
 
@@ -17,12 +17,12 @@ def scalar(text):
     if not text:
         return None
     if text[0] in "[]{}&*!|>%@`'\"" or ": " in text:
-        raise Unreadable(f"the value {text!r}")
+        raise Unreadable(f"unsupported value {text!r}")
     return {"true": True, "false": False}.get(text, int(text) if re.fullmatch(r"\d+", text) else text)
 
 
 def lines_of(text):
-    """(number, indentation, text) of lines that say something; inside a block every line does."""
+    """Yields (number, indentation, text) of lines that are not empty, and of all lines inside a block."""
     block = None
     for number, line in enumerate(text.splitlines(), 1):
         indent = len(line) - len(line.lstrip(" "))
@@ -78,7 +78,7 @@ class Reader:
             else:
                 result[key] = None
         if self.lines and self.lines[0][1] > indent:
-            raise Unreadable(f"line {self.lines[0][0]} stands too far in")
+            raise Unreadable(f"line {self.lines[0][0]} is indented too far")
         return result
 
 

@@ -1,6 +1,6 @@
 // The closed forms and the simulation give the same numbers for many configurations.
 
-#include "tessera/simulator/agreement.h"
+#include "tessera/simulator/simulation.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <random>
 
 #include "tessera/core/errors.h"
-#include "tessera/planner/settings.h"
+#include "tessera/planner/fields.h"
 #include "tessera/planner/step_time.h"
 
 namespace tessera::simulator {
@@ -21,7 +21,7 @@ constexpr double kNear = 0.05;
 
 struct Case {
   std::string text;
-  planner::Question question;
+  planner::RunConfig question = planner::RunConfig::for_plan();
 };
 
 // Returns random settings without invalid ones.
@@ -30,7 +30,7 @@ class Cases {
   Case next() {
     for (;;) {
       Case one;
-      planner::Settings settings;
+      planner::RunConfig settings = planner::RunConfig::for_plan();
       const auto set = [&](const char* key, std::string value) {
         settings.set(key, value);
         one.text += " --" + std::string(key) + " " + value;
@@ -58,7 +58,7 @@ class Cases {
       constexpr const char* kSoftware[] = {"megatron", "tessera", "pytorch"};
       if (pp == "1") set("software", kSoftware[software_() % 3]);
       try {
-        one.question = planner::settle(settings.question(catalogue_));
+        one.question = planner::resolve(look_up(settings, catalog_));
         return one;
       } catch (const UsageError&) {
         // Such as tp that does not divide the heads, or fewer layers than stages.
@@ -73,7 +73,7 @@ class Cases {
   bool one_in(unsigned n) { return random_() % n == 0; }
 
   std::mt19937 random_{1}, software_{2};
-  planner::Catalogue catalogue_;
+  planner::Catalog catalog_;
 };
 
 // Returns the same settings with replicas; nullopt if replicas are impossible.
@@ -129,7 +129,7 @@ TEST(Agreement, HoldsForRanksThatShareCores) {
   for (const char* pp : {"1", "2", "4"}) {
     for (const int cores : {1, 2, 4}) {
       for (const char* schedule : {"1f1b", "gpipe"}) {
-        planner::Settings settings;
+        planner::RunConfig settings = planner::RunConfig::for_plan();
         for (const auto& [key, value] : {std::pair{"model", "gpt-tiny"},
                                          {"hardware", "cpu"},
                                          {"dp", "2"},
@@ -139,12 +139,12 @@ TEST(Agreement, HoldsForRanksThatShareCores) {
                                          {"layout", "fp32"}}) {
           settings.set(key, value);
         }
-        planner::Question q = settings.question(planner::Catalogue());
+        planner::RunConfig q = look_up(settings, planner::Catalog());
         q.hardware.units = 1, q.hardware.per_node = 8;
-        const double all = planner::step_time(planner::settle(q)).step();
+        const double all = planner::step_time(planner::resolve(q)).step();
         q.hardware.cores = cores;
         Scenario scenario;
-        static_cast<planner::Step&>(scenario) = planner::describe_step(planner::settle(q));
+        static_cast<planner::Step&>(scenario) = planner::describe_step(planner::resolve(q));
         const double planned = planner::step_time(scenario).step();
         EXPECT_NEAR(simulate(scenario, {.by_events = true}).step / planned, 1, kNear);
         EXPECT_LE(planned, all * (1 + 1e-9)) << pp << " " << cores;

@@ -12,7 +12,7 @@
 namespace tessera::simulator {
 namespace {
 
-constexpr int kMostRanks = 16, kMostMicros = 64;
+constexpr int kMaxRanks = 16, kMaxMicros = 64;
 
 using Chunk = planner::StepChunk;
 
@@ -27,7 +27,7 @@ planner::Topology plain_topology(double bandwidth = 1e9, double latency = 0, int
 
 Scenario pipeline(const schedule::Schedule& schedule, const Chunk& chunk) {
   Scenario s;
-  s.schedule = schedule.name;
+  s.schedule = *find_named<ScheduleChoice>(schedule.name);
   s.micros = schedule.micros;
   s.chunks = planner::equal_chunks(schedule.ranks, schedule.chunks, chunk);
   s.topology = plain_topology();
@@ -49,13 +49,13 @@ void expect_sums(const Result& result) {
 }
 
 TEST(ClosedForms, MatchGpipeAnd1F1B) {
-  for (int p = 1; p <= kMostRanks; ++p) {
-    for (int k = 1; k <= kMostMicros; ++k) {
+  for (int p = 1; p <= kMaxRanks; ++p) {
+    for (int k = 1; k <= kMaxMicros; ++k) {
       for (const char* name : {"gpipe", "1f1b"}) {
         const Result r = simulate(pipeline(schedule::make(name, p, k), times(1.2, 2.2)));
         EXPECT_NEAR(r.step, planner::pipeline_time(p, k, 1.2, 2.2), 1e-9) << name << p << " " << k;
         EXPECT_NEAR(r.bubble, planner::bubble_fraction(p, k), 1e-9) << name << p << " " << k;
-        EXPECT_NEAR(r.utilisation + r.bubble, 1, 1e-12);
+        EXPECT_NEAR(r.utilization + r.bubble, 1, 1e-12);
         expect_sums(r);
       }
     }
@@ -63,8 +63,8 @@ TEST(ClosedForms, MatchGpipeAnd1F1B) {
 }
 
 TEST(ClosedForms, MatchInterleavedSchedules) {
-  for (int p = 1; p <= kMostRanks; ++p) {
-    for (int k = p; k <= kMostMicros; k += p) {
+  for (int p = 1; p <= kMaxRanks; ++p) {
+    for (int k = p; k <= kMaxMicros; k += p) {
       for (int v = 2; v <= 4; ++v) {
         const Result r =
             simulate(pipeline(schedule::interleaved(p, k, v), times(1.2 / v, 2.2 / v)));
@@ -77,8 +77,8 @@ TEST(ClosedForms, MatchInterleavedSchedules) {
 // The simulation equals schedule::time(), for every schedule and for sizes without a closed form.
 TEST(ClosedForms, MatchScheduleTime) {
   for (const std::string& name : schedule::names()) {
-    for (int p = 1; p <= kMostRanks; p += 3) {
-      for (int k = p; k <= kMostMicros; k += 9) {
+    for (int p = 1; p <= kMaxRanks; p += 3) {
+      for (int k = p; k <= kMaxMicros; k += 9) {
         const schedule::Schedule schedule = schedule::make(name, p, k, 3);
         Chunk chunk;
         chunk.forward = 1.0;

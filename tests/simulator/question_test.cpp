@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/planner/fields.h"
 #include "tessera/planner/plan.h"
-#include "tessera/planner/settings.h"
 #include "tessera/simulator/simulate.h"
 
 namespace tessera::simulator {
@@ -11,13 +11,13 @@ namespace {
 
 using Given = std::vector<std::pair<const char*, const char*>>;
 
-planner::Question ask(const Given& given) {
-  planner::Settings settings;
+planner::RunConfig ask(const Given& given) {
+  planner::RunConfig settings = planner::RunConfig::for_plan();
   for (const auto& [key, value] : given) settings.set(key, value);
-  return planner::settle(settings.question(planner::Catalogue()));
+  return planner::resolve(look_up(settings, planner::Catalog()));
 }
 
-Scenario scenario_of(const planner::Question& settled) {
+Scenario scenario_of(const planner::RunConfig& settled) {
   Scenario scenario;
   static_cast<planner::Step&>(scenario) = planner::describe_step(settled);
   return scenario;
@@ -48,7 +48,7 @@ const std::vector<Given> kQuestions = {
 
 TEST(Questions, BytesEqualThePlan) {
   for (std::size_t i = 0; i < kQuestions.size(); ++i) {
-    const planner::Question q = ask(kQuestions[i]);
+    const planner::RunConfig q = ask(kQuestions[i]);
     const Result result = simulate(scenario_of(q));
     double most = 0;
     for (const RankTime& rank : result.ranks) most = std::max(most, rank.sent[Axis::dp_shard]);

@@ -30,9 +30,11 @@ TEST(Sweep, ParsesRanges) {
   EXPECT_EQ(parse_sweep("dp=1..3").sizes, (std::vector<int>{1, 2, 3}));
   EXPECT_EQ(parse_sweep("dp=4..4").sizes, std::vector<int>{4});
   EXPECT_EQ(parse_sweep("pp=5").sizes, std::vector<int>{5});
+  EXPECT_EQ(parse_sweep("dp=1..8,6,4,24").sizes, (std::vector<int>{1, 2, 4, 6, 8, 24}));
   EXPECT_EQ(parse_sweep("dp=1..1048576").sizes.size(), 21U);
-  for (const char* bad : {"", "dp", "dp=", "dp=..", "dp=1..", "dp=..4", "dp=0..4", "dp=4..1",
-                          "dp=1..x", "dp=1.5", "ep=1..4", "dp=1..4096000", "dp=1...4"}) {
+  for (const char* bad :
+       {"", "dp", "dp=", "dp=..", "dp=1..", "dp=..4", "dp=0..4", "dp=4..1", "dp=1..x", "dp=1.5",
+        "ep=1..4", "dp=1..4096000", "dp=1...4", "dp=,", "dp=1,", "dp=1,,2"}) {
     EXPECT_THROW(parse_sweep(bad), UsageError) << bad;
   }
 }

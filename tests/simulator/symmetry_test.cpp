@@ -13,7 +13,7 @@ namespace {
 
 Scenario scenario(const std::string& name, int p, int k, int dp, int tp) {
   Scenario s;
-  s.schedule = name;
+  s.schedule = *find_named<ScheduleChoice>(name);
   s.micros = k;
   planner::StepChunk chunk;
   chunk.forward = 1e-3;

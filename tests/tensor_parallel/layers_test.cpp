@@ -31,7 +31,7 @@ LayerRun run(int tp, bool sequence, const Make& make, const at::Tensor& x, bool 
   std::vector<LayerRun> ranks = test::each_rank<LayerRun>(tp, [&](const comm::Group& group) {
     const Axis axis{group, sequence};
     const auto net = make(axis);
-    initialise(*net, axis.axes(), axis.coordinate(), 5, 0.3);
+    initialize(*net, axis.axes(), axis.coordinate(), 5, 0.3);
     {
       const at::NoGradGuard no_grad;
       for (auto& item : net->named_parameters()) {

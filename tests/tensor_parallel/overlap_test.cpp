@@ -47,8 +47,8 @@ OverlapRun run(const Case& c, const comm::Group& group, bool overlap) {
   options.in = c.wide;
   options.out = c.in;
   RowParallelLinear down(axis, options);
-  initialise(*up, axis.axes(), axis.coordinate(), 5, 0.3);
-  initialise(*down, axis.axes(), axis.coordinate(), 6, 0.3);
+  initialize(*up, axis.axes(), axis.coordinate(), 5, 0.3);
+  initialize(*down, axis.axes(), axis.coordinate(), 6, 0.3);
   const std::int64_t own = c.tokens / c.tp;
   const auto part = [&](const at::Tensor& whole) {
     return (c.sequence ? whole.narrow(1, group.rank() * own, own) : whole).contiguous();

@@ -51,7 +51,7 @@ struct Trained {
 Trained train(const Axis& axis, std::int64_t vocab, bool tied, std::int64_t pad_to,
               at::ScalarType type = torch::kFloat) {
   PaddedNet net(axis, vocab, tied, pad_to);
-  initialise(net, axis.axes(), axis.coordinate(), 5, 0.5);
+  initialize(net, axis.axes(), axis.coordinate(), 5, 0.5);
   net.to(type);
   const at::Tensor all = torch::arange(2 * kTokens, torch::kLong).view({2, kTokens});
   const at::Tensor ids = (all * 7 + 1).remainder(vocab);
@@ -130,7 +130,7 @@ TEST(Padding, RejectsIdsAndTargetsInThePadding) {
     test::over(tp, [&](const comm::Group& group) {
       const Axis axis{group};
       PaddedNet net(axis, 10, true, 8);
-      initialise(net, axis.axes(), axis.coordinate(), 5, 0.5);
+      initialize(net, axis.axes(), axis.coordinate(), 5, 0.5);
       const at::Tensor good = torch::full({1, 2}, 9, torch::kLong), bad = good + 1;
       EXPECT_NO_THROW(net.loss(good, good));
       EXPECT_THROW(net.loss(bad, good), UsageError);

@@ -50,7 +50,7 @@ TEST(Sharded, FindSpecsListsAllParametersInOrder) {
 
 TEST(Sharded, RanksStartWithShardsOfTheSameNumbers) {
   ShardedNet alone{Axis{}};
-  initialise(alone, {}, {}, 11);
+  initialize(alone, {}, {}, 11);
   const test::Named wanted = test::parameters_of(alone);
   const Philox random(11, stream_of("qkv.weight"));
   EXPECT_EQ(wanted.at("qkv.weight")[4][2].item<float>(), 0.02f * random.normal(14));
@@ -59,7 +59,7 @@ TEST(Sharded, RanksStartWithShardsOfTheSameNumbers) {
       const Axis axis{group};
       ShardedNet net(axis);
       EXPECT_EQ(find_specs(net), find_specs(alone));
-      initialise(net, axis.axes(), axis.coordinate(), 11);
+      initialize(net, axis.axes(), axis.coordinate(), 11);
       return test::parameters_of(net);
     });
     for (const auto& [name, whole] : test::wholes_of(find_specs(alone), ranks)) {

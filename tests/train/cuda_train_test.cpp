@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
-#include "tessera/memory/device_usage.h"
+#include "tessera/memory/device_memory.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera::train {
@@ -19,8 +19,8 @@ class CudaTrain : public ::testing::Test {
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "skipped: no CUDA device here";
   }
-  static TrainConfig config() {
-    TrainConfig config;
+  static RunConfig config() {
+    RunConfig config;
     config.layers = 4;
     config.hidden = 512;
     config.heads = 8;
@@ -29,8 +29,8 @@ class CudaTrain : public ::testing::Test {
     config.micro_batch = 8;
     config.grad_accum = 2;
     config.steps = 8;
-    config.device = "cuda";
-    config.layout = "bf16";
+    config.device = Device::cuda;
+    config.set("layout", "bf16");
     config.samples = 0;
     return config;
   }
@@ -38,8 +38,8 @@ class CudaTrain : public ::testing::Test {
 
 TEST_F(CudaTrain, OverlappingStepsEqualSequentialSteps) {
   for (const char* graph : {"off", "auto"}) {
-    TrainConfig run = config();
-    run.cuda_graph = graph;
+    RunConfig run = config();
+    run.set("cuda-graph", graph);
     std::vector<double> losses;
     Trainer whole(run, comm::Group());
     for (int i = 0; i < run.steps; ++i) losses.push_back(whole.step().loss);
@@ -62,8 +62,8 @@ TEST_F(CudaTrain, OverlappingStepsEqualSequentialSteps) {
 }
 
 TEST_F(CudaTrain, MeasuresDeviceTimes) {
-  TrainConfig run = config();
-  run.cuda_graph = "off";
+  RunConfig run = config();
+  run.cuda_graph = CudaGraph::off;
   Trainer apart(run, comm::Group());
   for (int i = 0; i < run.steps; ++i) {
     apart.launch();
@@ -80,7 +80,7 @@ TEST_F(CudaTrain, MeasuresDeviceTimes) {
     std::printf("forward %.3f ms, backward %.3f, optimizer %.3f, step %.3f\n", 1e3 * step.forward_s,
                 1e3 * step.backward_s, 1e3 * step.optimizer_s, 1e3 * step.step_s);
   }
-  run.cuda_graph = "auto";
+  run.cuda_graph = CudaGraph::automatic;
   Trainer graph(run, comm::Group());
   for (int i = 0; i < run.steps; ++i) graph.step();
   std::printf("%s", graph.graph_note().c_str());
@@ -97,9 +97,9 @@ TEST_F(CudaTrain, MeasuresDeviceTimes) {
 TEST_F(CudaTrain, MeasuredStateEqualsPrediction) {
   for (const char* layout : {"bf16", "fp32"}) {
     for (const char* graph : {"off", "auto"}) {
-      TrainConfig run = config();
-      run.layout = layout;
-      run.cuda_graph = graph;
+      RunConfig run = config();
+      run.layout = parse_state_layout(layout);
+      run.set("cuda-graph", graph);
       Trainer trainer(run, comm::Group());
       for (int i = 0; i < 5; ++i) trainer.step();
       const Summary summary = trainer.summary();
@@ -124,7 +124,7 @@ TEST_F(CudaTrain, MeasuredStateEqualsPrediction) {
 }
 
 TEST_F(CudaTrain, ErrorAtMemoryLimitIncludesTheLedger) {
-  TrainConfig run = config();
+  RunConfig run = config();
   run.micro_batch = 64;
   run.memory_limit = 700'000'000;
   try {

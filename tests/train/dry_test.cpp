@@ -16,15 +16,14 @@
 namespace tessera::train {
 namespace {
 
-TrainConfig dry_config(const std::vector<std::pair<std::string, std::string>>& given) {
-  TrainConfig config;
-  config.backend = "dry";
+RunConfig dry_config(const std::vector<std::pair<std::string, std::string>>& given) {
+  RunConfig config;
+  config.backend = BackendName::dry;
   for (const auto& [name, text] : given) set(config, field(name), text);
   return config;
 }
 
-void expect_as_planned(const TrainConfig& config, int ranks, const std::string& what,
-                       int rank = 0) {
+void expect_as_planned(const RunConfig& config, int ranks, const std::string& what, int rank = 0) {
   Trainer trainer(config, comm::Group(comm::dry::make_backend(rank, ranks, "world")));
   for (int step = 0; step < 2; ++step) trainer.step();
   const Summary summary = trainer.summary();
@@ -63,7 +62,7 @@ TEST(Dry, MemoryAndTrafficEqualThePlanAtEveryCoordinate) {
                            "dp=4,dp_replicate=2,tp=2,pp=2"}) {
     const Axes axes = mesh;
     for (int rank = 0; rank < axes.world(); ++rank) {
-      TrainConfig config = dry_config({{"zero", "2"}, {"micro-batch", "2"}, {"grad-accum", "2"}});
+      RunConfig config = dry_config({{"zero", "2"}, {"micro-batch", "2"}, {"grad-accum", "2"}});
       config.axes = axes;
       expect_as_planned(config, static_cast<int>(axes.world()), str(mesh, ", rank ", rank), rank);
     }
@@ -71,7 +70,7 @@ TEST(Dry, MemoryAndTrafficEqualThePlanAtEveryCoordinate) {
 }
 
 TEST(Dry, CoordinateSelectsTheSimulatedRank) {
-  TrainConfig config = dry_config({{"dry-rank", "tp=1,dp=2,pp=1"}});
+  RunConfig config = dry_config({{"dry-rank", "tp=1,dp=2,pp=1"}});
   config.axes = "dp=4,dp_replicate=2,tp=2,pp=2";
   EXPECT_EQ(dry_rank(config), 1 + 2 * 0 + 4 * 1 + 8 * 1);
   for (const char* wrong : {"tp=2", "tp", "dp=4", "cp=1", "tp=1,tp=1", "dp_replicate=1"}) {
@@ -82,7 +81,7 @@ TEST(Dry, CoordinateSelectsTheSimulatedRank) {
 
 TEST(Dry, RejectsSaveAndResume) {
   for (const char* flag : {"save", "resume"}) {
-    const TrainConfig config = dry_config({{flag, "somewhere"}});
+    const RunConfig config = dry_config({{flag, "somewhere"}});
     EXPECT_TRUE(contains(error_of([&] { resolve(config, 8); }), "--" + std::string(flag))) << flag;
   }
 }

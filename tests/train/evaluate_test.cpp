@@ -27,9 +27,9 @@ class Evaluate : public ::testing::Test {
     // Neither a whole number of windows nor of batches.
     for (int i = 0; i < 211; ++i) text << "line " << i * i % 97 << " of a text\n";
   }
-  TrainConfig config(int dp, int tp, int pp, int zero) const {
-    TrainConfig config;
-    config.model = "llama-tiny";
+  RunConfig config(int dp, int tp, int pp, int zero) const {
+    RunConfig config;
+    config.set("model", "llama-tiny");
     config.layers = 2;
     config.hidden = 32;
     config.heads = 4;
@@ -57,7 +57,7 @@ struct Trained {
   std::string hash;
   std::vector<double> losses, evaluations;
 };
-Trained train_on(const TrainConfig& config, bool evaluates, bool saves = false) {
+Trained train_on(const RunConfig& config, bool evaluates, bool saves = false) {
   Trained out;
   on_ranks(config, [&](Trainer& trainer, int rank) {
     std::vector<double> evaluations;
@@ -91,7 +91,7 @@ TEST_F(Evaluate, DoesNotAffectTraining) {
                                                                         {1, 1, 2, 1},
                                                                         {2, 1, 2, 3}}) {
     SCOPED_TRACE(str("dp ", dp, " tp ", tp, " pp ", pp, " stage ", zero));
-    TrainConfig run = config(dp, tp, pp, zero);
+    RunConfig run = config(dp, tp, pp, zero);
     run.save.clear();
     const Trained with = train_on(run, true), without = train_on(run, false);
     EXPECT_EQ(with.hash, without.hash);
@@ -106,7 +106,7 @@ TEST_F(Evaluate, DoesNotAffectTraining) {
 }
 
 TEST_F(Evaluate, IsEqualOnEveryMeshFromAnyCheckpoint) {
-  const TrainConfig run = config(2, 1, 1, 2);
+  const RunConfig run = config(2, 1, 1, 2);
   const Trained trained = train_on(run, true, true);
   data::DataOptions read;
   read.val_data = run.val_data;
@@ -134,7 +134,7 @@ TEST_F(Evaluate, IsEqualOnEveryMeshFromAnyCheckpoint) {
 }
 
 TEST_F(Evaluate, EvaluatesTheGivenNumberOfBatches) {
-  const TrainConfig run = config(1, 1, 1, 0);
+  const RunConfig run = config(1, 1, 1, 0);
   train_on(run, false, true);
   data::DataOptions read;
   read.val_data = run.val_data;
@@ -169,35 +169,35 @@ TEST_F(Evaluate, RejectsPathsWithoutAModel) {
 }
 
 TEST_F(Evaluate, NeedsValidationData) {
-  TrainConfig run = config(1, 1, 1, 0);
+  RunConfig run = config(1, 1, 1, 0);
   run.val_data.clear();
   run.eval_every = 2;
   EXPECT_TRUE(contains(error_of([&] { resolve(run, 1); }), "--eval-every needs validation data"));
 }
 
 TEST(LearningRate, ScalesWithTheBatch) {
-  TrainConfig run;
+  RunConfig run;
   run.lr = 1e-3;
   run.micro_batch = 32;
   run.grad_accum = 4;
   EXPECT_EQ(resolve(run, 2).lr, 1e-3);
-  run.lr_scaling = "linear";
+  run.lr_scaling = LrScaling::linear;
   EXPECT_TRUE(contains(error_of([&] { resolve(run, 2); }), "--lr-reference-batch"));
   run.lr_reference_batch = 64;
   EXPECT_DOUBLE_EQ(resolve(run, 2).lr, 4e-3);
-  run.lr_scaling = "sqrt";
+  run.lr_scaling = LrScaling::sqrt;
   EXPECT_DOUBLE_EQ(resolve(run, 2).lr, 2e-3);
-  run.lr_scaling = "none";
+  run.lr_scaling = LrScaling::none;
   EXPECT_TRUE(contains(error_of([&] { resolve(run, 2); }), "--lr-scaling"));
   // Steps use this rate, and describe() prints it.
-  run.lr_scaling = "linear";
+  run.lr_scaling = LrScaling::linear;
   run.layers = 1;
   run.hidden = 16;
   run.heads = 2;
   run.vocab = 12;
   run.seq = 16;
   run.micro_batch = 1;
-  run.lr_schedule = "constant";
+  run.lr_schedule = LrSchedule::Kind::constant;
   run.warmup = 0;
   run.lr_reference_batch = 2;
   Trainer trainer(run, comm::Group());

@@ -47,8 +47,8 @@ class Feeding : public ::testing::Test {
   const fs::path folder_ = temporary_.path;
 };
 
-TrainConfig config_of(const std::string& data, std::int64_t dp = 1, std::int64_t micro = 2) {
-  TrainConfig config;
+RunConfig config_of(const std::string& data, std::int64_t dp = 1, std::int64_t micro = 2) {
+  RunConfig config;
   config.layers = 1;
   config.hidden = 16;
   config.heads = 2;
@@ -64,7 +64,7 @@ TrainConfig config_of(const std::string& data, std::int64_t dp = 1, std::int64_t
 }
 
 // Trains to the end or to a step. Returns the losses of rank 0 by step.
-std::vector<double> losses(const TrainConfig& config, std::int64_t to = 1 << 20) {
+std::vector<double> losses(const RunConfig& config, std::int64_t to = 1 << 20) {
   std::vector<double> out;
   const auto ranks = static_cast<int>(config.axes.dp() * config.axes.tp() * config.axes.pp());
   comm::run_threads(ranks, [&](std::shared_ptr<comm::Backend> backend) {
@@ -87,10 +87,10 @@ void expect_near(const std::vector<double>& got, const std::vector<double>& want
 }
 
 TEST_F(Feeding, EpochsDetermineTheNumberOfSteps) {
-  TrainConfig config = config_of(bin("a.bin", 8 * 11 + 1));  // 11 samples
-  config.epochs = 3;                                         // 33 samples, 8.25 steps of 4
+  RunConfig config = config_of(bin("a.bin", 8 * 11 + 1));  // 11 samples
+  config.epochs = 3;                                       // 33 samples, 8.25 steps of 4
   EXPECT_EQ(resolve(config, 1).steps, 8);
-  config.last_batch = "pad";
+  config.last_batch = LastBatch::pad;
   EXPECT_EQ(resolve(config, 1).steps, 9);
   EXPECT_EQ(resolve(config, 1).schedule.total, 9);
   config.steps = 5;
@@ -102,7 +102,7 @@ TEST_F(Feeding, EpochsDetermineTheNumberOfSteps) {
   config.steps = 0;
   EXPECT_EQ(resolve(config, 1).steps, 240);
   config.epochs = 1;
-  config.last_batch = "drop";
+  config.last_batch = LastBatch::drop;
   config.global_batch = 12;
   EXPECT_TRUE(contains(error_of([&] { resolve(config, 1); }), "11 samples, fewer than the 12"));
 }
@@ -110,13 +110,13 @@ TEST_F(Feeding, EpochsDetermineTheNumberOfSteps) {
 // The padding of a last batch is not learned: if it has one real sample, the loss is that of this
 // sample, on the rank that has it and on one that has none.
 TEST_F(Feeding, PadsTheLastBatch) {
-  TrainConfig config = config_of(bin("a.bin", 8 * 9 + 1));  // 9 samples: 4, 4, 1
+  RunConfig config = config_of(bin("a.bin", 8 * 9 + 1));  // 9 samples: 4, 4, 1
   config.epochs = 1;
-  config.last_batch = "pad";
+  config.last_batch = LastBatch::pad;
   config.lr = 0;
   const std::vector<double> alone = losses(config);
   ASSERT_EQ(alone.size(), 3u);
-  TrainConfig single = config;
+  RunConfig single = config;
   single.global_batch = single.micro_batch = 1;
   const std::vector<double> one_by_one = losses(single);
   ASSERT_EQ(one_by_one.size(), 9u);
@@ -142,13 +142,13 @@ TEST_F(Feeding, PadsTheLastBatch) {
 TEST_F(Feeding, ResumedRunContinuesWithTheNextSample) {
   const std::string a = bin("a.bin", 8 * 13 + 1), b = bin("b.bin", 8 * 7 + 1);
   for (const std::string& data : {a, str(a, "=0.7,", b, "=0.3"), a + "," + b}) {
-    TrainConfig config = config_of(data, 2, 1);
+    RunConfig config = config_of(data, 2, 1);
     config.epochs = 2;
-    config.documents = "join";
+    config.documents = Documents::join;
     const std::vector<double> whole = losses(config);
     ASSERT_GE(whole.size(), 6u);
     for (const std::int64_t stop : {1, 4}) {
-      TrainConfig part = config;
+      RunConfig part = config;
       part.save = *this / str("run-", stop, "-", data.size());
       std::vector<double> got = losses(part, stop);
       part.resume = "auto";
@@ -156,7 +156,7 @@ TEST_F(Feeding, ResumedRunContinuesWithTheNextSample) {
       got.insert(got.end(), rest.begin(), rest.end());
       EXPECT_EQ(got, whole) << data << " stopped at " << stop;
       // Another mesh and another micro-batch get the same samples.
-      TrainConfig other = config_of(data, 1, 4);
+      RunConfig other = config_of(data, 1, 4);
       other.epochs = 2;
       other.resume = str(part.save, "/step-0000000", stop);
       const std::vector<double> on = losses(other);
@@ -167,17 +167,17 @@ TEST_F(Feeding, ResumedRunContinuesWithTheNextSample) {
 
 // With another batch a run continues with the next sample, and ends with the last epoch.
 TEST_F(Feeding, ResumedRunWithAnotherBatchEndsWithTheEpochs) {
-  TrainConfig config = config_of(bin("a.bin", 8 * 22 + 1));
+  RunConfig config = config_of(bin("a.bin", 8 * 22 + 1));
   config.epochs = 1;  // 22 samples: five steps of 4 and 2 left
   config.lr = 0;
-  TrainConfig single = config;
+  RunConfig single = config;
   single.global_batch = single.micro_batch = 1;
   const std::vector<double> each = losses(single);
   config.save = *this / "run";
   losses(config, 2);  // 8 samples
   config.resume = "auto";
   config.global_batch = 6;
-  config.last_batch = "pad";
+  config.last_batch = LastBatch::pad;
   const std::vector<double> rest = losses(config);
   ASSERT_EQ(rest.size(), 3u);  // 14 samples: 6, 6, 2
   const auto mean = [&](std::size_t from, std::size_t to) {
@@ -189,7 +189,7 @@ TEST_F(Feeding, ResumedRunWithAnotherBatchEndsWithTheEpochs) {
 }
 
 TEST_F(Feeding, PrefetchingDoesNotChangeResults) {
-  TrainConfig config = config_of(bin("a.bin", 500), 2, 1);
+  RunConfig config = config_of(bin("a.bin", 500), 2, 1);
   config.steps = 6;
   const std::vector<double> want = losses(config);
   for (const std::int64_t ahead : {0, 1, 7}) {
@@ -199,7 +199,7 @@ TEST_F(Feeding, PrefetchingDoesNotChangeResults) {
 }
 
 TEST_F(Feeding, ErrorNamesTokensOutsideTheVocabulary) {
-  TrainConfig config = config_of(bin("a.bin", 500, 70));
+  RunConfig config = config_of(bin("a.bin", 500, 70));
   config.steps = 100;
   // Checked before the first step; the error has the position.
   const std::string before =
@@ -209,7 +209,7 @@ TEST_F(Feeding, ErrorNamesTokensOutsideTheVocabulary) {
   const std::string during = error_of([&] { losses(config); });
   EXPECT_TRUE(contains(during, "--data: token 6")) << during;
   EXPECT_TRUE(contains(during, "must be from 0 to 63")) << during;
-  TrainConfig validated = config_of(bin("b.bin", 500));
+  RunConfig validated = config_of(bin("b.bin", 500));
   validated.val_data = *this / "a.bin";
   EXPECT_TRUE(
       contains(error_of([&] { static_cast<void>(check_run(validated, resolve(validated, 1), 1)); }),
@@ -233,20 +233,20 @@ TEST_F(Feeding, SeparateDocumentsHaveTheLossesOfSingleDocuments) {
   prepared.threads = 1;
   data::prepare(prepared);
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
-    TrainConfig alone = config_of(prepared.out);
-    alone.model = model;
+    RunConfig alone = config_of(prepared.out);
+    alone.set("model", model);
     alone.heads = model[0] == 'l' ? 0 : 2;
     alone.hidden = model[0] == 'l' ? 0 : 16;
     alone.vocab = 257;
-    alone.order = "sequential";
-    alone.pack = "none";
+    alone.sample_order = SampleOrder::sequential;
+    alone.pack = Packing::none;
     alone.seq = kLength;
     alone.global_batch = 8;
     alone.steps = 3;
     const std::vector<double> want = losses(alone);
-    TrainConfig packed = alone;
-    packed.pack = "documents";
-    packed.documents = "separate";
+    RunConfig packed = alone;
+    packed.set("pack", "documents");
+    packed.set("documents", "separate");
     packed.seq = 2 * kLength;
     if (model[0] != 'l') packed.positions = alone.positions = 2 * kLength;
     packed.global_batch = 4;
@@ -262,7 +262,7 @@ TEST_F(Feeding, SeparateDocumentsHaveTheLossesOfSingleDocuments) {
     }
     packed.axes = alone.axes;
     packed.layers = 1;
-    packed.documents = "join";
+    packed.set("documents", "join");
     EXPECT_GT(std::abs(losses(packed)[2] - want[2]), 1e-4);
   }
 }
@@ -283,11 +283,11 @@ TEST_F(Feeding, OnlyResponsesHaveTargets) {
   prepared.threads = 1;
   data::prepare(prepared);
   for (const char* pack : {"documents", "none"}) {
-    TrainConfig config = config_of(prepared.out, 2, 1);
+    RunConfig config = config_of(prepared.out, 2, 1);
     config.vocab = 257;
-    config.pack = pack;
+    config.set("pack", pack);
     config.epochs = 1;
-    config.last_batch = "pad";
+    config.last_batch = LastBatch::pad;
     const Resolved resolved = resolve(config, 2);
     const auto source = make_source(config, resolved);
     std::int64_t learnt = 0;
@@ -301,7 +301,7 @@ TEST_F(Feeding, OnlyResponsesHaveTargets) {
     }
     EXPECT_GT(learnt, 60);
     for (const double loss : losses(config)) EXPECT_TRUE(std::isfinite(loss));
-    EXPECT_EQ(source->notes().empty(), config.pack == "documents");
+    EXPECT_EQ(source->notes().empty(), config.pack == Packing::documents);
     EXPECT_TRUE(
         contains(source->show(source->question(0), std::vector<data::Token>{'r', 'r'}), "q → rr"))
         << source->show(source->question(0), std::vector<data::Token>{'r', 'r'});
@@ -311,7 +311,7 @@ TEST_F(Feeding, OnlyResponsesHaveTargets) {
 // Token ids of another tokenizer have different meanings.
 TEST_F(Feeding, RejectsAnotherTokenizer) {
   std::ofstream(*this / "a.txt") << std::string(300, 'a');
-  TrainConfig config = config_of(*this / "a.txt");
+  RunConfig config = config_of(*this / "a.txt");
   config.vocab = 256;
   config.steps = 2;
   config.save = *this / "run";
@@ -327,7 +327,7 @@ TEST_F(Feeding, RejectsAnotherTokenizer) {
 }
 
 TEST_F(Feeding, MeasuresWaitsForData) {
-  TrainConfig config = config_of(bin("a.bin", 500));
+  RunConfig config = config_of(bin("a.bin", 500));
   config.steps = 3;
   comm::run_threads(1, [&](std::shared_ptr<comm::Backend> backend) {
     const comm::Group world(std::move(backend));

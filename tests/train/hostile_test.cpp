@@ -40,8 +40,8 @@ class MemoryBound {
   rlimit before_{};
 };
 
-TrainConfig small_config() {
-  TrainConfig config;
+RunConfig small_config() {
+  RunConfig config;
   config.layers = 1;
   config.hidden = 16;
   config.heads = 2;
@@ -60,7 +60,7 @@ struct Start {
   std::string error;
   std::int64_t steps = 0;
 };
-Start start(const TrainConfig& config) {
+Start start(const RunConfig& config) {
   Start out;
   comm::run_threads(1, [&](std::shared_ptr<comm::Backend> backend) {
     try {
@@ -79,7 +79,7 @@ Start start(const TrainConfig& config) {
 TEST(HostileResume, ReportsAnErrorOrStartsCorrectly) {
   const TemporaryFolder made;
   const fs::path folder = made.path;
-  TrainConfig config = small_config();
+  RunConfig config = small_config();
   config.save = (folder / "run").string();
   comm::run_threads(1, [&](std::shared_ptr<comm::Backend> backend) {
     Trainer trainer(config, comm::Group(std::move(backend)));
@@ -112,7 +112,7 @@ TEST(HostileResume, ReportsAnErrorOrStartsCorrectly) {
                  }});
   config.save = "";
   config.resume = newest.string();
-  TrainConfig automatic = small_config();
+  RunConfig automatic = small_config();
   automatic.save = (folder / "run").string();
   automatic.resume = "auto";
   const MemoryBound bound(rlim_t{3} << 30);

@@ -11,13 +11,13 @@ import subprocess
 import sys
 
 TWO_HOSTS = pathlib.Path(__file__).resolve().parent.parent / "comm" / "two_hosts.sh"
-COMMON = ("train --backend two-level --layers 2 --hidden 64 --heads 4 --vocab 64 --seq 32 "
+COMMON = ("train --layers 2 --hidden 64 --heads 4 --vocab 64 --seq 32 "
           "--micro-batch 2 --steps 4 --threads 1 --samples 0").split()
 
 
 def parameters(program, *flags):
     """Returns the hash of the final parameters of a run."""
-    done = subprocess.run([TWO_HOSTS, "2", "--", program, *COMMON, *flags], capture_output=True,
+    done = subprocess.run([TWO_HOSTS, "--as", "torchrun", "2", "--", program, *COMMON, *flags], capture_output=True,
                           text=True, timeout=200)
     if done.returncode == 77:
         print(done.stdout.strip())

@@ -1,6 +1,6 @@
 // Warnings for settings without effect.
 
-#include "tessera/train/idle_settings.h"
+#include "tessera/train/config_checks.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 using Given = std::vector<std::pair<std::string, std::string>>;
 
 std::vector<std::string> idle_of(const Given& given) {
-  TrainConfig config;
+  RunConfig config;
   for (const auto& [name, text] : given) set(config, field(name), text);
   return idle_settings(config, resolve(config, ranks_wanted(config)));
 }
@@ -38,8 +38,6 @@ TEST(IdleSettings, NamesSettingsWithoutEffect) {
       {"chunks", "2", {{"pp", "2"}, {"schedule", "interleaved"}}},
       {"grad-compression", "bf16", {{"dp", "2"}}, {{"dp", "1"}}},
       {"overlap-grad-reduce", "false", {{"dp", "2"}}, {{"dp", "1"}}},
-      {"powersgd-rank", "2", {{"grad-compression", "powersgd"}}},
-      {"powersgd-warmup", "3", {{"grad-compression", "powersgd"}}},
       {"overlap-param-gather", "false", {{"zero", "2"}}, {{"zero", "3"}}},
       {"prefetch", "false", {{"zero", "3"}}},
       {"keep-params", "true", {{"zero", "3"}}, {{"zero", "2"}}},
@@ -70,7 +68,7 @@ TEST(IdleSettings, NamesSettingsWithoutEffect) {
     given.emplace_back(each.name, each.value);
     const std::vector<std::string> lines = idle_of(given);
     ASSERT_EQ(lines.size(), 1u) << each.name;
-    TrainConfig set_alone;
+    RunConfig set_alone;
     set(set_alone, field(each.name), each.value);
     const std::string flag = each.value == "false" ? "--no-" + each.name
                              : each.value == "true"
@@ -84,11 +82,11 @@ TEST(IdleSettings, NamesSettingsWithoutEffect) {
 }
 
 TEST(IdleSettings, RejectsCudaGraphsWithoutGpu) {
-  TrainConfig config;
-  config.cuda_graph = "on";
+  RunConfig config;
+  config.cuda_graph = CudaGraph::on;
   EXPECT_TRUE(
       contains(error_of([&] { resolve(config, 1); }), "--cuda-graph: got on with --device cpu"));
-  config.cuda_graph = "off";
+  config.cuda_graph = CudaGraph::off;
   EXPECT_NO_THROW(resolve(config, 1));
 }
 

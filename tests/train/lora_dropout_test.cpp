@@ -17,8 +17,8 @@ namespace {
 
 using namespace tuning;
 
-TrainConfig dropping(const std::string& model, double rate = 0.2) {
-  TrainConfig config = tuned(model);
+RunConfig dropping(const std::string& model, double rate = 0.2) {
+  RunConfig config = tuned(model);
   config.lora_dropout = rate;
   return config;
 }
@@ -33,10 +33,10 @@ TEST(LoraDropout, MatchesOneProcessOnEveryMeshAndStage) {
   int turn = 0;
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const Cut& cut : {Cut{2, 1, 1}, Cut{1, 2, 1}, Cut{1, 1, 2}, Cut{2, 2, 1}, Cut{2, 1, 2}}) {
-      TrainConfig config = on_cut(dropping(model), cut, turn % 2 == 0 && cut.pp == 1 ? 1 : 4);
+      RunConfig config = on_cut(dropping(model), cut, turn % 2 == 0 && cut.pp == 1 ? 1 : 4);
       config.zero = cut.dp == 1 ? 0 : (turn + 1) % 4;
       config.sequence_parallel = cut.tp > 1 && turn % 2 == 1;
-      config.recompute = turn % 3 == 0 ? "full" : turn % 3 == 1 ? "selective" : "none";
+      config.set("recompute", turn % 3 == 0 ? "full" : turn % 3 == 1 ? "selective" : "none");
       ++turn;
       expect_same(config);
     }
@@ -57,8 +57,8 @@ TEST(LoraDropout, ChangesTheRunUnlessTheRateIs0) {
 
 TEST(LoraDropout, MemoryMatchesThePlan) {
   for (const char* recompute : {"none", "full"}) {
-    TrainConfig config = on_cut(dropping("llama-tiny"), {2, 1, 1}, 2);
-    config.recompute = recompute;
+    RunConfig config = on_cut(dropping("llama-tiny"), {2, 1, 1}, 2);
+    config.set("recompute", recompute);
     const Outcomes got = run_all(config);
     for (const char* row : {"params", "grads", "optimizer", "activations", "peak"}) {
       const auto want = static_cast<double>(got.summaries[0].predicted.memory.at(row));
@@ -75,7 +75,7 @@ TEST(LoraDropout, IsOffInEvaluation) {
   const std::string text = folder.path + "/text.txt";
   for (int i = 0; i < 400; ++i)
     std::ofstream(text, std::ios::app) << "line " << i * 37 % 101 << "\n";
-  TrainConfig config = on_cut(dropping("gpt-tiny", 0.5), {1, 2, 1}, 1);
+  RunConfig config = on_cut(dropping("gpt-tiny", 0.5), {1, 2, 1}, 1);
   config.vocab = 256;
   config.data = text;
   config.val_fraction = 0.2;
@@ -92,7 +92,7 @@ TEST(LoraDropout, IsOffInEvaluation) {
   });
   at = checkpoint::find_latest(config.save).folder;
   ASSERT_FALSE(at.empty());
-  TrainConfig plain = config;  // the rate is not part of the saved model
+  RunConfig plain = config;  // the rate is not part of the saved model
   plain.lora_dropout = 0;
   plain.resume = at;
   plain.save.clear();
@@ -107,7 +107,7 @@ TEST(LoraDropout, IsOffInEvaluation) {
   EXPECT_EQ(huggingface::parse_shape(from.about().model, at).lora.dropout, 0.5);
   const std::string out = folder.path + "/adapters";
   huggingface::export_adapter(from, out);
-  TrainConfig third = config;
+  RunConfig third = config;
   third.lora_rank = 0;
   third.lora_from = out;
   third.lora_dropout = -1;
@@ -123,7 +123,7 @@ TEST(LoraDropout, IsOffInEvaluation) {
 // A resumed run is bitwise equal to an uninterrupted one.
 TEST(LoraDropout, ResumedRunIsBitwiseEqual) {
   const Folder folder;
-  TrainConfig config = on_cut(dropping("llama-tiny"), {2, 1, 1}, 1);
+  RunConfig config = on_cut(dropping("llama-tiny"), {2, 1, 1}, 1);
   config.save = folder.path;
   config.zero = 2;
   std::string hash;
@@ -146,7 +146,7 @@ TEST(LoraDropout, ResumedRunIsBitwiseEqual) {
 }
 
 TEST(LoraDropout, NeedsAdapters) {
-  TrainConfig config = dropping("llama-tiny");
+  RunConfig config = dropping("llama-tiny");
   config.lora_rank = 0;
   EXPECT_TRUE(contains(error_of([&] { resolve(config, 1); }), "--lora-dropout: got 0.2"));
   config.lora_rank = 4;

@@ -30,13 +30,13 @@ TEST(LoraTraining, MatchesOneProcessOnEveryMeshAndStage) {
         if (cut.dp == 1 && stage % 3 != 0) continue;
         if (cut.dp * cut.tp * cut.pp > 4 && stage % 2 == 0) continue;
         const char* targets = ++turn % 3 == 0 ? "auto" : turn % 3 == 1 ? "all" : "fc,o";
-        TrainConfig config =
-            on_cut(tuned(model, targets), cut, turn % 2 == 0 && cut.pp == 1 ? 1 : 4);
+        RunConfig config = on_cut(tuned(model, targets), cut, turn % 2 == 0 && cut.pp == 1 ? 1 : 4);
         config.zero = stage;
         config.sequence_parallel = cut.tp > 1 && turn % 2 == 0;
-        config.recompute = turn % 5 == 0 ? "full" : turn % 5 == 1 ? "selective" : "none";
-        if (cut.pp > 1 && stage < 3 && turn % 4 == 0) config.schedule = "zb-h1";
-        if (cut.pp > 1 && turn % 4 == 1) config.schedule = "interleaved", config.chunks = 2;
+        config.set("recompute", turn % 5 == 0 ? "full" : turn % 5 == 1 ? "selective" : "none");
+        if (cut.pp > 1 && stage < 3 && turn % 4 == 0) config.schedule = ScheduleChoice::zb_h1;
+        if (cut.pp > 1 && turn % 4 == 1)
+          config.schedule = ScheduleChoice::interleaved, config.chunks = 2;
         if (cut.pp > 1 && turn % 4 == 2) config.split = "3,1";
         expect_same(config);
       }
@@ -49,8 +49,8 @@ TEST(LoraTraining, MemoryMatchesThePlan) {
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const char* targets : {"auto", "all"}) {
       for (const char* recompute : {"none", "full"}) {
-        TrainConfig config = on_cut(tuned(model, targets), {2, 1, 1}, 2);
-        config.recompute = recompute;
+        RunConfig config = on_cut(tuned(model, targets), {2, 1, 1}, 2);
+        config.set("recompute", recompute);
         config.zero = 2;
         const Outcomes got = run_all(config);
         for (const char* row : {"params", "grads", "optimizer", "activations", "peak"}) {
@@ -68,7 +68,7 @@ TEST(LoraTraining, MemoryMatchesThePlan) {
 
 TEST(LoraTraining, SavesOnlyAdaptersAndResumes) {
   const Folder folder;
-  TrainConfig config = on_cut(tuned("llama-tiny"), {2, 1, 1}, 1);
+  RunConfig config = on_cut(tuned("llama-tiny"), {2, 1, 1}, 1);
   config.save = folder.path;
   config.zero = 1;
   std::vector<double> whole;
@@ -95,7 +95,7 @@ TEST(LoraTraining, SavesOnlyAdaptersAndResumes) {
 
   // Bitwise equal on the same mesh, and within rounding on another.
   for (const Cut& cut : {Cut{2, 1, 1}, Cut{1, 2, 1}, Cut{1, 1, 2}}) {
-    TrainConfig again = on_cut(config, cut, cut.pp > 1 ? 4 : 1);
+    RunConfig again = on_cut(config, cut, cut.pp > 1 ? 4 : 1);
     again.resume = at;
     again.save.clear();
     again.zero = cut.dp > 1 ? 3 : 0;
@@ -112,8 +112,8 @@ TEST(LoraTraining, SavesOnlyAdaptersAndResumes) {
   }
 
   // Rejects another base, another rank, or no adapters.
-  const auto refused = [&](const std::function<void(TrainConfig&)>& change) {
-    TrainConfig other = on_cut(config, {1, 1, 1}, 1);
+  const auto refused = [&](const std::function<void(RunConfig&)>& change) {
+    RunConfig other = on_cut(config, {1, 1, 1}, 1);
     other.resume = at;
     other.save.clear();
     change(other);
@@ -124,29 +124,29 @@ TEST(LoraTraining, SavesOnlyAdaptersAndResumes) {
     });
     return words;
   };
-  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.seed = 6; }), "fingerprint"));
-  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.lora_rank = 8; }), "lora was"));
-  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.lora_targets = "q"; }), "lora was"));
-  EXPECT_TRUE(contains(refused([](TrainConfig& c) { c.lora_rank = 0; }), "lora was"));
-  EXPECT_EQ(refused([](TrainConfig& c) { c.layout = "bf16"; }), "");
+  EXPECT_TRUE(contains(refused([](RunConfig& c) { c.seed = 6; }), "fingerprint"));
+  EXPECT_TRUE(contains(refused([](RunConfig& c) { c.lora_rank = 8; }), "lora was"));
+  EXPECT_TRUE(contains(refused([](RunConfig& c) { c.lora_targets = "q"; }), "lora was"));
+  EXPECT_TRUE(contains(refused([](RunConfig& c) { c.lora_rank = 0; }), "lora was"));
+  EXPECT_EQ(refused([](RunConfig& c) { c.set("layout", "bf16"); }), "");
 }
 
 // A run that was started from another: resumed only with that model, and read as one model.
 TEST(LoraTraining, CheckpointsAreReadAsTheMergedModel) {
   const Folder base, run;
-  const auto train_and_save = [](const TrainConfig& config, int steps) {
+  const auto train_and_save = [](const RunConfig& config, int steps) {
     on_ranks(config, [&](Trainer& trainer, int) {
       for (int step = 0; step < steps; ++step) trainer.step();
       trainer.save();
       trainer.finish_saving();
     });
   };
-  TrainConfig first = tuned("llama-tiny");
+  RunConfig first = tuned("llama-tiny");
   first.lora_rank = 0;
   first.save = base.path;
   train_and_save(first, 1);
-  TrainConfig second = tuned("llama-tiny", "v,gate,o");
-  second.model = TrainConfig().model;
+  RunConfig second = tuned("llama-tiny", "v,gate,o");
+  second.model_name = RunConfig().model_name;
   second.layers = second.hidden = second.heads = second.vocab = 0;
   second.init_from = base.path;
   second.save = run.path;
@@ -231,7 +231,7 @@ TEST(LoraTraining, CheckpointsAreReadAsTheMergedModel) {
     EXPECT_TRUE(contains(refused, "--base: ") && contains(refused, "a folder without a model"))
         << refused;
   }
-  TrainConfig third = second;
+  RunConfig third = second;
   third.lora_rank = 0;
   third.lora_from = folder;
   ASSERT_FALSE(huggingface::AdapterFolder(folder, shape).base_fingerprint().empty());
@@ -253,15 +253,15 @@ TEST(LoraTraining, CheckpointsAreReadAsTheMergedModel) {
 }
 
 TEST(LoraTraining, RejectsUnsupportedSettings) {
-  const auto problem = [](const std::function<void(TrainConfig&)>& change) {
-    TrainConfig config = tuned("llama-tiny");
+  const auto problem = [](const std::function<void(RunConfig&)>& change) {
+    RunConfig config = tuned("llama-tiny");
     change(config);
     return error_of([&] { resolve(config, static_cast<int>(config.axes.world())); });
   };
-  EXPECT_EQ(problem([](TrainConfig&) {}), "");
-  EXPECT_TRUE(contains(problem([](TrainConfig& c) { c.lora_targets = "c_attn"; }), "some of q, k"));
-  EXPECT_TRUE(contains(problem([](TrainConfig& c) { c.lora_from = "/no/such"; }), "--lora-from: "));
-  EXPECT_TRUE(contains(problem([](TrainConfig& c) {
+  EXPECT_EQ(problem([](RunConfig&) {}), "");
+  EXPECT_TRUE(contains(problem([](RunConfig& c) { c.lora_targets = "c_attn"; }), "some of q, k"));
+  EXPECT_TRUE(contains(problem([](RunConfig& c) { c.lora_from = "/no/such"; }), "--lora-from: "));
+  EXPECT_TRUE(contains(problem([](RunConfig& c) {
                          c.overlap_tp = true;
                          c.axes.set(Axis::tp, 2);
                        }),

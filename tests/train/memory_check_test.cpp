@@ -10,7 +10,7 @@ namespace tessera::train {
 namespace {
 
 struct MemoryCase {
-  TrainConfig config;
+  RunConfig config;
   int ranks;
 };
 MemoryCase on(int ranks, const std::vector<std::pair<std::string, std::string>>& given) {

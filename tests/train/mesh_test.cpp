@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kSteps = 4;  // optimizer state and bias correction matter from the second step on
 
-TrainConfig small(const std::string& model) {
-  TrainConfig config = small_run(model, kSteps, 1e-2);
+RunConfig small(const std::string& model) {
+  RunConfig config = small_run(model, kSteps, 1e-2);
   if (model.starts_with("qwen")) {  // has its own biases, padding and dropout
     config.hidden = 48;
     config.vocab = 61;
@@ -25,10 +25,11 @@ TrainConfig small(const std::string& model) {
   return config;
 }
 
-void expect_same(const TrainConfig& config) {
+void expect_same(const RunConfig& config) {
   static std::map<std::string, Outcomes> alone;
-  if (!alone.contains(config.model)) alone[config.model] = run_all(small(config.model), 1);
-  train::expect_same(config, run_all(config, 1), alone[config.model]);
+  if (!alone.contains(config.model_name))
+    alone[config.model_name] = run_all(small(config.model_name), 1);
+  train::expect_same(config, run_all(config, 1), alone[config.model_name]);
 }
 
 const std::vector<Cut> kMeshes = {{1, 2, 1}, {1, 1, 2}, {1, 2, 2}, {2, 2, 1}, {2, 1, 2}, {2, 2, 2}};
@@ -38,10 +39,10 @@ TEST(Mesh, EveryMeshAndStageMatchesOneProcess) {
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const Cut& mesh : kMeshes) {
       for (int stage = 0; stage < 4; ++stage) {
-        TrainConfig config = on_cut(small(model), mesh, ++turn % 2 == 0 && mesh.pp == 1 ? 1 : 4);
+        RunConfig config = on_cut(small(model), mesh, ++turn % 2 == 0 && mesh.pp == 1 ? 1 : 4);
         config.zero = stage;
         config.sequence_parallel = mesh.tp > 1 && turn % 3 == 0;
-        config.recompute = turn % 5 == 0 ? "full" : "none";
+        config.set("recompute", turn % 5 == 0 ? "full" : "none");
         expect_same(config);
       }
     }
@@ -51,10 +52,10 @@ TEST(Mesh, EveryMeshAndStageMatchesOneProcess) {
 TEST(Mesh, DropoutIsEqualOnEveryMesh) {
   int stage = 0;
   for (const Cut& mesh : {Cut{2, 1, 1}, Cut{1, 2, 1}, Cut{1, 1, 2}, Cut{2, 2, 1}}) {
-    TrainConfig config = on_cut(small("qwen2.5-1.5b"), mesh, mesh.pp == 1 ? 2 : 4);
+    RunConfig config = on_cut(small("qwen2.5-1.5b"), mesh, mesh.pp == 1 ? 2 : 4);
     config.zero = stage++;
     config.sequence_parallel = mesh.tp > 1;
-    config.recompute = stage % 2 == 0 ? "selective" : "full";
+    config.set("recompute", stage % 2 == 0 ? "selective" : "full");
     expect_same(config);
   }
 }
@@ -62,7 +63,7 @@ TEST(Mesh, DropoutIsEqualOnEveryMesh) {
 TEST(Mesh, AnySplitOfLayersMatchesOneProcess) {
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const char* split : {"work", "3,1", "1,3"}) {
-      TrainConfig config = on_cut(small(model), {2, 1, 2}, 4);
+      RunConfig config = on_cut(small(model), {2, 1, 2}, 4);
       config.zero = 2;
       config.split = split;
       expect_same(config);
@@ -76,9 +77,9 @@ TEST(Mesh, EveryScheduleMatchesOneProcess) {
       for (int stage = 0; stage < 4; ++stage) {
         const std::string name = schedule;
         if (name.starts_with("zb") && stage == 3) continue;  // rejected, see below
-        TrainConfig config = on_cut(small(name == "zb-v" ? "llama-tiny" : "gpt-tiny"), mesh, 4);
+        RunConfig config = on_cut(small(name == "zb-v" ? "llama-tiny" : "gpt-tiny"), mesh, 4);
         config.zero = stage;
-        config.schedule = schedule;
+        config.set("schedule", schedule);
         config.chunks = name == "interleaved" ? 2 : 1;
         expect_same(config);
       }
@@ -91,18 +92,18 @@ TEST(Mesh, OverlapMatchesOneProcess) {
   for (const Cut& mesh : {Cut{1, 2, 1}, Cut{2, 2, 2}}) {
     for (const char* recompute : {"none", "selective", "full"}) {
       for (const bool sequence : {true, false}) {
-        TrainConfig config = on_cut(small(++turn % 2 == 0 ? "gpt-tiny" : "llama-tiny"), mesh, 4);
+        RunConfig config = on_cut(small(++turn % 2 == 0 ? "gpt-tiny" : "llama-tiny"), mesh, 4);
         config.zero = turn % 4;
         config.overlap_tp = true;
         config.sequence_parallel = sequence;
-        config.recompute = recompute;
+        config.set("recompute", recompute);
         expect_same(config);
       }
     }
   }
   // Deferred weight gradients.
-  TrainConfig config = on_cut(small("gpt-tiny"), {1, 2, 2}, 4);
-  config.schedule = "zb-h1";
+  RunConfig config = on_cut(small("gpt-tiny"), {1, 2, 2}, 4);
+  config.schedule = ScheduleChoice::zb_h1;
   config.overlap_tp = config.sequence_parallel = true;
   expect_same(config);
 }
@@ -111,10 +112,10 @@ TEST(Mesh, ReducePoliciesAndRecomputationWorkInPipelines) {
   for (const char* policy : {"each", "last"}) {
     for (const char* recompute : {"none", "selective", "full"}) {
       for (int stage = 0; stage < 4; ++stage) {
-        TrainConfig config = on_cut(small("gpt-tiny"), {2, 1, 2}, 4);
+        RunConfig config = on_cut(small("gpt-tiny"), {2, 1, 2}, 4);
         config.zero = stage;
-        config.grad_reduce = policy;
-        config.recompute = recompute;
+        config.set("grad-reduce", policy);
+        config.set("recompute", recompute);
         expect_same(config);
       }
     }
@@ -122,8 +123,8 @@ TEST(Mesh, ReducePoliciesAndRecomputationWorkInPipelines) {
 }
 
 TEST(Mesh, RejectsUnsupportedMeshes) {
-  const auto refused = [](const std::function<void(TrainConfig&)>& change, int ranks) {
-    TrainConfig config = on_cut(small("gpt-tiny"), {}, 4);
+  const auto refused = [](const std::function<void(RunConfig&)>& change, int ranks) {
+    RunConfig config = on_cut(small("gpt-tiny"), {}, 4);
     config.axes.set_dp(0);
     change(config);
     int count = 0;
@@ -136,37 +137,37 @@ TEST(Mesh, RejectsUnsupportedMeshes) {
     });
     return count == 1;
   };
-  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set(Axis::tp, 3); }, 3)) << "heads % tp";
-  EXPECT_TRUE(refused([](TrainConfig& c) { c.overlap_tp = true; }, 2)) << "no tp to overlap";
-  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set(Axis::pp, 8); }, 8)) << "layers < pp";
-  EXPECT_TRUE(refused([](TrainConfig& c) { c.axes.set(Axis::tp, 2); }, 3)) << "ranks";
+  EXPECT_TRUE(refused([](RunConfig& c) { c.axes.set(Axis::tp, 3); }, 3)) << "heads % tp";
+  EXPECT_TRUE(refused([](RunConfig& c) { c.overlap_tp = true; }, 2)) << "no tp to overlap";
+  EXPECT_TRUE(refused([](RunConfig& c) { c.axes.set(Axis::pp, 8); }, 8)) << "layers < pp";
+  EXPECT_TRUE(refused([](RunConfig& c) { c.axes.set(Axis::tp, 2); }, 3)) << "ranks";
   EXPECT_TRUE(refused(
-      [](TrainConfig& c) {
+      [](RunConfig& c) {
         c.axes.set(Axis::tp, 2);
         c.axes.set_dp(2);
       },
       2))
       << "world != dp · tp · pp";
   EXPECT_TRUE(refused(
-      [](TrainConfig& c) {
+      [](RunConfig& c) {
         c.axes.set(Axis::pp, 2);
-        c.schedule = "interleaved";
+        c.schedule = ScheduleChoice::interleaved;
         c.chunks = 2;
         c.micro_batch = kBatch;
       },
       2))
       << "fewer micro-batches than stages";
   EXPECT_TRUE(refused(
-      [](TrainConfig& c) {
+      [](RunConfig& c) {
         c.axes.set(Axis::pp, 2);
-        c.schedule = "zb-h1";
+        c.schedule = ScheduleChoice::zb_h1;
         c.zero = 3;
       },
       2));
   EXPECT_TRUE(refused(
-      [](TrainConfig& c) {
+      [](RunConfig& c) {
         c.axes.set(Axis::pp, 2);
-        c.schedule = "zb-v";
+        c.schedule = ScheduleChoice::zb_v;
       },
       2))
       << "tied, first and last stage on one rank";

@@ -17,7 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/core/errors.h"
-#include "tessera/train/trace.h"
+#include "tessera/train/run_trace.h"
 #include "tests/temporary_folder.h"
 
 namespace tessera::train {
@@ -39,6 +39,42 @@ TEST(Metrics, StepHasExactlyTheseKeys) {
   EXPECT_EQ(json.size(), keys.size());
   for (const std::string& key : keys) EXPECT_TRUE(json.contains(key)) << key;
   EXPECT_EQ(json["tokens_per_s"], 200.0);
+}
+
+TEST(Metrics, OverlappingCallsCountOnce) {
+  CommClock clock;
+  const CommClock::Time zero;
+  const auto add = [&](int from, int to) {
+    clock.add(zero + std::chrono::seconds(from), zero + std::chrono::seconds(to));
+  };
+  add(5, 6);
+  add(0, 3);
+  add(1, 2);
+  add(2, 4);
+  EXPECT_EQ(clock.take(), 5);
+  EXPECT_EQ(clock.take(), 0);
+}
+
+TEST(Metrics, FailureIsAppendedUnlessTheRunHasEnded) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "run.jsonl";
+  write_failure(path, "rank 1 was killed");
+  EXPECT_FALSE(std::filesystem::exists(path));
+  const auto last = [&] {
+    std::ifstream file(path);
+    std::string line, kept;
+    while (std::getline(file, line)) kept = line;
+    return kept;
+  };
+  std::ofstream(path) << "{\"step\":1}\n";
+  write_failure(path, "rank 1 was killed");
+  const Json end = Json::parse(last()).at("end");
+  EXPECT_EQ(end.at("state"), "failed");
+  EXPECT_EQ(end.at("reason"), "rank 1 was killed");
+  EXPECT_GT(end.at("time"), 1e9);
+  std::ofstream(path) << to_json(Summary()) << "\n";
+  write_failure(path, "rank 1 was killed");
+  EXPECT_TRUE(Json::parse(last()).contains("summary"));
 }
 
 TEST(Metrics, RanksAreColumnsOfNonzeroPhases) {
@@ -93,7 +129,7 @@ TEST(Metrics, GpuStepHasAdditionalKeys) {
   step.gpu = process::GpuReading{97, 1000, 1980, 650.5, 60};
   const Json json = Json::parse(to_json(step));
   EXPECT_EQ(json["graph_s"], 0.25);
-  EXPECT_EQ(json["gpu"]["utilisation"], 97);
+  EXPECT_EQ(json["gpu"]["utilization"], 97);
   EXPECT_EQ(json["gpu"]["memory_used_bytes"], 1000);
   EXPECT_EQ(json["gpu"]["sm_mhz"], 1980);
   EXPECT_EQ(json["gpu"]["power_w"], 650.5);
@@ -248,7 +284,8 @@ TEST_F(Folder, TraceIsJsonOfAllRanks) {
 TEST(Trace, CallsAreOnTheTracksOfTheirAxes) {
   Trace trace(1, 1);
   CallListener::Waited waited{0};
-  CallListener dp("dp", trace, waited), pp("pp", trace, waited);
+  CommClock clock;
+  CallListener dp("dp", trace, clock, waited), pp("pp", trace, clock, waited);
   trace.begin_step(1);
   const Trace::Time now{std::chrono::seconds(1)};
   comm::Collective call;

@@ -10,25 +10,25 @@
 namespace tessera::train {
 namespace {
 
-TrainConfig optimizer_config(const std::string& optimizer, int dp, int tp, int stage) {
-  TrainConfig config =
+RunConfig optimizer_config(const std::string& optimizer, int dp, int tp, int stage) {
+  RunConfig config =
       on_cut(small_run("gpt-tiny", 8, optimizer == "lion" ? 1e-3 : 1e-2), {dp, tp, 1}, 1);
   config.layers = 2;
   config.zero = stage;
-  config.optimizer = optimizer;
+  config.set("optimizer", optimizer);
   return config;
 }
 
-std::vector<double> losses_with(const TrainConfig& config) {
+std::vector<double> losses_with(const RunConfig& config) {
   std::vector<double> losses;
   on_ranks(config, [&](Trainer& trainer, int rank) {
     for (int step = 0; step < config.steps; ++step) trainer.step();
     const Summary summary = trainer.summary();
     EXPECT_EQ((*summary.predicted.sent)[Axis::dp_shard], (*summary.measured.sent)[Axis::dp_shard])
-        << config.optimizer;
+        << name(config.optimizer);
     for (const char* category : {"params", "grads", "optimizer"}) {
       EXPECT_EQ(summary.predicted.memory.at(category), summary.measured.memory.at(category))
-          << config.optimizer << ", " << category << ", stage " << config.zero;
+          << name(config.optimizer) << ", " << category << ", stage " << config.zero;
     }
     if (rank != 0) return;
     for (const StepMetrics& step : trainer.history()) losses.push_back(step.loss);

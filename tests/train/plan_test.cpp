@@ -7,11 +7,11 @@
 
 #include "tessera/comm/dry/backend.h"
 #include "tessera/memory/allocator.h"
-#include "tessera/models/gpt.h"
-#include "tessera/models/llama.h"
+#include "tessera/models/language_model.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/run.h"
 #include "tessera/planner/step_buckets.h"
+#include "tessera/zero/engine_of_part.h"
 #include "tessera/zero/plan.h"
 
 namespace tessera::train {
@@ -31,10 +31,10 @@ TEST(Plan, ActivationsEqualTheLedger) {
     for (const planner::Recompute mode :
          {planner::Recompute::none, planner::Recompute::selective, planner::Recompute::full}) {
       for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-        models::Gpt model(c.shape, 0);
+        const auto model = models::make_model(c.shape);
         model->to(type);
         if (mode != planner::Recompute::none) {
-          nn::set_recompute(*model, nn::parse_recompute(name(mode)));
+          nn::set_recompute(*model, mode);
         }
         const at::Tensor ids = at::randint(c.shape.vocab, {c.batch, c.seq}, at::kLong);
         const auto ledger = std::make_shared<memory::Ledger>();
@@ -62,14 +62,14 @@ void expect_same_buckets(torch::nn::Module& model, const ModelShape& shape) {
         const zero::Plan plan = zero::make_plan(
             model, options,
             zero::DataGroups(comm::Group(comm::dry::make_backend(0, ranks, "dry"))));
-        planner::Question q;
+        planner::RunConfig q = planner::RunConfig::for_plan();
         q.model = shape;
         q.layout = options.layout;
         q.software = planner::Software::tessera;
         q.bucket_bytes = static_cast<double>(bucket);
         q.axes.set_dp(ranks);
-        const planner::GradSizes grads(q);
-        const planner::StageShare all{shape.layers, true, true};
+        const planner::GradSizes grads(q, planner::all_programs(planner::program_input(q)));
+        const planner::StageLayers all{shape.layers, true, true};
         const planner::StepBuckets buckets = grads.fill(all, grads.limit({all}), {});
         ASSERT_EQ(buckets.size_of.size(), plan.buckets.size())
             << layout << " " << ranks << " ranks, buckets of " << bucket;
@@ -84,13 +84,10 @@ void expect_same_buckets(torch::nn::Module& model, const ModelShape& shape) {
 }
 
 TEST(Plan, BucketsEqualThoseOfTheEngine) {
-  for (const ModelShape& shape : {gpt_shape(3, 64, 4, 50, 64), gpt_shape(2, 96, 2, 500, 40)}) {
-    models::Gpt model(shape, 0);
-    expect_same_buckets(*model, shape);
+  for (const ModelShape& shape : {gpt_shape(3, 64, 4, 50, 64), gpt_shape(2, 96, 2, 500, 40),
+                                  find_model_shape("llama-tiny")}) {
+    expect_same_buckets(*models::make_model(shape), shape);
   }
-  const ModelShape shape = find_model_shape("llama-tiny");
-  models::Llama model(shape, 0);
-  expect_same_buckets(*model, shape);
 }
 
 }  // namespace

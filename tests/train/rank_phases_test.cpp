@@ -80,7 +80,7 @@ TEST(RankPhases, MeansDropTheFirstStepAndDecay) {
 // agree() sends the times of every rank to rank 0.
 TEST(RankPhases, Rank0GetsTimesOfAllRanksOnAnyMesh) {
   for (const char* text : {"dp=2", "tp=2", "pp=2", "dp=2,tp=2", "dp=2,pp=2"}) {
-    TrainConfig config;
+    RunConfig config;
     config.layers = 2;
     config.hidden = 16;
     config.heads = 2;

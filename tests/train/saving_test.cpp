@@ -32,9 +32,9 @@ const std::vector<Place> kPlaces = {{"alone"},
                                     {"pp 2", 1, 1, 2, 1},
                                     {"dp 2, tp 2", 2, 2, 1, 1}};
 
-TrainConfig config_for(const Place& place, const std::string& model = "gpt-tiny") {
-  TrainConfig config;
-  config.model = model;
+RunConfig config_for(const Place& place, const std::string& model = "gpt-tiny") {
+  RunConfig config;
+  config.set("model", model);
   config.layers = 2;
   config.hidden = 32;
   config.heads = 4;
@@ -52,7 +52,7 @@ TrainConfig config_for(const Place& place, const std::string& model = "gpt-tiny"
 }
 
 // Resumes by the configuration, trains up to a step, and saves. Returns the hash of rank 0.
-std::string train_to(const TrainConfig& config, const Place& place, std::int64_t step) {
+std::string train_to(const RunConfig& config, const Place& place, std::int64_t step) {
   std::string hash;
   comm::run_threads(place.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
     const comm::Group world(std::move(backend));
@@ -93,13 +93,13 @@ std::string newest(const std::string& folder) { return checkpoint::find_latest(f
 TEST(Saving, EveryMeshLoadsCheckpointsOfEveryOther) {
   for (const Place& from : kPlaces) {
     const TemporaryFolder folder;
-    TrainConfig config = config_for(from);
+    RunConfig config = config_for(from);
     config.save = folder / "from";
     train_to(config, from, 3);
     const auto saved = contents(newest(config.save));
     ASSERT_FALSE(saved.empty());
     for (const Place& to : kPlaces) {
-      TrainConfig next = config_for(to);
+      RunConfig next = config_for(to);
       next.resume = newest(config.save);
       next.save = folder / to.name;
       train_to(next, to, 3);
@@ -112,8 +112,8 @@ TEST(Saving, ResumedRunIsBitwiseEqualToAnUninterruptedOne) {
   for (const Place& place : kPlaces) {
     for (const char* layout : {"fp32", "bf16", "bf16-nomaster"}) {
       const TemporaryFolder folder;
-      TrainConfig config = config_for(place);
-      config.layout = layout;
+      RunConfig config = config_for(place);
+      config.layout = parse_state_layout(layout);
       const std::string whole = train_to(config, place, 6);
       config.save = folder / "run";
       train_to(config, place, 4);
@@ -127,13 +127,13 @@ TEST(Saving, LoadsOtherLayoutsIfConversionIsExact) {
   const Place place = kPlaces[2];
   const TemporaryFolder folder;
   const auto trade = [&](const std::string& from, const std::string& to) {
-    TrainConfig config = config_for(place);
-    config.layout = from;
+    RunConfig config = config_for(place);
+    config.set("layout", from);
     config.save = folder / (from + "-" + to);
     train_to(config, place, 2);
     const auto saved = contents(newest(config.save));
     config.resume = newest(config.save);
-    config.layout = to;
+    config.set("layout", to);
     config.save += "-again";
     train_to(config, place, 2);
     EXPECT_EQ(contents(newest(config.save)), saved) << from << " → " << to;
@@ -148,7 +148,7 @@ TEST(Saving, LoadsOtherLayoutsIfConversionIsExact) {
 TEST(Saving, FreshRunRejectsAFolderWithLaterCheckpoints) {
   const TemporaryFolder folder;
   const Place place = kPlaces[1];
-  TrainConfig config = config_for(place);
+  RunConfig config = config_for(place);
   config.save = folder / "run";
   train_to(config, place, 2);
   EXPECT_THROW(train_to(config, place, 1), UsageError);
@@ -159,7 +159,7 @@ TEST(Saving, FreshRunRejectsAFolderWithLaterCheckpoints) {
 TEST(Saving, SkipsADamagedNewestCheckpoint) {
   const TemporaryFolder folder;
   const Place place = kPlaces[1];
-  TrainConfig config = config_for(place);
+  RunConfig config = config_for(place);
   const std::string whole = train_to(config, place, 5);
   config.save = folder / "run";
   train_to(config, place, 2);
@@ -177,9 +177,9 @@ TEST(Saving, SkipsADamagedNewestCheckpoint) {
 TEST(Saving, RollbackSkipsData) {
   const TemporaryFolder folder;
   const Place place = kPlaces[1];
-  TrainConfig config = config_for(place);
+  RunConfig config = config_for(place);
   config.save = folder / "run";
-  config.on_nan = "rollback";
+  config.on_nan = OnNan::rollback;
   comm::run_threads(place.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
     const comm::Group world(std::move(backend));
     Trainer trainer(config, world);
@@ -207,7 +207,7 @@ struct Course {
   std::vector<std::string> notes;
   Summary summary;
 };
-Course follow(const TrainConfig& config, const Place& place, std::int64_t step) {
+Course follow(const RunConfig& config, const Place& place, std::int64_t step) {
   Course course;
   comm::run_threads(place.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
     const comm::Group world(std::move(backend));
@@ -227,7 +227,7 @@ Course follow(const TrainConfig& config, const Place& place, std::int64_t step) 
 // With a learning rate of 0 the loss of a step identifies its samples.
 TEST(Saving, AnotherBatchContinuesWithTheNextSample) {
   const TemporaryFolder folder;
-  TrainConfig config = config_for(kPlaces[0]);
+  RunConfig config = config_for(kPlaces[0]);
   config.lr = 0;
   config.steps = 12;
   config.micro_batch = 2;
@@ -256,7 +256,7 @@ TEST(Saving, AnotherBatchContinuesWithTheNextSample) {
 
 TEST(Saving, MetricsOfTheStepHaveItsDuration) {
   const TemporaryFolder folder;
-  TrainConfig config = config_for(kPlaces[1]);
+  RunConfig config = config_for(kPlaces[1]);
   EXPECT_EQ(follow(config, kPlaces[1], 2).summary.saves, 0);
   for (const bool async : {true, false}) {
     config.save = folder / (async ? "async" : "sync");
@@ -276,7 +276,7 @@ TEST(Saving, NeedsAtMostTwoUnitsOfMemory) {
   };
   for (const Place& from : kPlaces) {
     const TemporaryFolder folder;
-    TrainConfig config = config_for(from);
+    RunConfig config = config_for(from);
     config.hidden = kHidden;
     config.layers = 8;
     for (const bool background : {true, false}) {
@@ -300,7 +300,7 @@ TEST(Saving, NeedsAtMostTwoUnitsOfMemory) {
     }
     for (const Place& to : kPlaces) {
       if ((&from - kPlaces.data() + (&to - kPlaces.data())) % 2 == 1) continue;  // half suffices
-      TrainConfig next = config_for(to);
+      RunConfig next = config_for(to);
       next.hidden = kHidden;
       next.layers = 8;
       next.resume = newest(folder / "waits");
@@ -321,10 +321,10 @@ TEST(Saving, NeedsAtMostTwoUnitsOfMemory) {
 TEST(Saving, RejectsCheckpointsThatDoNotFit) {
   const TemporaryFolder folder;
   const Place place = kPlaces[0];
-  TrainConfig config = config_for(place);
+  RunConfig config = config_for(place);
   config.save = folder / "run";
   train_to(config, place, 1);
-  TrainConfig other = config_for(place);
+  RunConfig other = config_for(place);
   other.resume = newest(config.save);
   other.hidden = 64;
   EXPECT_THROW(train_to(other, place, 2), UsageError);
@@ -346,7 +346,7 @@ TEST(Saving, RejectsCheckpointsThatDoNotFit) {
   other.resume = folder / "nothing";
   EXPECT_THROW(train_to(other, place, 2), Error);
   other = config_for(place);
-  other.optimizer = "sgd";
+  other.optimizer = OptimizerChoice::sgd;
   other.resume = newest(config.save);
   EXPECT_THROW(train_to(other, place, 2), UsageError);
   other = config_for(place);

@@ -15,9 +15,9 @@ namespace tessera::train {
 
 inline constexpr std::int64_t kBatch = 8;  // of all ranks
 
-inline TrainConfig small_run(const std::string& model, std::int64_t steps, double lr) {
-  TrainConfig config;
-  config.model = model;
+inline RunConfig small_run(const std::string& model, std::int64_t steps, double lr) {
+  RunConfig config;
+  config.set("model", model);
   config.layers = 4;
   config.hidden = 32;
   config.heads = 4;
@@ -36,23 +36,23 @@ inline TrainConfig small_run(const std::string& model, std::int64_t steps, doubl
 struct Cut {
   int dp = 1, tp = 1, pp = 1;
 };
-inline TrainConfig on_cut(TrainConfig config, const Cut& cut, int accumulation) {
+inline RunConfig on_cut(RunConfig config, const Cut& cut, int accumulation) {
   config.axes = {{Axis::dp_shard, cut.dp}, {Axis::tp, cut.tp}, {Axis::pp, cut.pp}};
   config.micro_batch = kBatch / cut.dp / accumulation;
   return config;
 }
 
-inline std::string words(const TrainConfig& config) {
-  return str(config.model, ", ", config.axes.text(), ", stage ", config.zero, ", micro-batch ",
+inline std::string words(const RunConfig& config) {
+  return str(config.model_name, ", ", config.axes.text(), ", stage ", config.zero, ", micro-batch ",
              config.micro_batch, ", ", config.schedule, ", chunks ", config.chunks, ", ",
-             config.recompute, ", ", config.layout,
+             config.recompute, ", ", config.layout.name,
              config.sequence_parallel ? ", sequence-parallel" : "",
              config.overlap_tp ? ", overlapped" : "",
              config.lora_rank > 0 ? ", adapters of " + config.lora_targets : "");
 }
 
 // Runs a trainer on each rank.
-inline void on_ranks(const TrainConfig& config, const std::function<void(Trainer&, int)>& body) {
+inline void on_ranks(const RunConfig& config, const std::function<void(Trainer&, int)>& body) {
   over(static_cast<int>(config.axes.world()), [&](const comm::Group& world) {
     Trainer trainer(config, world);
     body(trainer, world.rank());
@@ -65,7 +65,7 @@ struct Outcomes {
   std::vector<std::string> answers;
 };
 
-inline Outcomes run_all(const TrainConfig& config, std::int64_t questions = 0) {
+inline Outcomes run_all(const RunConfig& config, std::int64_t questions = 0) {
   Outcomes out;
   out.summaries.resize(static_cast<std::size_t>(config.axes.world()));
   on_ranks(config, [&](Trainer& trainer, int rank) {
@@ -81,7 +81,7 @@ inline Outcomes run_all(const TrainConfig& config, std::int64_t questions = 0) {
 
 // Expects losses and gradient norms as in `want`, and traffic and, within a tolerance, memory of
 // state as planned.
-inline void expect_same(const TrainConfig& config, const Outcomes& got, const Outcomes& want,
+inline void expect_same(const RunConfig& config, const Outcomes& got, const Outcomes& want,
                         double memory_share = 0) {
   ASSERT_EQ(got.steps.size(), want.steps.size()) << words(config);
   EXPECT_EQ(got.answers, want.answers) << words(config);

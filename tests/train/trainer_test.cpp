@@ -13,8 +13,8 @@
 namespace tessera::train {
 namespace {
 
-TrainConfig small() {
-  TrainConfig config;
+RunConfig small() {
+  RunConfig config;
   config.layers = 1;
   config.hidden = 16;
   config.heads = 2;
@@ -52,7 +52,7 @@ TEST(Trainer, DoesNotChangeMemoryOwnersOfThreads) {
 }
 
 TEST(Trainer, LaunchAndFinishEqualStep) {
-  TrainConfig config = small();
+  RunConfig config = small();
   config.steps = 6;
   Trainer whole(config, comm::Group()), halves(config, comm::Group());
   for (int step = 1; step <= 6; ++step) {
@@ -75,7 +75,7 @@ TEST(Trainer, LaunchAndFinishEqualStep) {
 
 TEST(Trainer, CheckRunDoesNotChangeThreads) {
   const int before = at::get_num_threads();
-  TrainConfig config = small();
+  RunConfig config = small();
   config.threads = before + 1;
   (void)check_run(config, resolve(config, 2), 2);
   EXPECT_EQ(at::get_num_threads(), before);

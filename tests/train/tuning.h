@@ -10,25 +10,26 @@ namespace tessera::train::tuning {
 
 inline constexpr int kTuningSteps = 3;
 
-inline TrainConfig tuned(const std::string& model, const std::string& targets = "all") {
-  TrainConfig config = small_run(model, kTuningSteps, 5e-2);
+inline RunConfig tuned(const std::string& model, const std::string& targets = "all") {
+  RunConfig config = small_run(model, kTuningSteps, 5e-2);
   config.lora_rank = 4;
   config.lora_targets = targets;
   return config;
 }
 
-inline const Outcomes& in_one_process(const TrainConfig& config) {
+inline const Outcomes& in_one_process(const RunConfig& config) {
   static std::map<std::string, Outcomes> known;
-  const std::string key = str(config.model, " ", config.lora_targets, " ", config.lora_dropout);
+  const std::string key =
+      str(config.model_name, " ", config.lora_targets, " ", config.lora_dropout);
   if (!known.contains(key)) {
-    TrainConfig alone = tuned(config.model, config.lora_targets);
+    RunConfig alone = tuned(config.model_name, config.lora_targets);
     alone.lora_dropout = config.lora_dropout;
     known[key] = run_all(alone);
   }
   return known[key];
 }
 
-inline void expect_same(const TrainConfig& config) {
+inline void expect_same(const RunConfig& config) {
   train::expect_same(config, run_all(config), in_one_process(config), 0.01);
 }
 

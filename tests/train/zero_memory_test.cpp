@@ -18,7 +18,7 @@ TEST(ZeroMemory, DecreasesFromStageToStage) {
   std::array<std::array<std::int64_t, 2>, 4> peaks{};  // [stage][rank]
   std::array<std::string, 4> hashes;
   for (std::size_t stage = 0; stage < peaks.size(); ++stage) {
-    TrainConfig config;
+    RunConfig config;
     config.ranks = 2;
     config.zero = static_cast<std::int64_t>(stage);
     over(2, [&](const comm::Group& world) {
@@ -62,7 +62,7 @@ TEST(ZeroMemory, CategoriesAndPeakMatchThePlan) {
     cases.push_back({{"model", "llama-tiny"}, {"recompute", mode}});
   }
   for (const Given& given : cases) {
-    TrainConfig config;
+    RunConfig config;
     std::string what;
     config.ranks = 2;
     for (const auto& [name, text] : given) {
@@ -87,7 +87,7 @@ TEST(ZeroMemory, CategoriesAndPeakMatchThePlan) {
 TEST(ZeroMemory, MatricesOfMuonMatchThePlan) {
   for (const int ranks : {1, 2, 3}) {
     for (const char* stage : {"0", "1", "2", "3"}) {
-      TrainConfig config;
+      RunConfig config;
       config.ranks = ranks;
       for (const auto& [name, text] :
            std::vector<std::pair<std::string, std::string>>{{"optimizer", "muon"},
@@ -118,7 +118,7 @@ TEST(ZeroMemory, MatricesOfMuonMatchThePlan) {
 TEST(ZeroMemory, ModelThatFitsOnlyShardedStartsWithinTwoUnits) {
   constexpr std::int64_t kLimit = 12'700'000;
   for (const char* gather : {"copy", "alias"}) {
-    TrainConfig config;
+    RunConfig config;
     for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
              {"zero", "3"},
              {"recompute", "full"},

@@ -1,4 +1,4 @@
-// Starting what is tested: the dashboard, a browser, commands; and saying what was found.
+// Starts the dashboard, the browser and commands for the tests, and reports the results.
 import { execFileSync, spawn } from "node:child_process";
 import fs from "node:fs";
 import os from "node:os";
@@ -12,7 +12,7 @@ export function skip(why) {
   process.exit(77);
 }
 
-// What a test could not do here, told with the figures at the end.
+// Notes printed at the end: measured times, and checks that could not run.
 export const notes = [];
 export const note = (text) => notes.push(text);
 
@@ -37,17 +37,20 @@ export const failed = () => failures.length;
 export function expect(condition, message) {
   if (!condition) throw new Error(message);
 }
-export function same(got, wanted, what) {
-  expect(got === wanted, `${what}: got ${JSON.stringify(got)}, wanted ${JSON.stringify(wanted)}`);
+export function same(actual, expected, what) {
+  expect(
+    actual === expected,
+    `${what} is ${JSON.stringify(actual)}, expected ${JSON.stringify(expected)}`,
+  );
 }
 
-// Awaits a state; the deadline only tells a hang from a slow machine.
+// Waits until `ready` returns a true value. The deadline is generous, for slow machines.
 export async function until(what, ready, deadline = 30000) {
   const began = performance.now();
   for (;;) {
     const value = await ready();
     if (value) return value;
-    expect(performance.now() - began < deadline, `waited ${deadline} ms for ${what}`);
+    expect(performance.now() - began < deadline, `timed out after ${deadline} ms waiting for: ${what}`);
     await new Promise((done) => setTimeout(done, 40));
   }
 }
@@ -57,7 +60,7 @@ export function findBrowser() {
     try {
       return execFileSync("sh", ["-c", `command -v ${name}`], { encoding: "utf8" }).trim();
     } catch {
-      // the next name
+      // try the next name
     }
   }
   return undefined;
@@ -87,7 +90,7 @@ export const ended = (child) =>
     ? Promise.resolve()
     : new Promise((done) => child.on("exit", done));
 
-// The process of one of the ranks that a launcher has started; nothing while it is not there.
+// Returns the process ID of a rank started by a launcher, or undefined if there is none yet.
 export function rankOf(launcher, rank) {
   for (const entry of fs.readdirSync("/proc").filter((name) => /^\d+$/.test(name))) {
     try {
@@ -96,13 +99,13 @@ export function rankOf(launcher, rank) {
       const environment = fs.readFileSync(`/proc/${entry}/environ`, "utf8").split("\0");
       if (parent === launcher && environment.includes(`RANK=${rank}`)) return Number(entry);
     } catch {
-      // it ended meanwhile, or is somebody else's
+      // the process has ended or belongs to another user
     }
   }
   return undefined;
 }
 
-// Stops a process for three quarters of its time, a moment at a time; what is returned ends that.
+// Pauses a process repeatedly, for three quarters of the time. Returns a function that ends this.
 export function slowDown(pid) {
   let over = false;
   const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
@@ -114,7 +117,7 @@ export function slowDown(pid) {
       await sleep(10);
     }
   };
-  const done = pulse().catch(() => undefined); // it is gone
+  const done = pulse().catch(() => undefined); // the process has ended
   return () => {
     over = true;
     return done;

@@ -1,11 +1,11 @@
-// The live view follows files that grow, break off and begin anew, a server that comes back, and
-// (where tessera-torch is there) a real run that is killed and resumed.
+// Live view: metrics files that grow, end in an incomplete line or are replaced, a server that is
+// restarted, and (with tessera-torch) a real run that is killed and resumed.
 import fs from "node:fs";
 import path from "node:path";
 import { check, ended, expect, note, rankOf, same, slowDown, start, until } from "./harness.mjs";
 import { go } from "./views.mjs";
 
-// A line as tessera train --metrics writes it.
+// Metrics line in the format of tessera train --metrics.
 const line = (step) =>
   `${JSON.stringify({ step, loss: 5 / Math.sqrt(step), grad_norm: 1 + 1 / step, lr: 3e-3 * (1 - step / 1000), tokens: 2048, tokens_per_s: 9000 + (step % 7) * 40, step_s: 0.21, forward_s: 0.07, backward_s: 0.14, comm_s: 5e-4, comm_exposed_s: step % 5 === 0 ? 2e-4 : 0, optimizer_s: 1.7e-3, mem_bytes: 9135680, mem_peak_bytes: 46106368, sent_bytes: 3435520, control_bytes: 48 })}\n`;
 const lines = (from, to) =>
@@ -19,8 +19,8 @@ const alive = (run) =>
     `tessera train ended (${run.signalCode ?? run.exitCode}): ${run.text}`,
   );
 
-// What all ranks tell of their steps, one of them slow.
-const TOLD = {
+// Step times of all ranks, one of them slow.
+const RANK_TIMES = {
   ranks: {
     step_s: [0.25, 0.25, 0.25],
     forward_s: [0.06, 0.06, 0.06],
@@ -30,20 +30,20 @@ const TOLD = {
   },
   slow_ranks: [{ rank: 1, phase: "backward", factor: 1.7 }],
 };
-const told = (step, more) => `${JSON.stringify({ ...JSON.parse(line(step)), ...more })}\n`;
+const lineWith = (step, more) => `${JSON.stringify({ ...JSON.parse(line(step)), ...more })}\n`;
 
-// A run with a slow rank, for a picture where none can be real.
+// Writes a run with a slow rank, for the picture in builds that cannot train.
 export function writeSlowRun(file) {
   const start = JSON.parse(summary(2)).summary;
-  const first = told(1, { start: { run: start.run, predicted: start.predicted, steps: 400 } });
-  fs.writeFileSync(file, first + lines(2, 239) + told(240, TOLD));
+  const first = lineWith(1, { start: { run: start.run, predicted: start.predicted, steps: 400 } });
+  fs.writeFileSync(file, first + lines(2, 239) + lineWith(240, RANK_TIMES));
 }
 
 const shownStep = async (page) =>
   Number(
     (await page.textContent('[data-figure="live-step"]').catch(() => "0"))?.replace(/\D/g, ""),
   );
-// Of a run by its file; nothing while the server has not seen it.
+// idOf: the ID of the run whose file name contains `name`, or undefined if the server has none yet.
 export const SLOWED = "slowed";
 export async function idOf(dashboard, name) {
   const rows = await (await fetch(`${dashboard.address}/api/runs`)).json();
@@ -66,7 +66,7 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
     await page.waitForSelector(".u-over");
   });
 
-  await check("live goes on when the server was killed and comes back", async () => {
+  await check("live reconnects after the server was killed and restarted", async () => {
     await dashboard.stop("SIGKILL");
     fs.appendFileSync(file, lines(41, 60));
     await dashboard.start();
@@ -75,7 +75,7 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
     await reaches(page, 64);
   });
 
-  await check("live begins anew with a file that was replaced", async () => {
+  await check("live starts over when the file is replaced", async () => {
     fs.writeFileSync(`${file}.new`, lines(1, 7));
     fs.renameSync(`${file}.new`, file);
     await reaches(page, 7);
@@ -83,9 +83,9 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
     await reaches(page, 240);
   });
 
-  await check("every rank has its bar, and the slow one is marked", async () => {
+  await check("every rank has a bar, and the slow rank is marked", async () => {
     const card = page.locator(".card", { hasText: "Phases of each rank" });
-    fs.appendFileSync(file, told(241, TOLD));
+    fs.appendFileSync(file, lineWith(241, RANK_TIMES));
     await until("three bars", async () => (await card.locator("[data-row]").count()) === 3);
     const pieces = await card
       .locator("[data-row]")
@@ -95,26 +95,26 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
     for (const row of pieces)
       expect(
         Math.abs(row.reduce((a, b) => a + b) - 100) < 0.1,
-        `a step is all its pieces: ${row.join(" + ")}`,
+        `the phases add up to the step: ${row.join(" + ")}`,
       );
-    const said = await card.locator(".stack").first().getAttribute("aria-label");
-    for (const what of ["waits for communication 60 ms", "waits for other stages 20 ms", "other"])
-      expect(said.includes(what), `${what} in: ${said}`);
-    same(await card.locator(".bad").count(), 1, "rows that are marked");
+    const label = await card.locator(".stack").first().getAttribute("aria-label");
+    for (const what of ["exposed communication 60 ms", "pipeline bubble 20 ms", "other"])
+      expect(label.includes(what), `the label has no "${what}": ${label}`);
+    same(await card.locator(".bad").count(), 1, "number of marked rows");
     expect(
       (await card.locator(".bad").textContent()).includes("rank 1"),
       "the slow rank is marked",
     );
-    expect((await card.textContent()).includes("backward 1.7 ×"), "and why");
+    expect((await card.textContent()).includes("backward 1.7×"), "the slow phase is shown");
     same(await page.textContent('[data-figure="slow-1"]'), "rank 1", "among the figures");
-    // When it has recovered nothing is marked.
-    fs.appendFileSync(file, told(242, { ...TOLD, slow_ranks: undefined }));
-    await until("no mark", async () => (await card.locator(".bad").count()) === 0);
-    same(await card.locator("[data-row]").count(), 3, "bars");
-    fs.appendFileSync(file, summary(2)); // it ends again
+    // After the rank has recovered, nothing is marked.
+    fs.appendFileSync(file, lineWith(242, { ...RANK_TIMES, slow_ranks: undefined }));
+    await until("the mark to disappear", async () => (await card.locator(".bad").count()) === 0);
+    same(await card.locator("[data-row]").count(), 3, "number of bars");
+    fs.appendFileSync(file, summary(2)); // the run ends again
   });
 
-  await check("two runs lie over one another, and their settings are compared", async () => {
+  await check("two runs are overlaid, and their settings are compared", async () => {
     fs.writeFileSync(
       path.join(runs, "second.jsonl"),
       lines(1, 200).replaceAll('"loss":', '"eval_loss":1,"loss":') + summary(3),
@@ -128,11 +128,11 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
     const table = page.locator(".card", { hasText: "Configurations compared" });
     await table.waitFor();
     expect((await table.textContent()).includes("zero"), "the setting that differs");
-    expect(page.url().includes("runs="), "the choice is in the address");
+    expect(page.url().includes("runs="), "the URL holds the selection");
   });
 
   if (torch) {
-    await check("live follows a real run, its kill, and its resumption", async () => {
+    await check("live follows a real run that is killed and resumed", async () => {
       const metrics = path.join(runs, "real.jsonl");
       const args = [
         "train",
@@ -180,12 +180,14 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
       );
       run.kill("SIGKILL");
       await ended(run);
+      const lines = fs.readFileSync(metrics, "utf8").trimEnd().split("\n");
       run = start(tessera, args);
+      // The page may lag behind the killed run, so steps count from the end of its file.
       await until(
         "more steps than before",
         async () => {
           alive(run);
-          return (await shownStep(page)) > before + 20;
+          return (await shownStep(page)) > Math.max(before, lines.length) + 20;
         },
         60000,
       );
@@ -194,14 +196,14 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
         seen.marks.some((m) => m.kind === "restart"),
         `a mark of the restart: ${JSON.stringify(seen.marks.slice(-4))}`,
       );
-      same(seen.phases.length, 2, "ranks whose phases are told");
+      same(seen.phases.length, 2, "number of ranks with phases");
       expect(
         seen.phases.every((p) => p.forward_s > 0 && p.backward_s > 0 && p.step_s > 0),
         `phases: ${JSON.stringify(seen.phases)}`,
       );
       expect(
         seen.steps.every((s, i) => i === 0 || s > seen.steps[i - 1]),
-        "each step once",
+        "every step appears once",
       );
       run.kill("SIGTERM");
       await ended(run);
@@ -210,17 +212,17 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
         async () => /stopped|done|silent/.test(await page.textContent('[data-figure="state"]')),
         40000,
       );
-      note(`the real run was at step ${before} when it was killed`);
+      note(`the real run was killed at step ${before}`);
     });
 
-    await check("a rank that is really slowed is marked, and no other", async () => {
+    await check("only the rank that is slowed down is marked", async () => {
       const metrics = path.join(runs, `${SLOWED}.jsonl`);
       const shape = "--model gpt-tiny --ranks 2 --zero 1 --micro-batch 4 --seq 64 --threads 1";
       const length = "--steps 100000 --samples 0 --metrics";
       const run = start(tessera, ["train", ...`${shape} ${length}`.split(" "), metrics]);
       const pid = await until("its ranks", () => (alive(run), rankOf(run.pid, 1)), 60000);
       await until("its first step", () => (alive(run), fs.existsSync(metrics)), 60000);
-      const letGo = slowDown(pid);
+      const stopSlowing = slowDown(pid);
       try {
         const id = await until("the run", () => idOf(dashboard, SLOWED));
         await go(page, dashboard.address, "live", `runs=${id}`);
@@ -231,23 +233,23 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
           async () => (alive(run), (await marked.allTextContents()).join() === "rank 1 slow"),
           120000,
         );
-        expect((await card.textContent()).includes("rank 1 is slow"), "the card says so");
+        expect((await card.textContent()).includes("rank 1 is slow"), "the card names the slow rank");
         same(await page.textContent('[data-figure="slow-1"]'), "rank 1", "among the figures");
         const seen = await (await fetch(`${dashboard.address}/api/runs/${id}`)).json();
         const waits = (rank) => seen.phases[rank].comm_exposed_s;
-        expect(waits(0) > waits(1), `the other waits for it: ${JSON.stringify(seen.phases)}`);
+        expect(waits(0) > waits(1), `rank 0 must wait longer than rank 1: ${JSON.stringify(seen.phases)}`);
         const [slow] = seen.stragglers;
-        note(`rank ${slow.rank} was seen as slow: ${slow.phase} ${slow.factor.toFixed(1)} ×`);
+        note(`rank ${slow.rank} was marked slow: ${slow.phase} ${slow.factor.toFixed(1)}×`);
         if (pictures) await until("a curve", async () => (await shownStep(page)) >= 40, 120000);
-        run.kill("SIGTERM"); // still slow: its summary says so, too
+        run.kill("SIGTERM"); // still slow, so the summary has it too
         await until("its end", () => run.exitCode !== null || run.signalCode !== null, 60000);
       } finally {
-        await letGo();
+        await stopSlowing();
         run.kill("SIGKILL");
       }
     });
 
-    await check("gradients before differ and after agree, from a real step", async () => {
+    await check("gradients of a real step differ before the all-reduce and agree after it", async () => {
       await page.goto("about:blank");
       await page.goto(`${dashboard.address}/#/sync`);
       await page.waitForSelector(".values .same", { timeout: 90000 });
@@ -260,9 +262,9 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
       expect(useful.length > 0, "parameters");
       expect(
         useful.some(([b]) => new Set(b).size > 1),
-        "before, the ranks differ",
+        "the gradients before differ between ranks",
       );
-      for (const [, after] of useful) same(new Set(after).size, 1, "after, all ranks");
+      for (const [, after] of useful) same(new Set(after).size, 1, "number of different gradients after");
     });
   }
   await page.context().close();

@@ -1,4 +1,4 @@
-// A picture of every view, for docs/: small files, light, one dark.
+// Pictures of every view for docs/: small files in the light theme, one in the dark theme.
 import fs from "node:fs";
 import path from "node:path";
 import { check, expect, until } from "./harness.mjs";
@@ -21,11 +21,11 @@ const WIDTH = 1280;
 
 export async function takePictures({ pictures, dashboard, open, torch, runs }) {
   fs.mkdirSync(pictures, { recursive: true });
-  // The test before has left a real one.
+  // With tessera-torch, an earlier test has left a real run.
   if (!torch) writeSlowRun(path.join(runs, `${SLOWED}.jsonl`));
   const slowed = await until("the run with a slow rank", () => idOf(dashboard, SLOWED));
   for (const [name, view, query, colorScheme] of SHOTS) {
-    if (view === "sync" && !torch) continue; // a real step or none
+    if (view === "sync" && !torch) continue; // this view needs a real step
     await check(`picture of ${name}`, async () => {
       const page = await open({
         viewport: { width: WIDTH, height: 800 },
@@ -34,21 +34,22 @@ export async function takePictures({ pictures, dashboard, open, torch, runs }) {
       });
       await go(page, dashboard.address, view, view === "live" ? `runs=${slowed}` : query);
       if (view === "sync") await page.waitForSelector(".values .same", { timeout: 90000 });
-      if (view === "live") {
-        await page.waitForSelector(".u-over");
-        // The phases of the ranks stand below what a window shows.
-        const phases = page.locator(".card", { hasText: "Phases of each rank" });
-        const end = await phases.evaluate((card) => card.getBoundingClientRect().bottom + scrollY);
+      if (view === "live") await page.waitForSelector(".u-over");
+      // The last card to show, if it is below the visible area.
+      const last = { live: "Phases of each rank", sync: "ZeRO-2: reduce-scatter, then gather" }[view];
+      if (last) {
+        const card = page.locator(".card", { has: page.getByRole("heading", { name: last }) });
+        const end = await card.evaluate((e) => e.getBoundingClientRect().bottom + scrollY);
         await page.setViewportSize({ width: WIDTH, height: Math.ceil(end) + 8 });
       }
-      await page.evaluate(() => new Promise((r) => setTimeout(r, 400))); // charts take their width
+      await page.evaluate(() => new Promise((r) => setTimeout(r, 400))); // wait for the charts to resize
       await page.evaluate(() => document.fonts.ready);
       const file = path.join(pictures, `${name}.webp`);
       const session = await page.context().newCDPSession(page);
       const shot = await session.send("Page.captureScreenshot", { format: "webp", quality: 90 });
       fs.writeFileSync(file, Buffer.from(shot.data, "base64"));
       await page.context().close();
-      expect(fs.statSync(file).size <= 150_000, `${fs.statSync(file).size} bytes, at most 150000`);
+      expect(fs.statSync(file).size <= 150_000, `${file} has ${fs.statSync(file).size} bytes; the limit is 150000`);
     });
   }
 }

@@ -1,4 +1,4 @@
-// What needs no browser: types, sizes, colours, and what the lock files name.
+// Checks that need no browser: types, imports, sizes, lock files and colors.
 import { execFileSync } from "node:child_process";
 import fs from "node:fs";
 import path from "node:path";
@@ -10,7 +10,7 @@ const FILES = ["index.html", "page.js", "others.js", "page.css", "icon.svg", "in
 
 const read = (...parts) => fs.readFileSync(path.join(root, ...parts), "utf8");
 
-// Which modules each module of the page names, types too.
+// Returns the imports of each module of the page, including type imports.
 function importsOf(folder) {
   const files = fs
     .readdirSync(folder, { recursive: true })
@@ -29,7 +29,7 @@ function importsOf(folder) {
 }
 
 export async function checkSources(web) {
-  await check("types are strict and right", () => {
+  await check("the TypeScript sources pass the type check", () => {
     const compiler = path.join(here, "node_modules/typescript/bin/tsc");
     try {
       execFileSync(process.execPath, [compiler, "-p", path.join(root, "web")], {
@@ -40,40 +40,40 @@ export async function checkSources(web) {
     }
   });
 
-  await check("no module imports in a circle, and no part imports a view", () => {
+  await check("there are no import cycles, and no part imports a view", () => {
     const imports = importsOf(path.join(root, "web/src"));
     for (const [file, others] of imports)
       for (const other of others)
         expect(
           !other.startsWith("views/") || file === "main.tsx" || file === "views/others.ts",
-          `${file} imports ${other}: what views share stands outside of them`,
+          `${file} imports ${other}: move shared code out of views/`,
         );
     const done = new Set();
-    const visit = (file, way) => {
+    const visit = (file, chain) => {
       expect(
-        !way.includes(file),
-        `a circle: ${[...way.slice(way.indexOf(file)), file].join(" → ")}`,
+        !chain.includes(file),
+        `import cycle: ${[...chain.slice(chain.indexOf(file)), file].join(" → ")}`,
       );
       if (done.has(file)) return;
-      for (const other of imports.get(file) ?? []) visit(other, [...way, file]);
+      for (const other of imports.get(file) ?? []) visit(other, [...chain, file]);
       done.add(file);
     };
     for (const file of imports.keys()) visit(file, []);
   });
 
-  await check("the page is at most 400 kB gzipped, and asks nobody else", () => {
+  await check("the page is at most 400 kB gzipped and references no other server", () => {
     const sizes = FILES.map((f) => zlib.gzipSync(fs.readFileSync(path.join(web, f))).length);
     const all = sizes.reduce((a, b) => a + b, 0);
     note(`bundle: ${(all / 1000).toFixed(1)} kB gzipped (limit 400)`);
-    expect(all <= LIMIT, `${all} bytes`);
+    expect(all <= LIMIT, `the page has ${all} bytes; the limit is ${LIMIT}`);
     const html = fs.readFileSync(path.join(web, "index.html"), "utf8");
-    expect(!/<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=/.test(html), "inline script or style");
+    expect(!/<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=/.test(html), "index.html has an inline script or style");
     for (const f of ["index.html", "page.js", "others.js", "page.css"]) {
       const text = fs.readFileSync(path.join(web, f), "utf8");
       const others = [...text.matchAll(/https?:\/\/[a-z0-9.-]+/gi)]
         .map((m) => m[0])
-        .filter((u) => !/^http:\/\/www\.w3\.org$/.test(u)); // names of XML, which nobody fetches
-      same(others.join(" "), "", `addresses in ${f}`);
+        .filter((u) => !/^http:\/\/www\.w3\.org$/.test(u)); // XML namespaces are not fetched
+      same(others.join(" "), "", `URLs in ${f}`);
     }
   });
 
@@ -83,7 +83,7 @@ export async function checkSources(web) {
     }
   });
 
-  await check("one set of colours, here and in the pictures of the command line", () => {
+  await check("the page and the command line use the same colors", () => {
     const constants = Object.fromEntries(
       [...read("tessera/core/svg.h").matchAll(/k(\w+) = "(#[0-9a-f]{6})"/g)].map((m) => [
         m[1].toLowerCase(),

@@ -1,12 +1,12 @@
-// Every view: loads, answers the keyboard, agrees with the command line, is readable by all.
+// Every view: loading, keyboard, agreement with the command line.
 import fs from "node:fs";
 import path from "node:path";
 import { check, expect, here, json, note, same, until } from "./harness.mjs";
 
 const axeSource = fs.readFileSync(path.join(here, "node_modules/axe-core/axe.min.js"), "utf8");
 
-// What shows that a view has its answer.
-const READY = {
+// Selectors of elements that appear when a view has its response.
+export const READY = {
   memory: '[data-total="3"]',
   scaling: ".u-over",
   collectives: ".cells td",
@@ -15,6 +15,7 @@ const READY = {
   live: "main h1",
   sync: "main h1",
   trace: ".lanes canvas",
+  questions: "[data-question]",
 };
 
 export async function go(page, address, view, query = "") {
@@ -25,16 +26,16 @@ export async function go(page, address, view, query = "") {
 
 const valueOf = (page, selector) => page.$eval(selector, (e) => Number(e.dataset.value));
 
-// As the page writes bytes.
-function bytes(v) {
+// Formats bytes as the page does.
+export function bytes(v) {
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let at = 0;
   while (v >= 999.5 && at < 5) ((v /= 1000), at++);
   return `${Number(v.toFixed(v >= 99.995 ? 1 : 2))} ${units[at]}`;
 }
 
-async function findings(page, rules) {
-  await page.evaluate(axeSource);
+export async function findings(page, rules) {
+  if (!(await page.evaluate(() => "axe" in window))) await page.evaluate(axeSource);
   const { violations } = await page.evaluate(
     (only) =>
       window.axe.run(document, {
@@ -56,20 +57,20 @@ async function findings(page, rules) {
     );
 }
 
-// How long the first view takes to be there, and of that what.
+// Measures the time until the first view is drawn, and its parts.
 async function timeFirstView(page, address, which) {
   const began = performance.now();
   await page.goto(`${address}/`);
   await page.waitForSelector(READY.memory);
   const all = performance.now() - began;
-  const [answered, parsed, painted] = await page.evaluate(() => {
-    const [way] = performance.getEntriesByType("navigation");
+  const [loaded, parsed, painted] = await page.evaluate(() => {
+    const [navigation] = performance.getEntriesByType("navigation");
     const [paint] = performance.getEntriesByName("first-contentful-paint");
-    return [way.responseEnd, way.domContentLoadedEventEnd, paint?.startTime ?? NaN];
+    return [navigation.responseEnd, navigation.domContentLoadedEventEnd, paint?.startTime ?? NaN];
   });
   note(
-    `first view drawn ${all.toFixed(0)} ms after asking for the address, ${which} (wanted: 1000); ` +
-      `by the page's own clock answered ${answered.toFixed(0)}, run ${parsed.toFixed(0)}, painted ${painted.toFixed(0)} ms`,
+    `first view drawn ${all.toFixed(0)} ms after the request, ${which} (target: 1000); ` +
+      `by the page's clock: loaded ${loaded.toFixed(0)}, parsed ${parsed.toFixed(0)}, painted ${painted.toFixed(0)} ms`,
   );
 }
 
@@ -79,7 +80,7 @@ export async function checkViews({ tessera, dashboard, open }) {
   await check("memory opens at 7B, DP 8, with the planner's numbers", async () => {
     await timeFirstView(page, dashboard.address, "in a new browser");
     const another = await open();
-    await timeFirstView(another, dashboard.address, "in one that runs");
+    await timeFirstView(another, dashboard.address, "in a running browser");
     await another.context().close();
     for (const stage of [0, 1, 2, 3]) {
       const plan = json(
@@ -103,7 +104,7 @@ export async function checkViews({ tessera, dashboard, open }) {
   });
 
   await check(
-    "a slider moved with the keyboard gives what tessera plan --json prints",
+    "a slider moved with the keyboard shows the numbers of tessera plan --json",
     async () => {
       const slider = page.locator('[data-field="dp"] input[type="range"]');
       await slider.focus();
@@ -130,7 +131,7 @@ export async function checkViews({ tessera, dashboard, open }) {
           "gradients",
         );
       }
-      expect(page.url().includes("dp=64"), `the address has the value: ${page.url()}`);
+      expect(page.url().includes("dp=64"), `the URL must have dp=64: ${page.url()}`);
       await page.locator('[data-field="dp_replicate"] input[type="range"]').focus();
       await page.keyboard.press("ArrowRight");
       const words = "plan --params 7B --dp 64 --zero 2 --dp-replicate 2 --json";
@@ -143,7 +144,7 @@ export async function checkViews({ tessera, dashboard, open }) {
     },
   );
 
-  await check("the same for a model with a shape", async () => {
+  await check("a model by name shows the numbers of tessera plan --json", async () => {
     await go(
       page,
       dashboard.address,
@@ -188,7 +189,7 @@ export async function checkViews({ tessera, dashboard, open }) {
       same(await valueOf(page, `[data-total="${s.stage}"]`), s.memory.total, s.name);
   });
 
-  await check("a refused value shows its reason beside the control", async () => {
+  await check("a rejected value shows the error message next to its control", async () => {
     for (const [view, query, field] of [
       ["memory", "dp=many", "dp"],
       ["memory", "by=model&model=gpt2-xl&tp=7", "tp"],
@@ -199,17 +200,20 @@ export async function checkViews({ tessera, dashboard, open }) {
       await page.goto("about:blank");
       await page.goto(`${dashboard.address}/#/${view}?${query}`);
       const reason = await page.waitForSelector(`[data-field="${field}"] .reason`);
-      expect((await reason.textContent()).length > 10, "a reason");
-      await until(`${view}: it once`, async () => (await page.locator(".banner").count()) === 0);
+      expect((await reason.textContent()).length > 10, "the message is too short");
+      await until(`${view}: no second message`, async () => (await page.locator(".banner").count()) === 0);
     }
     const exact = page.locator('[data-field="pp"] .exact');
     await exact.fill("4");
     await exact.press("Enter");
     await page.waitForSelector(READY.pipeline);
-    await until("the reason to go", async () => (await page.locator(".reason").count()) === 0);
+    await until(
+      "the message to disappear",
+      async () => (await page.locator(".reason").count()) === 0,
+    );
   });
 
-  await check("a slider's answer is drawn", async () => {
+  await check("moving a slider updates the view", async () => {
     await go(page, dashboard.address, "memory");
     const times = await page.evaluate(async () => {
       const slider = document.querySelector('[data-field="dp"] input[type="range"]');
@@ -228,14 +232,14 @@ export async function checkViews({ tessera, dashboard, open }) {
       }
       return took.sort((a, b) => a - b);
     });
-    expect(times.at(-1) < 10000, "an answer came");
+    expect(times.at(-1) < 10000, "a slider did not update the view within 10 s");
     note(
-      `a slider's answer was drawn within ${times[10].toFixed(0)} ms (median; worst of 20: ${times.at(-1).toFixed(0)} ms; wanted: 50)`,
+      `a slider updated the view within ${times[10].toFixed(0)} ms (median; worst of 20: ${times.at(-1).toFixed(0)} ms; target: 50)`,
     );
   });
 
   await check(
-    "the ring's last step holds the sums, and its bytes and time are the formula's",
+    "the last step of a ring holds the sums, and its bytes match the formula",
     async () => {
       await go(page, dashboard.address, "collectives", "ranks=4");
       const player = page.locator('.player input[type="range"]');
@@ -253,7 +257,7 @@ export async function checkViews({ tessera, dashboard, open }) {
       );
       for (const row of rows)
         row.forEach((v, c) =>
-          expect(Math.abs(v - sums[c]) < 0.05, `chunk ${c}: ${v}, wanted ${sums[c]}`),
+          expect(Math.abs(v - sums[c]) < 0.05, `chunk ${c} is ${v}, expected ${sums[c]}`),
         );
       same(
         await page.textContent('[data-figure="bytes-per-rank"]'),
@@ -263,7 +267,7 @@ export async function checkViews({ tessera, dashboard, open }) {
     },
   );
 
-  await check("a collective's command prints its numbers over links of one's own", async () => {
+  await check("the command of a collective prints the same numbers for custom links", async () => {
     for (const query of [
       "algorithm=ring&bandwidth=12345678",
       "algorithm=tree&bandwidth=2500000001&latency=0.00001",
@@ -274,8 +278,8 @@ export async function checkViews({ tessera, dashboard, open }) {
         .locator(".head [data-copies^=tessera]")
         .getAttribute("data-copies");
       const printed = json(tessera, ...command.split(" ").slice(1), "--json");
-      const said = await page.textContent('[data-figure="bytes-per-rank"]');
-      same(said, bytes(printed.bytes_per_rank), `${command}: bytes`);
+      const sent = await page.textContent('[data-figure="bytes-per-rank"]');
+      same(sent, bytes(printed.bytes_per_rank), `${command}: bytes`);
       same(
         await page.locator("tr.on td").nth(1).textContent(),
         String(printed.steps.length),
@@ -293,23 +297,23 @@ export async function checkViews({ tessera, dashboard, open }) {
     same(await page.textContent('[data-figure="bubble-gpipe"]'), "17.9%", "gpipe");
   });
 
-  await check("every view says what to try, and copies its address and its command", async () => {
+  await check("every view has suggestions and copies its URL and command", async () => {
     for (const view of Object.keys(READY)) {
       await go(page, dashboard.address, view);
       const text = await page.textContent(".tries");
-      expect(/^Try.{40,}Notice.{40,}/s.test(text), `${view}: ${text}`);
+      expect(/^Try.{40,}Observe.{40,}/s.test(text), `${view}: ${text}`);
       const copied = await page.$$eval(".head [data-copies]", (all) =>
         all.map((e) => e.dataset.copies),
       );
-      same(copied[0], page.url(), `${view}: its address`);
-      if (view === "live" || view === "sync") continue; // there may be no run
-      expect(copied[1]?.startsWith("tessera "), `${view}: its command: ${copied[1]}`);
+      same(copied[0], page.url(), `${view}: URL`);
+      if (view === "live" || view === "sync") continue; // may have no run
+      expect(copied[1]?.startsWith("tessera "), `${view}: the command is ${copied[1]}`);
     }
   });
 
-  await check("a chart is read with the arrows", async () => {
+  await check("the arrow keys read the values of a chart", async () => {
     await go(page, dashboard.address, "scaling");
-    const said = page.locator(".chart + [role=status]").first();
+    const status = page.locator(".chart + [role=status]").first();
     await page.locator(".chart").first().focus();
     for (const [key, starts] of [
       ["Home", "data parallel 1: ideal "],
@@ -318,25 +322,32 @@ export async function checkViews({ tessera, dashboard, open }) {
     ]) {
       await page.keyboard.press(key);
       await until(key, async () => {
-        const text = (await said.textContent()).trim();
+        const text = (await status.textContent()).trim();
         return starts ? text.startsWith(starts) && text.includes("simulated ") : text === "";
       });
     }
   });
 
-  await check("what a timeline shows is in its address, until another is asked for", async () => {
+  await check("the URL holds the visible range of a timeline until a setting changes", async () => {
     await go(page, dashboard.address, "trace");
     const note = page.locator(".lanes >> xpath=.. >> css=.buttons .note");
     const all = await note.textContent();
     await page.locator(".lanes canvas").focus();
     for (const key of ["+", "+", "ArrowRight"]) await page.keyboard.press(key);
-    await until("the address has it", () => /[?&]shown=[0-9.]+-[0-9.]+/.test(page.url()));
+    // The URL follows 200 ms after the last change; keys may be further apart on a slow machine.
+    let last = "";
+    await until("the range in the URL", async () => {
+      const before = last;
+      last = page.url();
+      await page.waitForTimeout(500);
+      return /[?&]shown=[0-9.]+-[0-9.]+/.test(last) && last === before;
+    });
     const part = await note.textContent();
     expect(part !== all, `zoomed: ${part} of ${all}`);
     const address = page.url();
     await page.reload();
     await until("the same part", async () => (await note.textContent()) === part);
-    same(page.url(), address, "an address that is opened stays");
+    same(page.url(), address, "the URL after reloading");
     await page.locator(".lanes canvas").focus();
     await page.keyboard.press("0");
     await until("all of it", () => !page.url().includes("shown="));
@@ -345,9 +356,9 @@ export async function checkViews({ tessera, dashboard, open }) {
     await until("the part again", async () => (await note.textContent()) === part);
     await page.locator('[data-field="dp"] input[type="range"]').focus();
     await page.keyboard.press("ArrowRight");
-    await until("another step, whole", () => /dp=16/.test(page.url()));
+    await until("dp=16 in the URL", () => /dp=16/.test(page.url()));
     expect(!page.url().includes("shown="), page.url());
-    // Nonsense shows all.
+    // A malformed range shows everything.
     await page.goto(`${dashboard.address}/#/trace?shown=9-1`);
     await until("whole", async () => (await note.textContent()) === all);
   });
@@ -357,9 +368,9 @@ export async function checkViews({ tessera, dashboard, open }) {
     same(await page.textContent('[data-figure="law-efficiency"]'), "87.0%", "1/(1 + 0.05·3)");
   });
 
-  await check("a plan is carried to the other views", async () => {
+  await check("a plan opens in the other views", async () => {
     await go(page, dashboard.address, "plan", "model=llama2-7b&gpus=16&global_batch=128");
-    const wanted = json(
+    const expected = json(
       tessera,
       "plan",
       "--search",
@@ -381,7 +392,7 @@ export async function checkViews({ tessera, dashboard, open }) {
     await until(
       "the row's figures",
       async () =>
-        (await page.textContent('[data-figure="plan-memory"]')) === bytes(wanted.memory.total),
+        (await page.textContent('[data-figure="plan-memory"]')) === bytes(expected.memory.total),
     );
     await page.locator("thead button", { hasText: "memory" }).first().click();
     const sizes = await page.$$eval("[data-plans] tbody tr td:nth-child(2)", (c) =>
@@ -391,22 +402,22 @@ export async function checkViews({ tessera, dashboard, open }) {
       sizes.every((s, i) => i === 0 || s >= sizes[i - 1] - 1e-9),
       `sorted: ${sizes.join(" ")}`,
     );
-    const train = await page.locator('[data-copies^="tessera train"]').getAttribute("data-copies");
+    const train = await page.locator('[data-copies*="tessera train"]').first().getAttribute("data-copies");
     expect(train?.includes("--model llama2-7b"), `train: ${train}`);
     await page.locator(".button", { hasText: "Memory" }).click();
     await page.waitForSelector(READY.memory);
     await until(
       "the same total",
       async () =>
-        (await valueOf(page, `[data-total="${wanted.question.zero}"]`)) === wanted.memory.total,
+        (await valueOf(page, `[data-total="${expected.question.zero}"]`)) === expected.memory.total,
     );
   });
 
-  await check("a search is asked for when the slider rests, not for what it passes", async () => {
+  await check("a search is requested only when the slider stops moving", async () => {
     await go(page, dashboard.address, "plan", "model=gpt2-xl&gpus=1&global_batch=64");
-    const asked = [];
+    const searches = [];
     const listen = (r) => {
-      if (r.url().endsWith("/api/search")) asked.push(r.postDataJSON().gpus);
+      if (r.url().endsWith("/api/search")) searches.push(r.postDataJSON().gpus);
     };
     page.on("request", listen);
     await page.evaluate(async () => {
@@ -417,56 +428,44 @@ export async function checkViews({ tessera, dashboard, open }) {
         await new Promise((drawn) => requestAnimationFrame(drawn));
       }
     });
-    await until("the search", () => asked.length > 0);
+    await until("the search", () => searches.length > 0);
     page.off("request", listen);
-    same(asked[0], 32, "GPUs of the first search");
+    same(searches[0], 32, "GPUs of the first search");
   });
 
-  await check("each view is restored from its address", async () => {
+  await check("a view is restored from its URL", async () => {
     await go(page, dashboard.address, "pipeline", "pp=3&micros=5");
     same(await page.locator('[data-field="pp"] .exact').inputValue(), "3", "stages");
     same(await page.locator('[data-field="micros"] .exact').inputValue(), "5", "micro-batches");
   });
 
-  // Whatever the colours, the rules beside contrast are the same.
-  for (const [scheme, rules] of [
-    ["light", undefined],
-    ["dark", ["color-contrast"]],
-  ]) {
-    await check(
-      `every view, ${scheme}: no serious findings of axe, 375 and 1920 pixels`,
-      async () => {
-        const seen = await open({ colorScheme: scheme, reducedMotion: "reduce" });
-        const all = [];
-        for (const view of Object.keys(READY)) {
-          await seen.setViewportSize({ width: 1280, height: 800 });
-          await go(seen, dashboard.address, view);
-          for (const f of await findings(seen, rules)) all.push(`${view}: ${f}`);
-          for (const width of scheme === "light" ? [375, 1920] : []) {
-            await seen.setViewportSize({ width, height: 800 });
-            const over = await seen.evaluate(async () => {
-              // Charts take their width from their card after the next frame.
-              for (let i = 0; i < 3; i++) await new Promise((r) => requestAnimationFrame(r));
-              return document.documentElement.scrollWidth - innerWidth;
-            });
-            if (over > 0) all.push(`${view} is ${over} pixels wider than ${width}`);
-          }
-        }
-        await seen.context().close();
-        expect(all.length === 0, all.join("\n"));
-      },
-    );
-  }
+  await check("pages fit 375 and 1920 pixels", async () => {
+    const all = [];
+    for (const view of Object.keys(READY)) {
+      await go(page, dashboard.address, view);
+      for (const width of [375, 1920]) {
+        await page.setViewportSize({ width, height: 800 });
+        const over = await page.evaluate(async () => {
+          // Charts resize after the next frame.
+          for (let i = 0; i < 3; i++) await new Promise((r) => requestAnimationFrame(r));
+          return document.documentElement.scrollWidth - innerWidth;
+        });
+        if (over > 0) all.push(`${view} is ${over} pixels wider than ${width}`);
+      }
+    }
+    await page.setViewportSize({ width: 1280, height: 800 });
+    expect(all.length === 0, all.join("\n"));
+  });
 
   await check("every control can be reached with Tab", async () => {
     await go(page, dashboard.address, "memory");
-    const wanted = await page.$$eval(
+    const expected = await page.$$eval(
       ".controls input:not(:disabled):not([type=radio]), .controls select, .controls input[type=radio]:checked:not(:disabled)",
       (all) => all.length,
     );
     const reached = new Set();
     await page.evaluate(() => document.activeElement?.blur());
-    for (let i = 0; i < 80 && reached.size < wanted; i++) {
+    for (let i = 0; i < 80 && reached.size < expected; i++) {
       await page.keyboard.press("Tab");
       const id = await page.evaluate(() => {
         const e = document.activeElement;
@@ -476,7 +475,7 @@ export async function checkViews({ tessera, dashboard, open }) {
       });
       if (id) reached.add(id);
     }
-    same(reached.size, wanted, "controls");
+    same(reached.size, expected, "controls");
   });
   await page.context().close();
 }

@@ -59,6 +59,25 @@ void compare_stages(const comm::Group& group, bool ordered) {
   }
 }
 
+// A hook that all-reduces has the bits of no hook.
+void compare_hook(const comm::Group& group) {
+  for (const char* layout : {"fp32", "bf16"}) {
+    Case run;
+    run.net = "tied";
+    run.ranks = group.size();
+    run.device = c10::Device(c10::kCUDA, 0);
+    run.options.layout = parse_state_layout(layout);
+    run.options.micro_batches = 2;
+    run.options.bucket_bytes = 300;
+    const Result want = train(group, run);
+    run.options.reduce_hook = [](const GradBucket& bucket, const comm::Group& data) -> PendingSums {
+      const comm::Work work = data.all_reduce(bucket.grads, {.label = bucket.label});
+      return [work] { work.wait(); };
+    };
+    EXPECT_EQ(train(group, run).hash, want.hash) << layout;
+  }
+}
+
 void compare_recompute(const comm::Group& group) {
   for (const int stage : {0, 3}) {
     Case run;
@@ -303,6 +322,7 @@ TEST(EngineOnCuda, TrainsOnTwoRanksOverSharedMemory) {
     const comm::Group group(host);
     compare_stages(group, /*ordered=*/true);
     compare_recompute(group);
+    compare_hook(group);
   });
 }
 
@@ -316,7 +336,9 @@ TEST(EngineOnCuda, TrainsOnOneRankOverNccl) {
 TEST(EngineOnCuda, TrainsOnTwoRanksOverNccl) {
   NEEDS_SHARED_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers> peers) {
-    compare_stages(comm::Group(comm::nccl::make_backend(host, peers, 0, {})), /*ordered=*/true);
+    const comm::Group group(comm::nccl::make_backend(host, peers, 0, {}));
+    compare_stages(group, /*ordered=*/true);
+    compare_hook(group);
   });
 }
 

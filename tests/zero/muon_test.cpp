@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/core/errors.h"
+#include "tessera/zero/engine_of_part.h"
 #include "tessera/zero/optimizers.h"
 #include "tests/zero/moved_state.h"
 

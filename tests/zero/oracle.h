@@ -16,6 +16,7 @@
 #include "tessera/core/text.h"
 #include "tessera/planner/state.h"
 #include "tessera/zero/engine.h"
+#include "tessera/zero/engine_of_part.h"
 #include "tests/ranks.h"
 #include "tests/zero/nets.h"
 
@@ -101,7 +102,7 @@ inline Result train(const comm::Group& group, const Case& run) {
   engine.synchronize();
   result.sent = (groups.shard.traffic() - before).sent_bytes;
   result.sent_across = (groups.replicate.traffic() - before_across).sent_bytes;
-  planner::TrafficQuestion question;
+  planner::TrafficInput question;
   question.stage = run.options.stage;
   question.dp = groups.shard.size();
   question.micro_batches = run.options.micro_batches;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "tessera/core/errors.h"
+#include "tessera/zero/engine_of_part.h"
 #include "tests/zero/oracle.h"
 
 namespace tessera::zero::test {
@@ -103,7 +104,7 @@ std::uint64_t run(const comm::Group& group, Options options, const Way& way, std
   }
   engine.synchronize();
   sent = (group.traffic() - before).sent_bytes;
-  planner::TrafficQuestion question;
+  planner::TrafficInput question;
   question.stage = options.stage;
   question.dp = group.size();
   question.micro_batches = options.micro_batches;

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/bucket_size.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/shard.h"
 #include "tests/text.h"
 #include "tests/zero/oracle.h"
 

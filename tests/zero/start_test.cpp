@@ -260,5 +260,20 @@ TEST(Start, MasterCopyStartsWithUnroundedValues) {
   }
 }
 
+// Ranks with different noise would drift apart.
+TEST(Start, RejectsDifferentSeedsOnRanksIfTheyAreUsed) {
+  over(2, [](const comm::Group& group) {
+    Options options;
+    options.seed = static_cast<std::uint64_t>(group.rank());
+    const auto told = [&] {
+      return error_of([&] { Engine(std::make_shared<Mlp>(), group, options); });
+    };
+    EXPECT_EQ(told(), "");                                 // no random numbers are used
+    options.layout = parse_state_layout("bf16-nomaster");  // rounds stochastically
+    const std::string noise = told();
+    EXPECT_TRUE(contains(noise, "seed 1")) << noise;
+  });
+}
+
 }  // namespace
 }  // namespace tessera::zero::test

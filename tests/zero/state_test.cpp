@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "tessera/core/errors.h"
 #include "tests/zero/oracle.h"
 
@@ -60,6 +63,39 @@ TEST(State, NewEngineContinuesWithTheSameBits) {
           EXPECT_EQ(copy.steps(), 4);
         });
       }
+    }
+  }
+}
+
+// Rank 0 reads the parameters late; rank 1 already overwrites its own.
+TEST(State, IsNotOverwrittenWhileAPeerReadsIt) {
+  for (const Gather gather : {Gather::copy, Gather::alias}) {
+    for (const std::string layout : {"fp32", "bf16"}) {  // bf16: resume() writes what peers read
+      Case run = state_case("mlp", 3, layout);
+      run.options.gather = gather;
+      comm::run_threads(2, [&](std::shared_ptr<comm::Backend> backend) {
+        const comm::Group group(std::move(backend));
+        auto net = make_net(run.net);
+        net->initialize(7);
+        Engine engine(net, group, run.options);
+        const Batch batch = net->batch(1);
+        const auto evaluate = [&](bool late) {
+          const at::NoGradGuard no_grad;
+          return nn::observed(engine.root(),
+                              [&] {
+                                if (late)
+                                  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                                return net->loss(batch);
+                              })
+              .item<double>();
+        };
+        const double before = evaluate(false);
+        EXPECT_EQ(evaluate(group.rank() == 0), before) << run.describe();
+        const at::NoGradGuard no_grad;
+        for (const StateShard& shard : engine.state(StateScope::held)) shard.values.fill_(0.5);
+        engine.resume(engine.progress());
+        EXPECT_NE(evaluate(false), before) << run.describe();
+      });
     }
   }
 }

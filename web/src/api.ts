@@ -1,91 +1,97 @@
-// Asking the server. Every number on the page comes from here.
+// Requests to the planner and simulator, which compute every number on the page.
+import { answers } from "#answers";
+import type { Answer, Progress } from "./answers";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
-export interface Refusal {
+export interface ErrorInfo {
   message: string;
   field?: string | undefined;
 }
-export class RefusedError extends Error {
+export class ApiError extends Error {
   constructor(
-    readonly refusal: Refusal,
+    readonly info: ErrorInfo,
     readonly status: number,
   ) {
-    super(refusal.message);
+    super(info.message);
   }
 }
 
-async function read<T>(answer: Response): Promise<T> {
-  const text = await answer.text();
+function read<T>({ status, text }: Answer): T {
   let body: unknown;
   try {
     body = JSON.parse(text);
   } catch {
-    throw new RefusedError({ message: text.slice(0, 300) || answer.statusText }, answer.status);
+    throw new ApiError({ message: text.slice(0, 300) || `status ${status}` }, status);
   }
-  if (!answer.ok) {
-    const error = (body as { error?: Refusal }).error;
-    throw new RefusedError(error ?? { message: answer.statusText }, answer.status);
+  if (status >= 400) {
+    const error = (body as { error?: ErrorInfo }).error;
+    throw new ApiError(error ?? { message: `status ${status}` }, status);
   }
   return body as T;
 }
 
-export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
-  return read<T>(await fetch(path, signal ? { signal } : {}));
+export async function get<T>(path: string): Promise<T> {
+  return read<T>(await answers.ask("GET", path));
 }
 
-export async function post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
-  return read<T>(
-    await fetch(path, {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-      ...(signal ? { signal } : {}),
-    }),
-  );
+export async function post<T>(
+  path: string,
+  body: unknown,
+  onProgress?: (progress: Progress) => void,
+): Promise<T> {
+  return read<T>(await answers.ask("POST", path, JSON.stringify(body), onProgress));
 }
 
-export interface Answer<T> {
+export interface RequestState<T> {
   data: T | undefined;
-  error: Refusal | undefined;
+  error: ErrorInfo | undefined;
   busy: boolean;
+  progress?: Progress | undefined; // of a long calculation, if it reports any
 }
 
-const refusal = (error: unknown): Refusal =>
-  error instanceof RefusedError
-    ? error.refusal
-    : { message: "The server does not answer. Is `tessera dashboard` still running?" };
+const errorInfo = (error: unknown): ErrorInfo =>
+  error instanceof ApiError ? error.info : { message: answers.unreachable };
 
-// Questions under way or answered, so that a page may be shown when its first answers are there.
-let open = 0;
+// Number of pending requests. The page becomes visible when the first responses have arrived.
+let openRequests = 0;
 const idle = new Set<() => void>();
-async function counted<T>(asking: Promise<T>): Promise<T> {
-  open++;
+async function tracked<T>(request: Promise<T>): Promise<T> {
+  openRequests++;
   try {
-    return await asking;
+    return await request;
   } finally {
-    // What was waited for is drawn first.
+    // Deferred so that the response is rendered first.
     setTimeout(() => {
-      if (--open === 0) for (const tell of [...idle]) tell();
+      if (--openRequests === 0) for (const notify of [...idle]) notify();
     });
   }
 }
-export const answered = (): Promise<void> =>
+export const settled = (): Promise<void> =>
   new Promise((done) => {
-    if (open === 0) done();
+    if (openRequests === 0) done();
     else idle.add(done);
   });
 
-// The pause before questions that take the server a second.
-export const HEAVY = 150;
+// Debounce time in milliseconds for requests that take the server about a second.
+export const DEBOUNCE_MS = 150;
 
-// The answer to the latest question. While one is under way the newest waits and the others are
-// dropped, so a slider that is dragged neither queues requests nor starves. The last good answer
-// stays until the next. A question that costs the server long is asked when the reader's hand rests
-// (`pause`, in milliseconds): what it passes over is not computed.
-export function useAnswer<T>(path: string, body: unknown, when = true, pause = 0): Answer<T> {
-  const [state, setState] = useState<Answer<T>>({ data: undefined, error: undefined, busy: false });
-  const wanted = useRef<string>("");
-  const asking = useRef(false);
+// Posts `body` whenever it changes and returns the latest response. While a request is pending,
+// only the newest body waits, so dragging a slider neither queues requests nor starves. The last
+// good response stays until the next one. `debounce` (milliseconds) delays expensive requests until the
+// body stops changing.
+export function useRequest<T>(
+  path: string,
+  body: unknown,
+  when = true,
+  debounce = 0,
+): RequestState<T> {
+  const [state, setState] = useState<RequestState<T>>({
+    data: undefined,
+    error: undefined,
+    busy: false,
+  });
+  const newest = useRef<string>("");
+  const pending = useRef(false);
   const alive = useRef(true);
   const first = useRef(true);
   const key = when ? JSON.stringify(body) : "";
@@ -96,33 +102,37 @@ export function useAnswer<T>(path: string, body: unknown, when = true, pause = 0
       alive.current = false;
     };
   }, []);
-  // Before the frame is painted, not after: a slider's answer comes a frame earlier.
+  // A layout effect runs before the paint, so the response is shown one frame earlier.
   useLayoutEffect(() => {
     if (!key) return;
-    wanted.current = key;
-    if (asking.current) return;
-    const ask = async () => {
-      asking.current = true;
-      // Told only of what takes long enough to wonder about: most answers come within a frame.
+    newest.current = key;
+    if (pending.current) return;
+    const run = async () => {
+      pending.current = true;
+      // `busy` only after 200 ms: most responses arrive within a frame.
       const slow = setTimeout(() => setState((last) => ({ ...last, busy: true })), 200);
-      let asked = "";
-      let next: Answer<T> | undefined;
-      while (asked !== wanted.current && alive.current) {
-        while (pause > 0 && !first.current) {
-          const latest = wanted.current;
-          await new Promise((done) => setTimeout(done, pause));
-          if (latest === wanted.current) break;
+      let sent = "";
+      let next: RequestState<T> | undefined;
+      while (sent !== newest.current && alive.current) {
+        while (debounce > 0 && !first.current) {
+          const latest = newest.current;
+          await new Promise((done) => setTimeout(done, debounce));
+          if (latest === newest.current) break;
         }
         first.current = false;
-        asked = wanted.current;
+        sent = newest.current;
         try {
           next = {
-            data: await counted(post<T>(path, JSON.parse(asked))),
+            data: await tracked(
+              post<T>(path, JSON.parse(sent), (progress) => {
+                if (alive.current) setState((last) => ({ ...last, progress }));
+              }),
+            ),
             error: undefined,
             busy: false,
           };
         } catch (error) {
-          next = { data: undefined, error: refusal(error), busy: false };
+          next = { data: undefined, error: errorInfo(error), busy: false };
         }
         const got = next;
         if (alive.current) {
@@ -134,22 +144,25 @@ export function useAnswer<T>(path: string, body: unknown, when = true, pause = 0
         }
       }
       clearTimeout(slow);
-      asking.current = false;
+      pending.current = false;
     };
-    void ask();
+    void run();
   }, [key, path]);
   return state;
 }
 
-// Values as they were typed: numbers as numbers, the rest as text, so that the server can say what
-// is wrong with it. Empty ones are left out.
-export function question(values: Record<string, string | boolean>): Record<string, unknown> {
+// Returns the request body for typed values: numbers as numbers, everything else as text for the
+// server to validate. Omits empty values.
+export function requestBody(values: Record<string, string | boolean>): Record<string, unknown> {
   const out: Record<string, unknown> = {};
   for (const [key, value] of Object.entries(values)) {
     if (value === "") continue;
     if (value === "true" || value === true) out[key] = true;
     else if (value === "false" || value === false) out[key] = false;
-    else out[key] = /^-?\d+(\.\d+)?(e[+-]?\d+)?$/i.test(value) ? Number(value) : value;
+    else {
+      const number = /^-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(value) ? Number(value) : NaN;
+      out[key] = Number.isFinite(number) ? number : value;
+    }
   }
   return out;
 }
@@ -160,10 +173,11 @@ export interface About {
   hardware: { name: string; memory: number; per_node: number }[];
   layouts: { name: string; param: number; grad: number; optimizer: number; total: number }[];
   schedules: string[];
+  axes: string[];
 }
 
-// Asked for at once: every view has lists of what there is.
-let about: Promise<About> | undefined = counted(get<About>("api/about"));
+// Requested at startup: every view lists the models, hardware or schedules.
+let about: Promise<About> | undefined = tracked(get<About>("api/about"));
 let known: About | undefined;
 about.then((it) => (known = it)).catch(() => (about = undefined));
 export function useAbout(): About | undefined {

@@ -1,18 +1,30 @@
-// The address is the state: #/view?key=value. What equals its default is left out, so links stay
-// short; a view that is left keeps its query for when one comes back.
+// The URL holds the state: #/view?key=value. Default values are omitted to keep links short. Each
+// view keeps its query while another view is open. A plan opened from another view is one value,
+// plan=dp:16;pp:2;…: settings of the planner, which replace the defaults of the view.
 import { effect, signal } from "@preact/signals";
 
-export const VIEWS = [
+// `needs`: what the view does that only `tessera dashboard` can.
+export const VIEWS: readonly { id: ViewId; name: string; needs?: string }[] = [
   { id: "memory", name: "Memory" },
   { id: "scaling", name: "Scaling" },
   { id: "collectives", name: "Collectives" },
   { id: "pipeline", name: "Pipeline" },
   { id: "plan", name: "Plan" },
-  { id: "live", name: "Live run" },
-  { id: "sync", name: "Gradient sync" },
+  { id: "live", name: "Live run", needs: "watches training runs on your machine" },
+  { id: "sync", name: "Gradient sync", needs: "runs a training step on your machine" },
   { id: "trace", name: "Trace" },
-] as const;
-export type ViewId = (typeof VIEWS)[number]["id"];
+  { id: "questions", name: "Check yourself" },
+];
+export type ViewId =
+  | "memory"
+  | "scaling"
+  | "collectives"
+  | "pipeline"
+  | "plan"
+  | "live"
+  | "sync"
+  | "trace"
+  | "questions";
 export type Values = Record<string, string>;
 
 interface Route {
@@ -39,45 +51,103 @@ addEventListener("hashchange", () => {
 });
 
 export function address(view: ViewId, query: Values = kept[view] ?? {}): string {
-  const text = new URLSearchParams(query).toString();
+  // These characters may stay as they are in a fragment, which keeps plans legible.
+  const text = new URLSearchParams(query)
+    .toString()
+    .replace(/%3A/g, ":")
+    .replace(/%3B/g, ";")
+    .replace(/%2C/g, ",");
   return text ? `#/${view}?${text}` : `#/${view}`;
 }
 
-// Sliders replace the entry: Back leads to the view before, not to the notch before.
+// Replaces the history entry, so that Back returns to the previous view, not the previous value.
 export function setQuery(view: ViewId, query: Values): void {
   history.replaceState(null, "", address(view, query));
   route.value = { view, query };
 }
 
+export const planText = (settings: Values): string =>
+  Object.entries(settings)
+    .map(([key, value]) => `${key}:${value.replace(/[%;]/g, encodeURIComponent)}`)
+    .join(";");
+
+function planSettings(text: string): Values {
+  const settings: Values = {};
+  for (const part of text.split(";")) {
+    const colon = part.indexOf(":");
+    const value = part.slice(colon + 1).replace(/%(25|3B)/g, decodeURIComponent);
+    if (colon > 0) settings[part.slice(0, colon)] = value;
+  }
+  return settings;
+}
+
+export interface OpenPlan {
+  others: Values; // settings that the view has no field for; requests include them
+  settings: Values; // all, with the changes made in this view; empty: no plan is open
+  remove: (key: string) => void;
+  close: () => void;
+}
+
 export interface Fields<D extends Values> {
   at: D;
+  plan: OpenPlan;
   set: (changes: Partial<D>) => void;
-  // What binds a control to a field; `also` changes with it.
-  field: (name: keyof D & string, also?: Partial<D>) => Bound;
+  // Returns the props that bind a control to a field. `also` lists changes made along with it.
+  field: (name: keyof D & string, also?: Partial<D>) => FieldProps;
 }
-export interface Bound {
+export interface FieldProps {
   name: string;
   value: string;
   onChange: (value: string) => void;
 }
 
-export function useFields<D extends Values>(view: ViewId, defaults: D): Fields<D> {
+// Settings of a plan that views have controls for. A plan lists those that differ from the defaults.
+const PLAN_SETTINGS = ["seq", "recompute", "sequence_parallel", "dp_replicate"];
+
+// `fromPlan` returns the fields that follow from a plan under another name.
+export function useFields<D extends Values>(
+  view: ViewId,
+  defaults: D,
+  fromPlan?: (settings: Values) => Partial<D>,
+): Fields<D> {
   const query = route.value.view === view ? route.value.query : (kept[view] ?? {});
-  const at = { ...defaults };
+  const settings = planSettings(query.plan ?? "");
+  const base: Values = { ...defaults };
+  const others: Values = {};
+  for (const [key, value] of Object.entries(settings)) {
+    (key in defaults ? base : others)[key] = value;
+  }
+  if (query.plan) Object.assign(base, fromPlan?.(settings));
+  const at = { ...base } as D;
   for (const key of Object.keys(defaults)) {
     if (query[key] !== undefined) at[key as keyof D] = query[key] as D[keyof D];
   }
   const set = (changes: Partial<D>) => {
-    const next: Values = {};
+    const next: Values = query.plan ? { plan: query.plan } : {};
     for (const [key, value] of Object.entries({ ...at, ...changes })) {
-      if (value !== defaults[key]) next[key] = value as string;
+      if (value !== base[key]) next[key] = value as string;
     }
     setQuery(view, next);
   };
-  const field = (name: keyof D & string, also?: Partial<D>): Bound => ({
+  const current = { ...settings };
+  for (const key of Object.keys(settings)) current[key] = at[key] ?? current[key] ?? "";
+  for (const key of PLAN_SETTINGS) if (query[key]) current[key] = query[key];
+  const plan: OpenPlan = {
+    others,
+    settings: current,
+    remove: (key) => {
+      const { [key]: _removed, ...left } = settings;
+      setQuery(view, { ...query, plan: planText(left) });
+    },
+    close: () => {
+      const { plan: _plan, ...left } = query;
+      setQuery(view, left);
+    },
+  };
+  const field = (name: keyof D & string, also?: Partial<D>): FieldProps => ({
     name,
     value: at[name] ?? "",
     onChange: (value) => set({ ...also, [name]: value } as Partial<D>),
   });
-  return { at, set, field };
+  return { at, plan, set, field };
 }

@@ -1,20 +1,22 @@
-// Runs that the server watches: which there are, their series, their traces.
-import { useEffect, useRef, useState } from "preact/hooks";
-import type { RunRow, RunSeries, Span } from "./answers";
-import { get, type Refusal, RefusedError } from "./api";
+// Runs that the server watches: their list, series and traces.
+import { useEffect, useState } from "preact/hooks";
+import type { RunRow, RunSeries, Span } from "./responses";
+import { answers } from "#answers";
+import { get, type ErrorInfo, ApiError } from "./api";
 
 export function useRuns(): RunRow[] {
   const [rows, setRows] = useState<RunRow[]>([]);
   useEffect(() => {
+    if (!answers.live) return;
     let alive = true;
-    const look = () => {
+    const poll = () => {
       get<RunRow[] | { runs: RunRow[] }>("api/runs").then(
         (r) => alive && setRows(Array.isArray(r) ? r : r.runs),
-        () => undefined, // the next look may find the server again
+        () => undefined, // retried in 3 s
       );
     };
-    look();
-    const timer = setInterval(look, 3000);
+    poll();
+    const timer = setInterval(poll, 3000);
     return () => {
       alive = false;
       clearInterval(timer);
@@ -23,73 +25,102 @@ export function useRuns(): RunRow[] {
   return rows;
 }
 
-// The series of the chosen runs, read again whenever the server says that there is more.
-export function useFollowed(ids: string[]): {
+const pause = (ms: number) => new Promise((done) => setTimeout(done, ms));
+
+export interface Followed {
   series: Record<string, RunSeries>;
-  error: Refusal | undefined;
-} {
-  const [series, setSeries] = useState<Record<string, RunSeries>>({});
-  const [error, setError] = useState<Refusal>();
-  const alive = useRef(true);
-  useEffect(() => () => void (alive.current = false), []);
-  useEffect(() => {
-    const closes = ids.map((id) => {
-      let reading = false;
-      let again = false;
-      let over = false;
-      const read = async (): Promise<void> => {
-        if (reading) {
-          again = true;
-          return;
-        }
-        reading = true;
-        try {
-          const got = await get<RunSeries>(`api/runs/${encodeURIComponent(id)}?points=1000`);
-          if (alive.current && !over) {
-            setSeries((all) => ({ ...all, [id]: got }));
-            setError(undefined);
-          }
-        } catch (e) {
-          if (alive.current && !over)
-            setError(
-              e instanceof RefusedError
-                ? { field: "runs", ...e.refusal }
-                : { message: "The server does not answer; trying again." },
-            );
-        }
-        await new Promise((done) => setTimeout(done, 400)); // at most twice a second
-        reading = false;
-        if (again && !over) {
-          again = false;
-          void read();
-        }
-      };
-      void read();
-      let events: EventSource | undefined;
-      let retry = 0;
-      const follow = () => {
-        events = new EventSource(`api/runs/${encodeURIComponent(id)}/events`);
-        for (const kind of ["points", "state", "again", "open"])
-          events.addEventListener(kind, () => void read());
-        events.onerror = () => {
-          // A closed source stays closed: when the server comes back, begin anew.
-          if (events?.readyState !== EventSource.CLOSED || over) return;
-          retry = window.setTimeout(follow, 1000);
-        };
-      };
-      follow();
-      return () => {
-        over = true;
-        clearTimeout(retry);
-        events?.close();
-      };
-    });
-    return () => closes.forEach((close) => close());
-  }, [ids.join(",")]);
-  return { series, error };
+  error: ErrorInfo | undefined;
+  lost: boolean; // the connection to the server has dropped; it is retried
 }
 
-// As tessera train --trace writes it, for other viewers too: microseconds, tracks by number.
+// Returns the series of the selected runs, read again whenever the server reports new points. All
+// runs share one event stream, and are read one after the other: browsers open few connections.
+export function useFollowed(ids: string[]): Followed {
+  const [series, setSeries] = useState<Record<string, RunSeries>>({});
+  const [errors, setErrors] = useState<Record<string, ErrorInfo | undefined>>({});
+  const [lost, setLost] = useState(false);
+  useEffect(() => {
+    setErrors({});
+    if (ids.length === 0) return;
+    let over = false;
+    let reading = false;
+    const dirty = new Set<string>();
+    // Returns false if the server does not respond.
+    const readOne = async (id: string): Promise<boolean> => {
+      let problem: ErrorInfo | undefined;
+      try {
+        const got = await get<RunSeries>(`api/runs/${encodeURIComponent(id)}?points=1000`);
+        if (over) return true;
+        setSeries((all) => ({ ...all, [id]: got }));
+        setLost(false);
+      } catch (e) {
+        if (over) return true;
+        setLost(!(e instanceof ApiError));
+        if (!(e instanceof ApiError)) return false;
+        problem = { field: "runs", ...e.info };
+        if (e.status === 503) dirty.add(id);
+      }
+      setErrors((all) => ({ ...all, [id]: problem }));
+      return true;
+    };
+    const read = async (changed: string[]): Promise<void> => {
+      for (const id of changed) dirty.add(id);
+      if (reading) return;
+      reading = true;
+      while (dirty.size > 0 && !over) {
+        let responds = true;
+        for (const id of [...dirty]) {
+          dirty.delete(id);
+          responds = await readOne(id);
+          if (over) return;
+          if (responds) continue;
+          dirty.add(id);
+          break;
+        }
+        await pause(responds ? 400 : 1000); // each run at most twice a second
+      }
+      reading = false;
+    };
+    void read(ids);
+    let events: EventSource | undefined;
+    let retry = 0;
+    const follow = () => {
+      events = new EventSource(`api/runs/events?runs=${ids.map(encodeURIComponent).join(",")}`);
+      const idOf = (e: MessageEvent<string>) => (JSON.parse(e.data) as { id: string }).id;
+      for (const kind of ["points", "again"])
+        events.addEventListener(kind, (e: MessageEvent<string>) => void read([idOf(e)]));
+      events.addEventListener("state", (e: MessageEvent<string>) => {
+        // Applied at once: the last event of a server cannot be followed by a request.
+        const { id, ...news } = JSON.parse(e.data) as { id: string; state: string };
+        setSeries((all) => (all[id] ? { ...all, [id]: { ...all[id], ...news } } : all));
+        void read([id]);
+      });
+      events.onopen = () => {
+        setLost(false);
+        void read(ids);
+      };
+      events.onerror = () => {
+        if (over) return;
+        // The browser does not reopen a source that was refused, so open a new one.
+        if (events?.readyState === EventSource.CLOSED) {
+          void read(ids); // polls while the stream is refused
+          retry = window.setTimeout(follow, 1000);
+        } else {
+          setLost(true);
+        }
+      };
+    };
+    follow();
+    return () => {
+      over = true;
+      clearTimeout(retry);
+      events?.close();
+    };
+  }, [ids.join(",")]);
+  return { series, error: ids.map((id) => errors[id]).find((e) => e), lost };
+}
+
+// Chrome trace file, as written by tessera train --trace: times in microseconds.
 interface TraceFile {
   traceEvents: {
     name: string;
@@ -121,26 +152,33 @@ function spansOf(file: TraceFile): Span[] {
   });
 }
 
-export function useTrace(id: string): { spans?: Span[]; error?: Refusal; note?: string } {
-  const [state, setState] = useState<{ spans?: Span[]; error?: Refusal; note?: string }>({});
+export function useTrace(id: string): { spans?: Span[]; error?: ErrorInfo; note?: string } {
+  const [state, setState] = useState<{ spans?: Span[]; error?: ErrorInfo; note?: string }>({});
   useEffect(() => {
     setState({});
     if (!id) return;
     let alive = true;
-    get<TraceFile>(`api/runs/${encodeURIComponent(id)}/trace`).then(
-      (t) => alive && setState({ spans: spansOf(t) }),
-      (e: unknown) => {
-        if (!alive) return;
-        const missing = e instanceof RefusedError && e.status === 404;
-        if (missing) setState({ note: e.message });
-        else
-          setState({
-            error: { message: e instanceof Error ? e.message : String(e), field: "source" },
-          });
-      },
-    );
+    let retry = 0;
+    const read = () => {
+      get<TraceFile>(`api/runs/${encodeURIComponent(id)}/trace`).then(
+        (t) => alive && setState({ spans: spansOf(t) }),
+        (e: unknown) => {
+          if (!alive) return;
+          const missing = e instanceof ApiError && e.status === 404;
+          if (missing) {
+            setState({ note: e.message });
+            retry = window.setTimeout(read, 3000); // a run writes its trace when it ends
+          } else
+            setState({
+              error: { message: e instanceof Error ? e.message : String(e), field: "source" },
+            });
+        },
+      );
+    };
+    read();
     return () => {
       alive = false;
+      clearTimeout(retry);
     };
   }, [id]);
   return state;

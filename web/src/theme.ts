@@ -1,4 +1,4 @@
-// Light or dark: as the system has it, or as chosen here.
+// Light or dark theme: the system's, unless chosen on the page.
 import { effect, signal } from "@preact/signals";
 
 export type Theme = "light" | "dark";
@@ -28,10 +28,10 @@ export function toggleTheme(): void {
   try {
     localStorage.setItem("theme", chosen.value);
   } catch {
-    // private windows have no storage: the choice lasts as long as the page
+    // without storage (private windows) the choice lasts until the page is closed
   }
 }
 
-// For what is drawn on a canvas.
-export const colour = (name: string): string =>
+// Returns a palette color, for drawing on a canvas.
+export const color = (name: string): string =>
   getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

@@ -14,7 +14,7 @@
 namespace tessera::comm::dry {
 namespace {
 
-// It ran when it was submitted; only what went wrong is left to tell.
+// Operation that failed when it was submitted; wait() throws its error.
 class Ended final : public WorkState {
  public:
   explicit Ended(std::exception_ptr error) : error_(std::move(error)) {}
@@ -30,8 +30,8 @@ class DryBackend final : public Backend {
   DryBackend(int rank, int ranks, std::string name)
       : rank_(rank), ranks_(ranks), name_(std::move(name)) {
     if (ranks < 1 || rank < 0 || rank >= ranks) {
-      throw UsageError(
-          str("dry group: rank ", rank, " of ", ranks, "; ranks are 0 to N-1, and N at least 1"));
+      throw UsageError(str("dry group: rank ", rank, " of ", ranks,
+                           ": the rank must be 0 to N-1, and the number of ranks N at least 1"));
     }
   }
 

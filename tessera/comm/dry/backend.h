@@ -7,11 +7,11 @@
 
 namespace tessera::comm::dry {
 
-// A simulated group: rank `rank` of `ranks` without the others. Sizes are checked, traffic is
-// counted and symmetric memory is really allocated, so a plan for N ranks can be measured on one;
-// but nothing is received: an all_gather fills in this rank's shard only, a reduction has this
-// rank's values only, and what recv gets is zero. With one rank nothing is missing, and every
-// collective is the identity.
+// Creates a simulated group: rank `rank` of `ranks` without the other ranks. Sizes are checked,
+// traffic is counted and symmetric memory is allocated, so a plan for N ranks can be measured on
+// one. Nothing is received: an all_gather writes only this rank's shard, a reduction has only this
+// rank's values, and recv returns zeros. With one rank the results are exact: every collective is
+// the identity.
 std::shared_ptr<Backend> make_backend(int rank, int ranks, std::string name);
 
 }  // namespace tessera::comm::dry

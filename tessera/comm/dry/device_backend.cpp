@@ -84,11 +84,11 @@ class DryDeviceBackend final : public Backend {
     if (count == own.size * static_cast<std::size_t>(size())) {
       at::Tensor whole = bytes_at(out, bytes * static_cast<std::size_t>(size()));
       const at::Tensor mine = bytes_at(in, bytes);
-      // In place: its own words are written with themselves.
+      // In place, this rank's own shard is copied onto itself.
       whole.view({size(), mine.numel()}).copy_(mine.expand({size(), mine.numel()}), true);
       return;
     }
-    for (int r = 0; r < size(); ++r) {  // the last ones may have less
+    for (int r = 0; r < size(); ++r) {  // the last shards may be shorter
       const Shard theirs = shard_of(count, size(), r);
       copy(out + theirs.begin * element, in, std::min(theirs.size, own.size) * element);
     }

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "tessera/comm/hierarchical/transport.h"
-#include "tessera/comm/mpi/backend.h"
 #include "tessera/comm/queued_backend.h"
 #include "tessera/comm/shm/backend.h"
 #include "tessera/core/errors.h"
@@ -16,24 +15,43 @@ namespace {
 
 using std::chrono::seconds;
 
-// A rank that stops is missed by its own host first, and its name is what should be reported: the
-// other hosts, which only see that this host is late, are more patient.
+// Returns the options for levels between hosts, with a longer timeout. The ranks of its own host
+// should notice a stopped rank first, because they can name it; other hosts only notice that its
+// host is late.
 GroupOptions patient(GroupOptions options) {
   options.timeout += std::max<std::chrono::milliseconds>(seconds(1), options.timeout / 10);
   return options;
 }
 
+// Returns, for each rank, the first rank of the group on its host. Collective over `all`, because a
+// rank can only tell which ranks are on its own host.
+std::vector<int> find_homes(const Peers& peers, const std::vector<int>& members, Backend& all) {
+  const auto here = [&](int other) { return peers.same_host(other); };
+  const std::int32_t own = static_cast<std::int32_t>(
+      std::find_if(members.begin(), members.end(), here) - members.begin());
+  std::vector<std::int32_t> homes(members.size());
+  all.submit({Op::all_gather, DType::i32, ReduceOp::sum, Traffic::control, &own, homes.data(),
+              homes.size(), -1, "hosts"})
+      .wait();
+  return {homes.begin(), homes.end()};
+}
+
+// Makes the backend for ranks whose hosts are known. Not collective by itself.
+std::shared_ptr<Backend> make_for(std::shared_ptr<Peers> peers, MakeInterHost make_inter_host,
+                                  std::vector<int> members, std::vector<int> home, std::string name,
+                                  GroupOptions options);
+
 class HierarchicalBackend final : public QueuedBackend {
  public:
-  HierarchicalBackend(std::shared_ptr<Peers> peers, std::shared_ptr<mpi::Runtime> runtime,
-                      std::vector<int> members, std::string name, GroupOptions options)
+  HierarchicalBackend(std::shared_ptr<Peers> peers, MakeInterHost make_inter_host,
+                      std::vector<int> members, std::vector<int> home, const Layout& layout,
+                      std::string name, GroupOptions options)
       : QueuedBackend(std::move(peers), std::move(members), std::move(name), options),
-        runtime_(std::move(runtime)) {
-    runtime_->watch_peers(peers_);
+        make_inter_host_(std::move(make_inter_host)),
+        home_(std::move(home)),
+        layout_(layout) {
     const auto group_peers = std::make_shared<GroupPeers>(peers_);
-    remote_ = mpi::make_backend(group_peers, runtime_, members_, name_ + "/all", patient(options_));
-    home_ = find_homes();
-    layout_ = find_layout(home_, name_);
+    remote_ = make_inter_host_(group_peers, members_, name_ + "/all", patient(options_));
     std::vector<int> here, across;
     for (int l = 0; l < layout_.per_host; ++l) here.push_back(member(layout_.host(rank_), l));
     for (int h = 0; h < layout_.hosts; ++h) across.push_back(member(h, layout_.local(rank_)));
@@ -42,8 +60,8 @@ class HierarchicalBackend final : public QueuedBackend {
         shm::make_backend(group_peers, here, str(name_, "/host ", layout_.host(rank_)), options_);
     start(std::make_shared<HierarchicalTransport>(Levels{
         group_peers, local_,
-        mpi::make_backend(group_peers, runtime_, across,
-                          str(name_, "/across hosts ", layout_.local(rank_)), patient(options_)),
+        make_inter_host_(group_peers, across, str(name_, "/across hosts ", layout_.local(rank_)),
+                         patient(options_)),
         memories_, meter_, layout_, name_, rank_}));
   }
 
@@ -63,14 +81,8 @@ class HierarchicalBackend final : public QueuedBackend {
       home.push_back(
           static_cast<int>(std::find_if(members.begin(), members.end(), same) - members.begin()));
     }
-    const Layout layout = find_layout(home, name);
-    std::vector<int> ranks = job_ranks(members);
-    if (layout.hosts == 1) return shm::make_backend(peers_, std::move(ranks), name, options_);
-    if (layout.per_host == 1) {
-      return mpi::make_backend(peers_, runtime_, std::move(ranks), name, options_);
-    }
-    return hierarchical::make_backend(peers_, runtime_, std::move(ranks), std::move(name),
-                                      options_);
+    return make_for(peers_, make_inter_host_, job_ranks(members), std::move(home), std::move(name),
+                    options_);
   }
 
  private:
@@ -86,35 +98,38 @@ class HierarchicalBackend final : public QueuedBackend {
     return members_[static_cast<std::size_t>(layout_.rank(host, local))];
   }
 
-  // The first rank of the group on each rank's host. A rank knows only who is on its own.
-  std::vector<int> find_homes() const {
-    const auto here = [&](int other) { return peers_->same_host(other); };
-    const std::int32_t own = static_cast<std::int32_t>(
-        std::find_if(members_.begin(), members_.end(), here) - members_.begin());
-    std::vector<std::int32_t> all(members_.size());
-    remote_
-        ->submit({Op::all_gather, DType::i32, ReduceOp::sum, Traffic::control, &own, all.data(),
-                  all.size(), -1, "hosts"})
-        .wait();
-    return {all.begin(), all.end()};
-  }
-
-  const std::shared_ptr<mpi::Runtime> runtime_;
-  std::shared_ptr<Backend> remote_;  // messages to ranks on other hosts
-  std::vector<int> home_;
-  Layout layout_;
+  const MakeInterHost make_inter_host_;
+  const std::vector<int> home_;
+  const Layout layout_;
+  std::shared_ptr<Backend> remote_;  // for messages to ranks on other hosts
   std::shared_ptr<HostMemories> memories_;
   std::shared_ptr<Backend> local_;
 };
 
+std::shared_ptr<Backend> make_for(std::shared_ptr<Peers> peers, MakeInterHost make_inter_host,
+                                  std::vector<int> members, std::vector<int> home, std::string name,
+                                  GroupOptions options) {
+  const Layout layout = find_layout(home, name);
+  if (layout.hosts == 1) {
+    return shm::make_backend(std::move(peers), std::move(members), std::move(name), options);
+  }
+  if (layout.per_host == 1) {
+    return make_inter_host(std::move(peers), std::move(members), std::move(name), options);
+  }
+  return std::make_shared<HierarchicalBackend>(std::move(peers), std::move(make_inter_host),
+                                               std::move(members), std::move(home), layout,
+                                               std::move(name), options);
+}
+
 }  // namespace
 
-std::shared_ptr<Backend> make_backend(std::shared_ptr<Peers> peers,
-                                      std::shared_ptr<mpi::Runtime> runtime,
+std::shared_ptr<Backend> make_backend(std::shared_ptr<Peers> peers, MakeInterHost make_inter_host,
                                       std::vector<int> members, std::string name,
                                       GroupOptions options) {
-  return std::make_shared<HierarchicalBackend>(std::move(peers), std::move(runtime),
-                                               std::move(members), std::move(name), options);
+  std::vector<int> home = find_homes(
+      *peers, members, *make_inter_host(peers, members, name + "/hosts", patient(options)));
+  return make_for(std::move(peers), std::move(make_inter_host), std::move(members), std::move(home),
+                  std::move(name), options);
 }
 
 }  // namespace tessera::comm::hierarchical

@@ -1,4 +1,4 @@
-// Collectives on buffers that are too large to travel with the headers.
+// Collectives on buffers that are too large to be sent with the headers.
 
 #include <algorithm>
 
@@ -7,20 +7,20 @@
 
 namespace tessera::comm::hierarchical {
 namespace {
-constexpr std::size_t kStageBytes = 4 << 20;  // one piece of everything a rank gives
+constexpr std::size_t kStageBytes = 4 << 20;  // one piece of a rank's whole input
 }
 
-// [Note: ticks] Piece p is `quantum` elements of every shard. Each rank has two stages, where it
-// puts its input of a piece for the others of its host, and two results, where pieces of its
-// inter-host group's shards end up. A tick begins with one barrier of the host, and in it each step
-// is taken for another piece, so that the network is busy with one while the host works on the
+// [Note: ticks] Piece p is `quantum` elements of every shard. Each rank has two stage buffers with
+// its input of a piece for the other ranks of its host, and two result buffers for pieces of its
+// inter-host group's shards. A tick begins with one barrier of the host. Each step of a tick
+// handles a different piece, so that the network transfers one piece while the host computes the
 // next.
 //   all_reduce, at tick t:   pack t | host barrier | partials of t
 //                            | between hosts: reduce_scatter t
 //                            | finish t-1, between hosts: all_gather t-1 | copy out t-2
-// What a step at tick t writes (stage t, result t-1) was last read by others in a step of tick t-1,
-// before they came to the barrier of tick t. Between two calls, the exchange of headers is such a
-// barrier too.
+// The buffers that a step of tick t writes (stage t, result t-1) were last read by other ranks in
+// tick t-1, before they reached the barrier of tick t. Between two calls, the exchange of headers
+// is also such a barrier.
 
 void HierarchicalTransport::large(const Collective& call) {
   if (!shared_) shared_ = levels_.local->symmetric(4 * kStageBytes);
@@ -48,7 +48,7 @@ std::byte* HierarchicalTransport::result(int local, std::size_t piece) const {
   return static_cast<std::byte*>(shared_->part(local)) + (2 + piece % 2) * kStageBytes;
 }
 
-// A stage holds [ranks, quantum].
+// Copies a piece of the input to the stage, which has the layout [ranks, quantum].
 void HierarchicalTransport::pack(const Collective& call, const Pieces& cut, std::size_t piece) {
   const std::size_t size = size_of(call.dtype);
   const auto* in = static_cast<const std::byte*>(call.in);
@@ -59,7 +59,8 @@ void HierarchicalTransport::pack(const Collective& call, const Pieces& cut, std:
   }
 }
 
-// The results hold [hosts, width]: of number l, the shards of the ranks with that number.
+// Copies a piece of the result to the output. Result buffers have the layout [hosts, width]; that
+// of local rank l contains the shards of all ranks with local rank l.
 void HierarchicalTransport::copy_out(const Collective& call, const Pieces& cut, std::size_t piece) {
   const std::size_t size = size_of(call.dtype);
   auto* out = static_cast<std::byte*>(call.out);
@@ -71,9 +72,9 @@ void HierarchicalTransport::copy_out(const Collective& call, const Pieces& cut, 
   }
 }
 
-// all_reduce, reduce_scatter and reduce. See [Note: host by host] in partial.h. Inputs that all lie
-// in symmetric memory are read where they are. In place that is safe: a piece of the output is
-// written only after the host has met again since that piece of the input was read.
+// all_reduce, reduce_scatter and reduce. See [Note: host by host] in partial.h. If all inputs are
+// in symmetric memory, they are read directly. This is safe in place: between reading a piece of
+// the input and writing that piece of the output there is a barrier of the host.
 void HierarchicalTransport::reduction(const Collective& call) {
   const Layout& layout = levels_.layout;
   const Partial partial(call.dtype, call.reduce, ranks());
@@ -173,7 +174,8 @@ void HierarchicalTransport::gather(const Collective& call) {
   }
 }
 
-// A piece is cut into one shard per rank of a host; rank l of each host carries shard l across.
+// A piece is split into one shard per rank of a host; local rank l of each host transfers shard l
+// between hosts.
 void HierarchicalTransport::broadcast(const Collective& call) {
   const Layout& layout = levels_.layout;
   const std::size_t size = size_of(call.dtype);
@@ -205,8 +207,8 @@ void HierarchicalTransport::broadcast(const Collective& call) {
   }
 }
 
-// Rank l of a host collects what its host has for rank l of every other host, and carries it
-// across.
+// Local rank l collects the data of its host for local rank l of every host, and transfers it
+// between hosts.
 void HierarchicalTransport::exchange(const Collective& call) {
   const Layout& layout = levels_.layout;
   const std::size_t size = size_of(call.dtype);
@@ -216,7 +218,7 @@ void HierarchicalTransport::exchange(const Collective& call) {
   for (auto* buffers : {partials_, combined_}) {
     for (int i = 0; i < 2; ++i) buffers[i].resize(n * c.quantum * size);
   }
-  // [hosts, per_host, width], of destinations before the crossing, of sources after it.
+  // Layout [hosts, per_host, width]: by destination before the transfer, by source after it.
   const auto at = [&](int h, int l, std::size_t p) {
     return static_cast<std::size_t>(layout.rank(h, l)) * c.width(p) * size;
   };

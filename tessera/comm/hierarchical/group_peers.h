@@ -9,8 +9,8 @@
 
 namespace tessera::comm::hierarchical {
 
-// The peers as the levels of one hierarchical group see them: the group can stop its levels without
-// ending the job, and what they report says which of its calls they were working for.
+// Peers as used by the levels of one hierarchical group. The group can stop its levels without
+// failing the job, and their failure reports name the group's call that they were part of.
 class GroupPeers final : public ForwardedPeers {
  public:
   using ForwardedPeers::ForwardedPeers;
@@ -22,14 +22,14 @@ class GroupPeers final : public ForwardedPeers {
   }
   std::optional<Failure> failure() const override {
     if (given_up_.load()) {
-      return Failure{Failure::Kind::peer, -1, rank(), "given up because the group was destroyed"};
+      return Failure{Failure::Kind::peer, -1, rank(), "stopped because the group was destroyed"};
     }
     return ForwardedPeers::failure();
   }
 
   void give_up() noexcept { given_up_.store(true); }
 
-  // What is added to errors: "" or ", for #3 all_reduce(…) of group world".
+  // Sets the text appended to errors: "" or ", during #3 all_reduce(…) of group world".
   void set_context(std::string text) {
     std::lock_guard lock(mutex_);
     context_ = std::move(text);

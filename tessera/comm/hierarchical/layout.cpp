@@ -30,10 +30,10 @@ bool is_regular(const std::vector<int>& home) {
 Layout find_layout(const std::vector<int>& home, const std::string& group) {
   if (!is_regular(home)) {
     throw UsageError(str("group ", quote(group),
-                         " over two-level needs the same number of ranks on every host, one after "
-                         "another, but has ",
+                         " over two-level needs the same number of ranks on every host, with "
+                         "consecutive numbers, but has ",
                          describe_layout(home),
-                         ". Use backend mpi, or start equal numbers of ranks per host"));
+                         ". Use backend tcp, or start equal numbers of ranks per host"));
   }
   const auto per_host = static_cast<int>(std::count(home.begin(), home.end(), home.front()));
   return {static_cast<int>(home.size()) / per_host, per_host};

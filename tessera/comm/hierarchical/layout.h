@@ -5,7 +5,7 @@
 
 namespace tessera::comm::hierarchical {
 
-// Which rank of a group is where. Rank r is number r % per_host on host r / per_host.
+// Placement of a group's ranks: rank r is local rank r % per_host of host r / per_host.
 struct Layout {
   int hosts = 1;
   int per_host = 1;
@@ -16,12 +16,13 @@ struct Layout {
   int rank(int host, int local) const noexcept { return host * per_host + local; }
 };
 
-// `home[r]` is the first rank of the group on the host of rank r. Throws UsageError that says what
-// it found unless every host has the same number of ranks, one after another.
+// Returns the layout of a group, where `home[r]` is the first rank on the host of rank r. Throws a
+// UsageError that describes the layout unless every host has the same number of consecutive ranks.
 Layout find_layout(const std::vector<int>& home, const std::string& group);
 
-// "ranks 0 1 2 together; ranks 3 together"
+// Returns "ranks 0 1 2 on one host, rank 3 on one host".
 std::string describe_layout(const std::vector<int>& home);
+// Returns whether every host has the same number of consecutive ranks.
 bool is_regular(const std::vector<int>& home);
 
 }  // namespace tessera::comm::hierarchical

@@ -18,12 +18,11 @@ class HostMemories::Memory final : public SymmetricMemory {
   void* part(int rank) const override {
     const Layout& layout = table_->layout_;
     if (layout.host(rank) != layout.host(table_->rank_)) {
-      throw UsageError(str("rank ", table_->rank_, " asked for the symmetric memory of rank ", rank,
-                           ", which is on another host; over two-level only the ranks of one host, "
-                           "here ",
+      throw UsageError(str("rank ", table_->rank_, " cannot access the symmetric memory of rank ",
+                           rank, ", which is on another host; over two-level, a rank can access ",
+                           "only that of its own host, here ranks ",
                            layout.rank(layout.host(table_->rank_), 0), " to ",
-                           layout.rank(layout.host(table_->rank_), layout.per_host - 1),
-                           ", can read one another's"));
+                           layout.rank(layout.host(table_->rank_), layout.per_host - 1)));
     }
     return local_->part(layout.local(rank));
   }

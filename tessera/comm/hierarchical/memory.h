@@ -10,26 +10,29 @@
 
 namespace tessera::comm::hierarchical {
 
-// Where a buffer lies: in symmetric memory `memory` at `offset` of its owner's part, or, if
-// `memory` is 0, where no other rank can reach it.
+// Location of a buffer: `offset` in its owner's part of symmetric memory number `memory`. If
+// `memory` is 0, the buffer is in private memory, which peers cannot access.
 struct Address {
   std::uint64_t memory = 0;
   std::uint64_t offset = 0;
 };
 
-// The symmetric memories of a hierarchical group: the ranks of a host have mapped one another's
-// parts, those of other hosts are out of reach.
+// Symmetric memories of a hierarchical group. The ranks of a host have mapped each other's parts,
+// but not those of other hosts.
 class HostMemories : public std::enable_shared_from_this<HostMemories> {
  public:
   HostMemories(Layout layout, int rank) : layout_(layout), rank_(rank) {}
 
-  // Numbers count the (collective) allocations, so they mean the same on every rank.
+  // Registers memory under the next number. Allocations are collective, so a number means the same
+  // memory on every rank.
   std::shared_ptr<SymmetricMemory> add(std::shared_ptr<SymmetricMemory> local);
 
-  // The address of [pointer, pointer + bytes) if all of it lies in this rank's own part.
+  // Returns the location of [pointer, pointer + bytes) if all of it is in this rank's own part,
+  // otherwise {}.
   Address address(const void* pointer, std::size_t bytes) const;
 
-  // Where `address` of number `local` on this host lies here; null if this rank has released it.
+  // Returns the pointer in this process for `address` of local rank `local` of this host; null if
+  // this rank has released the memory.
   const std::byte* resolve(const Address& address, int local) const;
 
  private:

@@ -42,7 +42,7 @@ void divide(std::span<const void* const> partials, void* result, std::size_t cou
 
 Partial::Partial(DType type, ReduceOp op, int ranks)
     : type_(type), op_(op), ranks_(ranks), partial_(type) {
-  // The smallest and the largest value are values: nothing to widen.
+  // min and max return one of the values, so they need no wider type.
   if (op == ReduceOp::sum || op == ReduceOp::avg) partial_ = accumulator(type);
   if (wide()) partial_ = DType::i64;
 }

@@ -9,11 +9,11 @@
 
 namespace tessera::comm::hierarchical {
 namespace {
-// The most that a host sends behind the records of a call.
+// Largest data that a host appends to the records of a call.
 constexpr std::size_t kSmallBytes = 4 << 10;
 }  // namespace
 
-// The header of a call inside one host; the data of a small call comes behind it.
+// Header of a call inside one host. The data of a small call follows it.
 struct HierarchicalTransport::LocalHeader {
   Record record;
   Address in;
@@ -47,7 +47,7 @@ bool HierarchicalTransport::finish(const Collective& call, bool) {
 
 void HierarchicalTransport::carry_out(const Collective& call) {
   exchange_records(call);
-  // All ranks find the same, so the group stays in step whatever it is.
+  // All ranks get the same result, so the group stays in step even if this throws.
   compare_calls(
       ranks(), [this](int r) -> const Record& { return record(r); }, sequence_, levels_.name);
   if (is_small(call)) {
@@ -81,8 +81,8 @@ const Record& HierarchicalTransport::record(int rank) const {
       host_record(levels_.layout.host(rank)))[levels_.layout.local(rank)];
 }
 
-// Whether what a host sends fits behind its records: partials, the buffer, or all that its ranks
-// give.
+// Returns whether a host can append its data to the records: partials, the buffer, or the input of
+// all its ranks.
 bool HierarchicalTransport::is_small(const Collective& call) const {
   const auto locals = static_cast<std::size_t>(levels_.layout.per_host);
   std::size_t elements = call.count, size = size_of(call.dtype);
@@ -145,7 +145,7 @@ void HierarchicalTransport::fill_host_payload(const Collective& call) {
   }
 }
 
-// With the records came what every host has: each rank takes what it needs.
+// The data of all hosts came with the records; each rank takes what it needs.
 void HierarchicalTransport::small(const Collective& call) {
   const Layout& layout = levels_.layout;
   const std::size_t size = size_of(call.dtype);

@@ -17,11 +17,11 @@
 
 namespace tessera::comm::hierarchical {
 
-// What a hierarchical group is made of, as one rank sees it.
+// Components of one rank of a hierarchical group.
 struct Levels {
   std::shared_ptr<GroupPeers> peers;
   std::shared_ptr<Backend> local;       // the ranks of this host
-  std::shared_ptr<Backend> inter_host;  // one rank of each host: those with this one's number there
+  std::shared_ptr<Backend> inter_host;  // the ranks of all hosts with this rank's local rank
   std::shared_ptr<HostMemories> memories;
   std::shared_ptr<TrafficMeter> meter;
   Layout layout;
@@ -29,12 +29,12 @@ struct Levels {
   int rank = 0;
 };
 
-// Collectives among equal numbers of ranks on several hosts, such that between hosts only shards
-// travel, each once, and each in the inter-host group of the rank that it belongs to.
+// Collectives among equal numbers of ranks on several hosts. Only shards are sent between hosts,
+// each once, and each by the inter-host group of the rank that it belongs to.
 //
-// A call is announced inside the host, then between the hosts, so that every rank has the records
-// of all before anything else happens. The data of a small call travels with them. Larger buffers
-// go through memory that the ranks of a host share, in pieces: see [Note: ticks] in
+// A call is announced inside the host, then between hosts, so that every rank has the records of
+// all ranks before data is processed. The data of a small call is sent with them. Larger buffers
+// pass in pieces through memory that the ranks of a host share: see [Note: ticks] in
 // collectives.cpp.
 class HierarchicalTransport final : public Transport {
  public:
@@ -82,8 +82,8 @@ class HierarchicalTransport final : public Transport {
   int host() const { return levels_.layout.host(levels_.rank); }
   int local() const { return levels_.layout.local(levels_.rank); }
 
-  // Buffers first: the backends in levels_, which may still be at work on them, are destroyed
-  // first.
+  // Declared before levels_, because the backends there may still use these buffers until they are
+  // destroyed.
   std::vector<std::byte> local_headers_;  // of the ranks of this host
   std::vector<std::byte> host_records_;   // of all hosts
   std::vector<std::byte> partials_[2], combined_[2];

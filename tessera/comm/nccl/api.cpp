@@ -14,8 +14,8 @@ std::string spell(int version) {
 
 Library load() {
   Library library;
-  // Already in the process if libtorch_cuda is; it must be that very one, because two NCCLs in one
-  // process would each start their own threads and count memory apart.
+  // If libtorch_cuda is loaded, so is its NCCL, and that one must be used: two NCCLs in one process
+  // would each start their own threads and account for memory separately.
   SharedLibrary symbols("ncclGetVersion", {"libnccl.so.2"}, RTLD_GLOBAL);
   Api& api = library.api;
   symbols.need("ncclGetVersion", api.get_version);
@@ -36,11 +36,11 @@ Library load() {
   symbols.need("ncclGroupStart", api.group_start);
   symbols.need("ncclGroupEnd", api.group_end);
   if (!symbols.open()) {
-    library.problem = str("NCCL is not in the process and cannot be loaded (", symbols.problem(),
-                          "); install it, or put the folder of libnccl.so.2 in LD_LIBRARY_PATH");
+    library.problem = str("NCCL cannot be loaded (", symbols.problem(),
+                          "); install it, or add the folder of libnccl.so.2 to LD_LIBRARY_PATH");
   } else if (!symbols.missing().empty()) {
     library.problem =
-        str("the NCCL in this process has no ", symbols.missing(), "; 2.14 or later is needed");
+        str("the NCCL in this process has no ", symbols.missing(), "; use NCCL 2.14 or later");
   }
   library.loaded = library.problem.empty();
   if (!library.loaded) return library;
@@ -61,7 +61,7 @@ void Api::check(Result result, const char* call) const {
   const char* detail = get_last_error(nullptr);
   throw Error(str("NCCL's ", call, " failed: ", get_error_string(result),
                   detail != nullptr && *detail != '\0' ? str(" (", detail, ")") : "",
-                  "; NCCL_DEBUG=INFO makes it say more"));
+                  "; set NCCL_DEBUG=INFO for details"));
 }
 
 const Library& library() {

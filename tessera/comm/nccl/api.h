@@ -5,9 +5,9 @@
 
 namespace tessera::comm::nccl {
 
-// The part of NCCL's C interface that we use, in our own words. It has been stable since 2.14; we
-// need no header and link nothing, so every build has this backend, and it works where an NCCL is
-// found at run time.
+// Declarations of the part of NCCL's C interface that this backend uses, which has been stable
+// since 2.14. NCCL is loaded at run time, without its header and without linking, so every build
+// has this backend.
 
 using Comm = struct OpaqueComm*;
 
@@ -42,13 +42,13 @@ struct Api {
   Result (*recv)(void* out, std::size_t, Type, int peer, Comm, Stream);
   Result (*group_start)();
   Result (*group_end)();
-  // Since 2.19; null in an older one.
+  // Since 2.19; null in older versions.
   Result (*comm_register)(Comm, void* data, std::size_t bytes, void** handle);
   Result (*comm_deregister)(Comm, void* handle);
-  // Since 2.18; null in an older one. A null configuration inherits the parent's.
+  // Since 2.18; null in older versions. A null configuration inherits the parent's.
   Result (*comm_split)(Comm parent, int color, int key, Comm*, void* configuration);
 
-  // Throws Error that names the call and says what NCCL says.
+  // Throws an Error with the call and NCCL's error text unless the result is success.
   void check(Result result, const char* call) const;
 };
 
@@ -60,7 +60,8 @@ struct Library {
   Api api{};
 };
 
-// The NCCL of this process: the one that LibTorch brought along, else the loader's libnccl.so.2.
+// Returns the NCCL of this process: the one that LibTorch has loaded, otherwise libnccl.so.2 as
+// found by the dynamic loader.
 const Library& library();
 
 }  // namespace tessera::comm::nccl

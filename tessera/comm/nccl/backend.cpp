@@ -27,17 +27,17 @@ int device_count() {
   return c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount();
 }
 
-// What a rank says of itself before a group is made of it and others.
+// Description of a rank, exchanged before a group is created.
 struct RankInfo {
   std::int32_t rank = 0;  // in the job
   std::uint8_t deterministic = 0;
   std::uint8_t check = 0;
   std::uint8_t unused[2] = {};
-  UniqueId id{};          // of the first rank: names the communicator
-  char version[16] = {};  // of NCCL
-  char problem[232] = {};
+  UniqueId id{};           // of the communicator; set by the first rank
+  char version[16] = {};   // of NCCL
+  char problem[232] = {};  // reason why this rank cannot use NCCL; "" if it can
 };
-static_assert(sizeof(RankInfo) == 384, "no padding: it travels between processes");
+static_assert(sizeof(RankInfo) == 384, "no padding: it is sent between processes");
 
 constexpr const char* kCheckNames[] = {"no calls", "new calls", "every call"};
 
@@ -66,19 +66,19 @@ std::vector<RankInfo> exchange_rank_info(Backend& host, const RankInfo& own, Tra
     const bool same = each.deterministic == own.deterministic && each.check == own.check &&
                       std::strcmp(each.version, own.version) == 0;
     if (same) continue;
-    const auto tell = [](const RankInfo& who) {
-      return str("rank ", who.rank, " has NCCL ", who.version, ", deterministic ",
-                 who.deterministic != 0, ", compares ", kCheckNames[who.check % 3]);
+    const auto text = [](const RankInfo& of) {
+      return str("rank ", of.rank, " has NCCL ", of.version, ", deterministic ",
+                 of.deterministic != 0, ", compares ", kCheckNames[of.check % 3]);
     };
-    throw UsageError(str("group ", host.name(), " over nccl: ", tell(own), " but ", tell(each),
-                         "; all ranks need the same"));
+    throw UsageError(str("group ", host.name(), " over nccl: ", text(own), ", but ", text(each),
+                         "; all ranks must have the same"));
   }
   return all;
 }
 
 class NcclBackend final : public Backend {
  public:
-  // `parent` is null, or a group whose ranks all make a group of this kind now: its communicator
+  // `parent` is null, or a group all of whose ranks are creating such a group now. Its communicator
   // is then split.
   NcclBackend(std::shared_ptr<Backend> host, std::shared_ptr<Peers> peers, int device,
               GroupOptions options, NcclOptions nccl, std::shared_ptr<LaunchOrder> order,
@@ -111,7 +111,7 @@ class NcclBackend final : public Backend {
   bool takes_parts() const override { return true; }
   Backend& host() override { return *host_; }
 
-  // What went through host memory counts too, except our own agreements.
+  // Includes traffic through host memory, except that of agreements.
   TrafficCounts traffic() const override {
     const TrafficCounts host = host_->traffic() - agreements_.counts();
     TrafficCounts sum = meter_->counts();
@@ -135,7 +135,7 @@ class NcclBackend final : public Backend {
     }
     check_device(call, call.in);
     if (call.out != call.in) check_device(call, call.out);
-    // The order of the agreements must be the order on the GPU.
+    // The agreements must have the same order as the calls on the GPU.
     std::lock_guard lock(mutex_);
     meter_->charge(call, size(), rank());
     Submission submission;
@@ -169,7 +169,7 @@ class NcclBackend final : public Backend {
   }
 
   std::shared_ptr<Backend> partition(std::span<const int> members, std::string name) override {
-    // The ranks of this group have the same version of NCCL: exchange_rank_info() checked it.
+    // All ranks decide the same: exchange_rank_info() checked that they have the same version.
     const bool can_split = library().api.comm_split != nullptr;
     return std::make_shared<NcclBackend>(host_->partition(members, std::move(name)), peers_,
                                          device_.index(), options_, nccl_, order_,
@@ -182,16 +182,15 @@ class NcclBackend final : public Backend {
     return is_new || nccl_.check == NcclOptions::Check::every_call;
   }
 
-  // The calls that the ranks have agreed on. What was refused is forgotten, by the thread that
-  // heard it and before the caller does, so that all ranks agree on it anew.
+  // Calls that the ranks have agreed on. A rejected call is removed before its caller gets the
+  // error, so that the ranks agree on it again.
   class Agreed {
    public:
-    // Whether it was not asked before.
+    // Adds the call. Returns whether it is new.
     bool is_new(std::uint64_t key) {
       const std::lock_guard lock(mutex_);
-      // All ranks forget at the same call. Labels that are never the same make no one's memory
-      // grow.
-      if (keys_.size() >= kMostKeys) keys_.clear();
+      // Limits the memory for labels that never repeat. All ranks clear it at the same call.
+      if (keys_.size() >= kMaxKeys) keys_.clear();
       return keys_.insert(key).second;
     }
     void forget(std::uint64_t key) {
@@ -200,7 +199,7 @@ class NcclBackend final : public Backend {
     }
 
    private:
-    static constexpr std::size_t kMostKeys = 100'000;
+    static constexpr std::size_t kMaxKeys = 100'000;
     std::mutex mutex_;
     std::unordered_set<std::uint64_t> keys_;
   };
@@ -210,7 +209,7 @@ class NcclBackend final : public Backend {
     NcclProgress::Channel* handle = nullptr;
     std::uint64_t messages = 0;
     Agreed agreed;
-    UniqueId id{};  // made by the sender; the receiver has it from the first header
+    UniqueId id{};  // created by the sender; the receiver gets it with the first header
     std::atomic<bool> is_open{false};
 
     void open() {
@@ -228,9 +227,8 @@ class NcclBackend final : public Backend {
     if (!available()) return why_not();
     if (device_.index() >= 0 && device_.index() < device_count()) return "";
     return str("its GPU is number ", static_cast<int>(device_.index()), ", but it has ",
-               device_count(),
-               " (numbers start at 0); start no more ranks on a host than it has "
-               "GPUs");
+               plural(device_count(), "GPU"),
+               " (numbers start at 0); start at most one rank per GPU on a host");
   }
 
   static void new_id(UniqueId& id) {
@@ -282,18 +280,18 @@ class NcclBackend final : public Backend {
     } catch (const c10::Error&) {
     }
     throw UsageError(str(describe(call), " of group ", name(), " over nccl: the buffer is ", where,
-                         ", wanted ", device_.str(), ", the GPU of this rank"));
+                         "; must be on ", device_.str(), ", the GPU of this rank"));
   }
 
   bool compares() const { return size() > 1 && nccl_.check != NcclOptions::Check::never; }
 
-  // [Note: agreement] Before a call goes to the GPU for the first time, every rank tells the others
-  // of it through host memory and waits until it has heard the same from all. Telling happens at
-  // the call, in order; hearing on another thread. So a call that some ranks do not make, or make
-  // differently, never reaches a GPU, the ranks stay in step after the error, and the host's own
-  // watch finds who is missing. A plan makes the same calls again in every step: those go to the
-  // GPU at once, and the ranks compare what they have called behind it ([Note: call log]), so that
-  // a difference is still an error that names the calls, which then ends the job.
+  // [Note: agreement] Before a call is launched on the GPU for the first time, every rank sends its
+  // record to the others through host memory and waits for theirs. Records are sent in the order of
+  // the calls, and received on another thread. So a call that some ranks do not make, or make
+  // differently, never reaches a GPU; the ranks stay in step after the error, and the host backend
+  // detects a missing rank. Training repeats the same calls in every step. Those are launched
+  // immediately, and the ranks compare them later ([Note: call log]). A difference is then still an
+  // error that names the calls, but it ends the job.
   std::function<void()> agree(const Collective& call, const Record& record, std::uint64_t number,
                               std::uint64_t key) {
     auto records = std::make_shared<std::vector<Record>>(static_cast<std::size_t>(size()));
@@ -328,9 +326,9 @@ class NcclBackend final : public Backend {
     }
   }
 
-  // The sender's header carries the id of a communicator that the two ranks will have to
-  // themselves. Headers go through the host group and answers through a second one, because the
-  // same two ranks may at the same time exchange messages in the other direction.
+  // The sender's header contains the id of a communicator for these two ranks. Headers are sent
+  // through the host group and answers through a second one, because the same two ranks may
+  // concurrently exchange messages in the other direction.
   Work message(Submission submission, bool captured) {
     const Collective& call = submission.call;
     const bool sending = call.op == Op::send;
@@ -340,7 +338,7 @@ class NcclBackend final : public Backend {
       throw UsageError(
           str(describe(call), " of group ", name(),
               " over nccl: two ranks cannot meet for the first time while a CUDA graph "
-              "is captured; exchange a message in this direction before"));
+              "is captured; exchange a message in this direction before the capture"));
     }
     if (!channel) {
       channel = std::make_shared<PeerChannel>();
@@ -357,7 +355,7 @@ class NcclBackend final : public Backend {
     submission.connects = !captured && channel->agreed.is_new(key);
     if (must_agree(submission.connects, captured) || submission.number == 1) {
       submission.prepare = agree_on_message(submission, channel, key);
-    } else if (!channel->is_open.load()) {  // behind one that is agreed on just now
+    } else if (!channel->is_open.load()) {  // the agreement on an earlier message is in progress
       submission.prepare = [channel = channel] { channel->open(); };
     }
     submission.call.peer = sending ? 1 : 0;
@@ -429,7 +427,7 @@ class NcclBackend final : public Backend {
   std::map<std::pair<int, bool>, std::shared_ptr<PeerChannel>>
       channels_;  // by peer, and whether this rank sends
   NcclProgress::Channel* collectives_ = nullptr;
-  std::unique_ptr<NcclProgress> progress_;  // last: its threads use the rest
+  std::unique_ptr<NcclProgress> progress_;  // last, because its threads use the other members
 };
 
 }  // namespace
@@ -452,7 +450,7 @@ std::shared_ptr<Backend> make_backend(std::shared_ptr<Backend> host, std::shared
                                       int device, GroupOptions options, NcclOptions nccl) {
   if (!peers && host->size() > 1) {
     throw UsageError(str("group ", host->name(), " of ", host->size(),
-                         " ranks over nccl needs peers that watch over them"));
+                         " ranks over nccl needs `peers` to detect dead ranks"));
   }
   return std::make_shared<NcclBackend>(std::move(host), std::move(peers), device, options, nccl,
                                        std::make_shared<LaunchOrder>());

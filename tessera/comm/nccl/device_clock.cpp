@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr auto kAnchorServes = 5s;
-constexpr auto kLongestLook = 200us;  // a stream with something to do tells no time
+constexpr auto kLongestLook = 200us;  // after that the stream was not idle: keep the old anchor
 
 std::chrono::nanoseconds nanoseconds_of(double milliseconds) {
   return std::chrono::nanoseconds(static_cast<std::int64_t>(milliseconds * 1e6));

@@ -8,12 +8,11 @@
 
 namespace tessera::comm::nccl {
 
-// When something happened on a GPU, as the host's clock tells it.
+// Converts times of GPU events to the host's clock.
 //
-// Events only know how long one came after another. An anchor is an event of which the host's time
-// is known: it was recorded on a stream that has nothing to do, and waited for. Differences are
-// told in single precision, so an anchor serves for some seconds and then there is a new one, which
-// also takes the drift between the two clocks away.
+// Events only give the time between two of them. An anchor is an event whose host time is known: it
+// was recorded on an idle stream and waited for. Differences have single precision, so an anchor is
+// replaced after a few seconds, which also removes the drift between the two clocks.
 class DeviceClock {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -21,13 +20,13 @@ class DeviceClock {
   struct Anchor {
     c10::Event event;
     Time time;
-    // When `event`, which was recorded later and has come, came.
+    // Returns the host time of `later`, a completed event that was recorded after the anchor.
     Time when(const c10::Event& later) const;
   };
 
   explicit DeviceClock(c10::Device device);
 
-  // For events that are recorded from now on. One thread at a time.
+  // Returns an anchor for events that are recorded from now on. One thread at a time.
   std::shared_ptr<const Anchor> anchor();
 
  private:

@@ -25,7 +25,7 @@ Type to_type(DType type) {
   }
 }
 
-// What NCCL starts together, and runs as one where it can.
+// Runs `calls` in one ncclGroup, whose operations NCCL starts together and fuses if it can.
 void in_one_group(const Api& api, const char* name, const std::function<void()>& calls) {
   api.check(api.group_start(), name);
   try {
@@ -37,11 +37,11 @@ void in_one_group(const Api& api, const char* name, const std::function<void()>&
   api.check(api.group_end(), name);
 }
 
-// [Note: whose sum] NCCL adds along its rings, in the type of the buffer: for sums that is the
-// default, exact for integers and within rounding for floats. We add, over an exchange of shards
-// that moves the same bytes, whenever it would not be right or is asked to be exact: in
-// deterministic mode, for min and max (NCCL loses NaNs), for averages of integers (its sum may
-// wrap), and for reduce_scatter of a buffer that does not divide by the ranks.
+// [Note: own sums] NCCL adds along its rings, in the type of the buffer. That is the default for
+// sums: exact for integers and within rounding for floats. Tessera reduces itself, over an exchange
+// of shards that sends the same bytes, if NCCL's result would be wrong or must be exact: in
+// deterministic mode, for min and max (NCCL drops NaNs), for averages of integers (NCCL's sum may
+// wrap), and for reduce_scatter of a buffer that the number of ranks does not divide.
 bool we_add(const Collective& call, int ranks, bool deterministic) {
   if (ranks == 1 || !is_reduction(call.op)) return false;
   const bool integer =
@@ -54,7 +54,7 @@ bool divides(const Collective& call, int ranks) {
   return call.count % static_cast<std::size_t>(ranks) == 0;
 }
 
-// Of one call without parts. Its steps are taken by enqueue(), those of all parts together.
+// Steps of one call without parts. enqueue() runs each step for all parts together.
 class Enqueue {
  public:
   Enqueue(const Place& place, const Collective& call, TrafficMeter& meter)
@@ -71,7 +71,7 @@ class Enqueue {
         even_(divides(call, place.ranks)),
         ours_(we_add(call, place.ranks, place.deterministic)) {}
 
-  // Shards are sent and received one by one; everything else is one call of NCCL.
+  // Returns whether shards are sent and received one by one, rather than by one NCCL call.
   bool is_exchange() const {
     return ours_ || (!even_ && (call_.op == Op::reduce_scatter || call_.op == Op::all_gather)) ||
            call_.op == Op::all_to_all;
@@ -102,7 +102,7 @@ class Enqueue {
     }
   }
 
-  // Inside an ncclGroup.
+  // Called inside an ncclGroup.
   void messages() {
     if (call_.op == Op::all_gather) return gather_messages(in_, out_);
     exchange_messages(in_, call_.op == Op::all_to_all ? out_ : base());
@@ -127,7 +127,7 @@ class Enqueue {
   Comm comm() const { return place_.comm; }
   void check(Result result) const { api_.check(result, name(call_.op)); }
 
-  // Of one rank every reduction is the copy that NCCL makes of a sum.
+  // With one rank every reduction is a copy, which NCCL's sum does.
   Combine combine() const {
     return call_.reduce == ReduceOp::avg && place_.ranks > 1 ? Combine::avg : Combine::sum;
   }
@@ -180,7 +180,7 @@ class Enqueue {
     }
   }
 
-  // from: a shard for everybody; to: this rank's shard from everybody, in order of the ranks.
+  // from: one shard for every rank; to: this rank's shard from every rank, in rank order.
   void exchange_messages(std::byte* from, std::byte* to) {
     for (int r = 0; r < place_.ranks; ++r) {
       if (r == place_.rank) continue;
@@ -188,7 +188,7 @@ class Enqueue {
       receive(to + static_cast<std::size_t>(r) * own_.size * size_, own_.size, r);
     }
   }
-  // The part of an exchange that needs nobody.
+  // Copies this rank's own shard in an exchange.
   void keep_own(std::byte* from, std::byte* to) {
     copy(to + static_cast<std::size_t>(place_.rank) * own_.size * size_,
          at_shard(from, place_.rank), own_.size);
@@ -205,7 +205,7 @@ class Enqueue {
     });
   }
 
-  // This rank's shard from everybody.
+  // This rank's shard from every rank.
   std::byte* base() const { return static_cast<std::byte*>(shards_.data_ptr()); }
 
   at::TensorOptions options() const {
@@ -246,8 +246,8 @@ bool uses_tensors(const Collective& call, int rank, int ranks, bool deterministi
   return uneven;
 }
 
-// [Note: one call] in progress.h. NCCL's collectives are one group and our sends and receives
-// another: NCCL does not promise that the two mix.
+// See [Note: one call] in progress.h. NCCL's collectives are one ncclGroup, and our sends and
+// receives another, because NCCL does not guarantee that the two can be mixed.
 void enqueue(const Place& place, const Collective& call, TrafficMeter& meter) {
   std::vector<Collective> parts;
   for_each_part(call, place.ranks, place.rank, [&](const Collective& part) {

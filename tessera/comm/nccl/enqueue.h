@@ -8,8 +8,7 @@
 
 namespace tessera::comm::nccl {
 
-// Where a collective is put: a communicator and the stream it runs on, which is the current one of
-// the device.
+// Communicator and stream of a collective. The stream is the current one of the device.
 struct Place {
   const Api& api;
   Comm comm;
@@ -20,11 +19,11 @@ struct Place {
   bool deterministic;
 };
 
-// Whether the call needs copies or sums of our own besides what NCCL does.
+// Returns whether the call needs tensor operations (copies or sums) besides NCCL's kernels.
 bool uses_tensors(const Collective& call, int rank, int ranks, bool deterministic);
 
-// Puts a collective, send or receive (to or from rank `call.peer` of the communicator) on the
-// stream and returns. Allocates on that stream what it needs besides the buffers of the call.
+// Enqueues a collective, send or receive (to or from rank `call.peer` of the communicator) on the
+// stream. Allocates temporary buffers on that stream.
 void enqueue(const Place& place, const Collective& call, TrafficMeter& meter);
 
 }  // namespace tessera::comm::nccl

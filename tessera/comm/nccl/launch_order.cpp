@@ -13,12 +13,12 @@ namespace tessera::comm::nccl {
 
 using namespace std::chrono_literals;
 
-// Owned by the thread too: one that hangs in NCCL is left behind.
+// Also owned by the thread, so that a thread that hangs in NCCL can be detached.
 struct LaunchOrder::Core {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> queue;
-  bool running = false;  // a task of the queue
+  bool running = false;  // a task of the queue is running
   bool stopping = false;
   bool ended = false;
   std::thread thread;
@@ -37,7 +37,7 @@ struct LaunchOrder::Core {
         running = true;
         lock.unlock();
         task();
-      }  // what it kept goes before the lock is taken again
+      }  // destroys the task's captures before the lock is taken again
       lock.lock();
       running = false;
       changed.notify_all();
@@ -54,7 +54,7 @@ LaunchOrder::~LaunchOrder() {
   core_->stopping = true;
   core_->changed.notify_all();
   if (!core_->thread.joinable()) return;
-  // The last task may hold the last handle of a group, and so of this.
+  // The last task may hold the last handle of a group, and so of this object.
   const bool self = core_->thread.get_id() == std::this_thread::get_id();
   if (!self) core_->changed.wait_for(lock, 10s, [this] { return core_->ended; });
   std::thread thread = std::move(core_->thread);
@@ -64,7 +64,7 @@ LaunchOrder::~LaunchOrder() {
 }
 
 void LaunchOrder::put(std::function<void()> task, How how) {
-  const std::shared_ptr<Core> core = core_;  // the task may end us
+  const std::shared_ptr<Core> core = core_;  // the task may destroy *this
   {
     std::lock_guard lock(core->mutex);
     if (how == How::on_thread || !core->empty()) {

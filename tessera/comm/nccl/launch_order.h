@@ -7,29 +7,29 @@
 
 namespace tessera::comm::nccl {
 
-// In which order a process puts the calls of all its communicators on its GPU.
+// Order in which a process launches the calls of all its communicators on its GPU.
 //
-// [Note: launch order] A kernel of NCCL stays on the GPU until the kernels of the other ranks have
-// come. If the GPU of rank A starts those of two communicators in one order and that of rank B in
-// the other, and either has no room for both at once (or runs two streams through one queue of the
-// hardware), each waits for what is behind the other. So launches of a process have one order, in
-// which all its communicators (dp, tp, pp, the world) take part, and it is the order of its calls:
-//   - A call that its group has made before is launched by the thread that makes it, before the
-//     call returns. Autograd runs hooks on one thread while the caller of backward() waits, so
-//     these calls have the order of the program.
+// [Note: launch order] An NCCL kernel stays on the GPU until the kernels of the other ranks have
+// started. If rank A's GPU starts the kernels of two communicators in one order and rank B's GPU in
+// the other, and either cannot run both at once (or maps both streams to one hardware queue), the
+// two ranks deadlock. So the launches of a process have a single order over all its communicators
+// (dp, tp, pp, world), which is the order of its calls:
+//   - A call that its group has made before is launched by the calling thread, before the call
+//     returns. Autograd runs hooks on one thread while the caller of backward() waits, so these
+//     calls are in program order.
 //   - A collective that is made for the first time must be agreed on first ([Note: agreement]).
-//     It waits in a queue, all later collectives of the process wait behind it, and a thread of its
-//     own launches them in that order. Sends and receives do not wait there: they are independent
-//     of collectives, and two ranks that send before they receive must not block each other.
-// Why that cannot deadlock: let the program be one that ends when every collective blocks its
-// caller, as a program over the blocking calls of MPI must. Then all collectives of all ranks have
-// one order that agrees with the program order of each rank: the order in which such a run ends
-// them. Take the first in it that has not ended. On each of its ranks all launches before it have
-// ended, so it is the oldest on each of their GPUs and starts, whatever the hardware does with the
-// rest. Hence it ends. A send has a communicator and a stream of its own and needs one block of the
-// GPU; that the collectives behind it find room beside it is what NCCL_LAUNCH_ORDER_IMPLICIT
-// sees to (NCCL 2.26 and later; init() sets it): each kernel starts only when the one launched
-// before it is on the GPU whole.
+//     It waits in a queue, and all later collectives of the process wait behind it. A separate
+//     thread launches them in that order. Sends and receives do not wait there: they are
+//     independent of collectives, and two ranks that send before they receive must not block.
+// This cannot deadlock. Assume a program that would end if every collective blocked its caller, as
+// a program with MPI's blocking calls must. Then all collectives of all ranks have one order that
+// is consistent with the program order of each rank: the order in which such a run completes them.
+// Take the first collective in that order that has not ended. On each of its ranks all earlier
+// launches have ended, so it is the oldest on each GPU and starts, regardless of the rest. Hence it
+// ends. A send has its own communicator and stream and needs one block of the GPU.
+// NCCL_LAUNCH_ORDER_IMPLICIT (NCCL 2.26 and later; set by init()) ensures that the collectives
+// after it find room: each kernel starts only when the previously launched one is completely on the
+// GPU.
 class LaunchOrder {
  public:
   LaunchOrder();
@@ -38,16 +38,17 @@ class LaunchOrder {
   LaunchOrder& operator=(const LaunchOrder&) = delete;
 
   enum class How {
-    now,       // by the caller, unless collectives wait: then behind them
-    on_thread  // always behind what waits, on the thread
+    now,       // by the caller, or behind queued collectives if there are any
+    on_thread  // always on the thread, behind queued collectives
   };
-  // The task does not throw.
+  // Runs a task, which must not throw, or queues it.
   void put(std::function<void()> task, How how);
 
-  // Waits until nothing is queued, as long as `go_on` says so (asked now and then).
+  // Waits until the queue is empty and returns true, or until `go_on`, which is polled, returns
+  // false.
   bool wait_until_empty(const std::function<bool()>& go_on);
 
-  // Whoever launches holds it, collectives and messages alike ([Note: one launcher]).
+  // Held by the launching thread, for collectives and messages ([Note: one launcher]).
   LaunchTurn turn;
 
  private:

@@ -30,8 +30,8 @@ LaunchTurn::Lock LaunchTurn::take_in_order(Peers& peers, const Call& call,
     if (peers.take_note(before, call.topic)) break;
     if (!go_on()) return {};
     if (std::chrono::steady_clock::now() > deadline) {
-      throw PeerError(str("rank ", before, " did not begin in ", timeout.count() / 1000.0, " s"),
-                      before);
+      throw PeerError(
+          str("rank ", before, " did not begin within ", timeout.count() / 1000.0, " s"), before);
     }
     peers.wait_for_notes(seen, 100ms);
   }

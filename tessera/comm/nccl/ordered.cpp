@@ -8,12 +8,12 @@
 namespace tessera::comm::nccl {
 namespace {
 
-// How a floating point type looks as an integer.
+// Bit pattern of a floating-point type as an integer.
 struct Bits {
   at::ScalarType type;
-  int sign;                // position of the sign
-  std::int64_t magnitude;  // all bits but the sign
-  std::int64_t nan;        // the one NaN that results hold
+  int sign;                // position of the sign bit
+  std::int64_t magnitude;  // mask of all bits but the sign
+  std::int64_t nan;        // the canonical NaN of results
 };
 
 Bits bits_of(at::ScalarType type) {
@@ -25,13 +25,14 @@ Bits bits_of(at::ScalarType type) {
   }
 }
 
-// Every processor and library keeps another payload, so NaNs are replaced by one.
+// Processors and libraries differ in NaN payloads, so NaNs are replaced by the canonical one.
 void set_nan(const at::Tensor& out, const at::Tensor& where) {
   const Bits bits = bits_of(out.scalar_type());
   out.view(bits.type).masked_fill_(where, bits.nan);
 }
 
-// Divides as IEEE 754 says: by a tensor, since a scalar divisor becomes a reciprocal on the GPU.
+// Divides according to IEEE 754. The divisor is a tensor, because a scalar divisor becomes a
+// multiplication by the reciprocal on the GPU.
 void divide(const at::Tensor& sum, std::int64_t divisor) {
   if (divisor != 1) sum.div_(at::full({}, divisor, sum.options()));
 }
@@ -49,7 +50,7 @@ void sum_floats(const at::Tensor& out, const std::vector<at::Tensor>& sources,
 
 void sum_integers(const at::Tensor& out, const std::vector<at::Tensor>& sources,
                   std::int64_t divisor) {
-  // An average needs the whole sum; a plain sum wraps the same in any width.
+  // An average needs the exact sum; a plain sum wraps the same way in any width.
   const at::ScalarType type = divisor == 1 ? out.scalar_type() : at::kLong;
   const at::Tensor sum = sources.front().to(type, false, /*copy=*/true);
   for (std::size_t s = 1; s < sources.size(); ++s) sum.add_(sources[s]);
@@ -57,9 +58,9 @@ void sum_integers(const at::Tensor& out, const std::vector<at::Tensor>& sources,
   out.copy_(sum);
 }
 
-// As an integer with the magnitude of negative numbers turned round, a float compares like one, and
-// -0.0 comes before +0.0. The same step leads back.
-void turn_round(const at::Tensor& bits, const Bits& format) {
+// Flips the magnitude bits of negative numbers. The bits of floats then compare as integers like
+// the floats themselves, with -0.0 < +0.0. The operation is its own inverse.
+void flip_negative(const at::Tensor& bits, const Bits& format) {
   bits.bitwise_xor_(bits.bitwise_right_shift(format.sign).bitwise_and_(format.magnitude));
 }
 
@@ -71,7 +72,7 @@ void extreme(const at::Tensor& out, const std::vector<at::Tensor>& sources, Redu
     at::Tensor next = source;
     if (floating) {
       next = source.view(format.type).clone();
-      turn_round(next, format);
+      flip_negative(next, format);
       const at::Tensor here = source.isnan();
       nan = nan.defined() ? nan.logical_or_(here) : here;
     }
@@ -85,7 +86,7 @@ void extreme(const at::Tensor& out, const std::vector<at::Tensor>& sources, Redu
     out.copy_(best);
     return;
   }
-  turn_round(best, format);
+  flip_negative(best, format);
   out.view(format.type).copy_(best);
   set_nan(out, nan);
 }

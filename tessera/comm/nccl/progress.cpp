@@ -1,4 +1,4 @@
-// Calls on their way to the GPU: submission, launch, the end.
+// Submission, launch and end of calls on the GPU.
 
 #include "tessera/comm/nccl/progress.h"
 
@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// A little spinning before a sleep: a thread that sleeps comes back microseconds late.
+// Spins briefly before a sleep, because waking up from a sleep takes microseconds.
 template <typename Condition>
 void spin_until(const Condition& condition) {
   const auto end = Clock::now() + 30us;
@@ -51,7 +51,7 @@ bool NcclProgress::Item::done() const {
   return ended || (issued && events->finished.query());
 }
 
-// The right to call NCCL. Once the group has failed nobody gets it, so communicators can be
+// Called before a call of NCCL. Throws if the group has failed, so that its communicators can be
 // aborted.
 void NcclProgress::State::enter(Channel& channel, const Submission* doing) {
   std::lock_guard lock(mutex);
@@ -76,7 +76,8 @@ LaunchTurn::Lock NcclProgress::State::take_turn(Channel& channel, const Submissi
                ? turn.take_in_order(*context.peers, channel.turns, context.timeout, go_on)
                : turn.take(go_on);
   } catch (const PeerError& error) {
-    // The whole group: what others say late of this turn must not be taken for the next one's.
+    // Fails the whole group, because a late note for this turn would be mistaken for the next
+    // one's.
     const PeerError told(str(describe(&submission), " over nccl: ", error.what()), error.rank());
     fail(std::make_exception_ptr(told));
     throw told;
@@ -108,7 +109,7 @@ void NcclProgress::State::issue(Channel& channel, Item& next) {
   leave(channel);
 }
 
-// Waits until the ranks have agreed on it.
+// Waits until the ranks have agreed on a new call.
 void NcclProgress::State::meet(Channel& channel, Item& next) {
   Submission& submission = next.submission;
   if (!submission.prepare) return;
@@ -122,7 +123,7 @@ void NcclProgress::State::meet(Channel& channel, Item& next) {
   if (channel.log) channel.log->expect_nothing();
 }
 
-// Brings the oldest pending item of the channel to the GPU.
+// Launches the oldest pending item of the channel.
 void NcclProgress::State::launch(Channel& channel, const std::shared_ptr<Item>& next) {
   std::exception_ptr error;
   try {
@@ -137,7 +138,7 @@ void NcclProgress::State::launch(Channel& channel, const std::shared_ptr<Item>& 
   next->submission.prepare = nullptr;
   {
     std::lock_guard lock(mutex);
-    if (next->ended) return;  // failed meanwhile, together with all that was pending
+    if (next->ended) return;  // failed meanwhile, with all other pending items
     std::erase(channel.pending, next);
     next->since = Clock::now();
     if (error || next->captured) {
@@ -187,8 +188,8 @@ void NcclProgress::open_by_split(Channel& channel, Channel& parent, int color, i
   }
 }
 
-// Messages that must be agreed on, and those behind them. Ends when there are none; submit() starts
-// it again.
+// Launches the messages that must be agreed on, and those behind them. Returns when there are none;
+// submit() then starts a new thread.
 void NcclProgress::State::run_channel(Channel& channel) {
   guard.setDevice(context.device);
   ignore_captures_of_other_threads();
@@ -216,7 +217,7 @@ void NcclProgress::State::run_channel(Channel& channel) {
       launch(channel, next);
     }
     lock.lock();
-    channel.unmet.pop_front();  // only now: what comes later must not overtake it
+    channel.unmet.pop_front();  // only now, so that later messages do not overtake it
   }
   channel.thread_ended = true;
   changed.notify_all();
@@ -229,7 +230,7 @@ void NcclProgress::State::close_channels() {
   {
     std::lock_guard lock(mutex);
     for (Channel& channel : channels) comms.push_back(std::exchange(channel.comm, nullptr));
-    // After a failure anywhere a peer may never come to the end of the communicator.
+    // After a failure a peer may never destroy the communicator, which ncclCommDestroy waits for.
     failing = failure != nullptr || context.peers->failure().has_value();
   }
   for (const Comm comm : comms) {
@@ -255,7 +256,7 @@ NcclProgress::~NcclProgress() {
   while (!state.drained()) {
     try {
       state.reap(dropped);
-    } catch (...) {  // the watchdog sees it too, and fails everything
+    } catch (...) {  // the watchdog detects it too, and fails all calls
     }
     state.changed.wait_for(lock, 1ms);
   }
@@ -263,7 +264,7 @@ NcclProgress::~NcclProgress() {
   state.watchdog_woken.notify_all();
   std::thread closer([all = state_] { all->close_channels(); });
   const auto longest_wait = failing ? std::chrono::milliseconds(500) : 10s;
-  // One that destroys us itself, for what an operation kept alive, is not waited for.
+  // Do not wait for the current thread: the release of an operation's objects may run this.
   const auto awaited = [self = std::this_thread::get_id()](const std::thread& thread, bool ended) {
     return !ended && thread.joinable() && thread.get_id() != self;
   };
@@ -281,7 +282,7 @@ NcclProgress::~NcclProgress() {
       thread.join();
       lock.lock();
     } else {
-      thread.detach();  // hangs in NCCL or CUDA; it owns what it uses
+      thread.detach();  // hangs in NCCL or CUDA; it owns all it uses
     }
   };
   release(state.watchdog, state.watchdog_ended);
@@ -311,13 +312,13 @@ Work NcclProgress::submit(Channel& channel, Submission submission) {
   const bool captured = capturing(current);
   auto item = std::make_shared<Item>(state_, std::move(submission), captured);
   item->events->ready.record(current);
-  // Sums of our own are tensor operations: these must not run where a caller's thread records what
-  // it does, or counts whose memory it takes.
+  // Tessera's own sums are tensor operations. They must not run on a caller's thread, which may
+  // record operations (autograd) or attribute memory to categories.
   const bool own_thread =
       uses_tensors(item->submission.call, channel.rank, channel.ranks, state.context.deterministic);
   const bool collective = channel.use == Use::collectives;
   const bool new_call = item->submission.prepare != nullptr;
-  // What is captured goes on the channel's stream: nothing that is not may come there meanwhile.
+  // A captured call uses the channel's stream, so no other call may be enqueued there meanwhile.
   if (captured && !state.context.order->wait_until_empty([&] { return !state.failed.load(); })) {
     std::lock_guard lock(state.mutex);
     std::rethrow_exception(state.failure);
@@ -374,7 +375,7 @@ std::shared_ptr<void> NcclProgress::register_buffer(Channel& channel, void* data
   return {registered, [state, &channel](void* handle) {
             std::unique_lock lock(state->mutex);
             state->changed.wait(lock, [&] { return state->failure || !channel.inside; });
-            // A communicator that is gone has forgotten it.
+            // A destroyed communicator needs no deregistration.
             if (channel.comm != nullptr) state->api.comm_deregister(channel.comm, handle);
           }};
 }

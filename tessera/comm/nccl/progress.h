@@ -18,7 +18,7 @@
 
 namespace tessera::comm::nccl {
 
-// What the threads of a group know of it.
+// Properties of a group that its threads use.
 struct GroupContext {
   std::string group;
   c10::Device device;
@@ -27,88 +27,88 @@ struct GroupContext {
   std::shared_ptr<Peers> peers;
   std::vector<int> members;  // ranks of the job, by rank of the group
   std::shared_ptr<TrafficMeter> meter;
-  std::shared_ptr<LaunchOrder> order;  // of the process: all its groups have the same
+  std::shared_ptr<LaunchOrder> order;  // shared by all groups of the process
 };
 
-// One call on its way to the GPU.
+// One call to be launched on the GPU.
 struct Submission {
   Collective call;  // `peer` is a rank of the channel's communicator
   std::uint64_t number = 0;
   std::shared_ptr<void> keep;
-  // Null for a call that its ranks have agreed on before. Else it returns when every rank of the
-  // channel has made this call, or throws, and opens the channel if this is the first call. Runs on
-  // another thread than the caller's, and owns what it uses: a thread that hangs is left behind
-  // when the group goes.
+  // Null for a call that its ranks have agreed on before. Otherwise returns when every rank of the
+  // channel has made this call, or throws, and opens the channel if this is its first call. Runs on
+  // another thread than the caller's, and owns all it uses, because a thread that hangs is detached
+  // when the group is destroyed.
   std::function<void()> prepare;
-  // The first of its kind: NCCL may have to make connections, which waits for the other ranks.
+  // First call of its kind: NCCL may have to connect, which waits for the other ranks.
   bool connects = false;
-  // Told when it has ended from when to when it was on the GPU.
+  // Called after the call has ended, with the times at which it began and ended on the GPU.
   std::function<void(Observer::Time begin, Observer::Time end)> ran;
-  Record record;  // as the ranks compare it
+  Record record;  // compared with those of the other ranks
 };
 
-// Feeds a group's communicators and watches over what runs on the GPU.
+// Launches the calls of a group's communicators and monitors them on the GPU.
 //
-// [Note: channels] A channel is a communicator and a stream of its own: one for the collectives of
-// the group, and one for each directed pair of ranks that exchange messages. Calls of one
-// communicator run one after another on the GPU, and a send ends only when the other rank receives.
-// With one communicator for all messages, two ranks that both send before they receive would wait
-// for each other, unless the two calls were grouped. A caller that posts receives ahead, as
-// pipelines do, cannot group them: it does not know which of its neighbors sends first. A rank of
-// a pipeline has two neighbors, so four such channels; none is made before its first message.
+// [Note: channels] A channel is a communicator with its own stream: one for the collectives of the
+// group, and one for each directed pair of ranks that exchange messages. Calls of one communicator
+// run one after another on the GPU, and a send ends only when the other rank receives. With one
+// communicator for all messages, two ranks that both send before they receive would deadlock unless
+// the two calls were grouped. A caller that posts receives early, as pipelines do, cannot group
+// them, because it does not know which of its neighbors sends first. A rank of a pipeline has two
+// neighbors and so four such channels; each is created at its first message.
 //
-// A call makes the channel's stream wait for what the caller's stream had done at that time, and is
-// enqueued there: at once by the caller if the ranks know it, else when they have agreed on it, by
-// another thread ([Note: launch order]). So NCCL makes its connections, where it may block because
-// a peer has gone, on no thread of the caller. Work::wait() blocks the calling thread until the
-// call is enqueued, which for a new one means until every rank has made it; for the result itself
-// it only makes the caller's stream wait.
+// A call makes the channel's stream wait for the work that is in the caller's stream at that time,
+// and is enqueued on the channel's stream: immediately by the caller if the ranks have agreed on it
+// before, otherwise by another thread after they have agreed ([Note: launch order]). So NCCL never
+// connects on a caller's thread, where it could block because a peer is gone (except with
+// Check::never). Work::wait() blocks the calling thread until the call is enqueued, which for a new
+// call means until every rank has made it. For the result it only makes the caller's stream wait.
 //
-// [Note: one call] A call with parts, which is a bucket or a unit, is one ncclGroup: NCCL makes one
-// kernel of it (a few where there are hundreds of parts), and we one event before and two behind
-// it. Packing the parts into one buffer, rank by rank, would make it one operation of NCCL too, but
-// costs a pass over the bytes and a second buffer (for gpt2-xl in bf16 3 GB read and written each
-// way of each step, 2 · 1.4 ms of an H200), and small parts are what the pass is slow at as well;
-// while which elements a rank owns must not depend on what travels together ([Note: parts]).
+// [Note: one call] A call with parts (a bucket or a unit) is one ncclGroup. NCCL runs it as one
+// kernel (a few if there are hundreds of parts), with one event before it and one after it on the
+// channel's stream. Packing the parts into one buffer, rank by rank, would also make it one NCCL
+// operation, but needs a pass over the bytes and a second buffer: for gpt2-xl in bf16, 3 GB read
+// and written in each direction of each step, 2 · 1.4 ms on an H200. That pass is also slow for
+// small parts. And the elements that a rank owns must not depend on which parts travel together
+// ([Note: parts]).
 //
-// [Note: report first] One more thread, the watchdog, looks while anything runs on the GPU whether
-// a peer died or reported a failure, NCCL found an error, or the time is up. Then it tells all
-// ranks, fails every call that has not ended, and last aborts the communicators: kernels that wait
-// for a dead rank end only so, and what they leave behind must not pass for a result.
+// [Note: report first] While calls run on the GPU, a watchdog thread checks whether a peer died or
+// reported a failure, NCCL reported an error, or the timeout has passed. Then it notifies all
+// ranks, fails every call that has not ended, and finally aborts the communicators. Only an abort
+// ends kernels that wait for a dead rank, and their output must not be taken for a result.
 //
-// [Note: captured calls] Calls made while the caller's stream is captured into a CUDA graph go into
-// the graph. Nothing has run, so there is nothing to watch, to agree on or to time, and the graph's
-// owner keeps the buffers. Every replay runs them again; whoever replays counts that
-// (Group::add_traffic), and waits for the graph with a deadline of his own.
+// [Note: captured calls] Calls made while the caller's stream is captured into a CUDA graph become
+// part of the graph. They have not run, so there is nothing to monitor, to agree on or to time, and
+// the graph's owner keeps the buffers alive. Every replay runs them again. The caller of the replay
+// counts their traffic (Group::add_traffic) and waits for the graph with its own timeout.
 class NcclProgress {
  public:
   struct Channel;
 
   NcclProgress(const Api& api, GroupContext context);
-  // Ends what was submitted; if an exception is on its way up, gives it up instead.
+  // Completes all submitted calls. During stack unwinding by an exception, makes them fail instead.
   ~NcclProgress();
   NcclProgress(const NcclProgress&) = delete;
   NcclProgress& operator=(const NcclProgress&) = delete;
 
   enum class Use { collectives, messages };
-  // A channel in which this process is `rank` of `ranks`; `turns` names them all.
+  // Adds a channel in which this process is `rank` of `ranks`; `turns` lists all of them.
   Channel& add_channel(int rank, int ranks, Use use, LaunchTurn::Call turns);
-  // Where the channel's calls are compared with those of its other ranks.
+  // Sets the log with which the channel's calls are compared with those of its other ranks.
   static void set_log(Channel& channel, std::shared_ptr<CallLog> log);
-  // Puts a submission behind the others of the channel. Throws what ended the group, if anything
-  // did.
+  // Appends a submission to the channel. If the group has failed, throws its error.
   Work submit(Channel& channel, Submission submission);
 
-  // Makes the channel's communicator; all its ranks call it at the same time. Only in
+  // Creates the channel's communicator. Collective over its ranks. Called only by
   // Submission::prepare.
   static void open(Channel& channel, const UniqueId& id);
-  // Makes the channel's communicator from that of another group's channel. All ranks of the parent
-  // call it at the same time, and those with the same color get a communicator, ordered by key.
-  // Only in Submission::prepare, and only if Api::comm_split is there.
+  // Creates the channel's communicator by splitting that of another group's channel. Collective
+  // over the parent's ranks; those with the same color get a communicator, ordered by key. Called
+  // only by Submission::prepare, and only if Api::comm_split is not null.
   static void open_by_split(Channel& channel, Channel& parent, int color, int key);
 
-  // Tells NCCL of memory that calls of the channel will use again and again. The handle ends that.
-  // Null if this NCCL has no such function or refuses.
+  // Registers memory that many calls of the channel will use; the handle's deleter deregisters it.
+  // Returns null if this NCCL cannot register it.
   std::shared_ptr<void> register_buffer(Channel& channel, void* data, std::size_t bytes);
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 
-// The inside of NcclProgress, for its sources.
+// Implementation of NcclProgress, for its source files.
 
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
@@ -26,20 +26,21 @@ namespace tessera::comm::nccl {
 
 using Clock = std::chrono::steady_clock;
 
-// The events of a call, made once and used again by others.
+// Events of a call. Reused by later calls.
 struct CallEvents {
   explicit CallEvents(c10::DeviceType type)
       : ready(type),
         begun(type, c10::EventFlag::BACKEND_DEFAULT),
         finished(type, c10::EventFlag::BACKEND_DEFAULT) {}
-  c10::Event ready;            // on the caller's stream: its input is there
-  c10::Event begun, finished;  // on the channel's
+  c10::Event ready;            // on the caller's stream: the input is complete
+  c10::Event begun, finished;  // on the channel's stream
 };
 
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   explicit EventPool(c10::DeviceType type) : type_(type) {}
-  // Comes back by itself. One for a graph is not used again: what waits for it is in the graph.
+  // Returns events that return to the pool when released. Events of a graph are not reused, because
+  // the graph waits for them.
   std::shared_ptr<CallEvents> take(bool for_graph) {
     if (for_graph) return std::make_shared<CallEvents>(type_);
     std::unique_ptr<CallEvents> found;
@@ -73,11 +74,11 @@ struct NcclProgress::Item final : WorkState {
   Submission submission;
   const bool captured;
   const std::shared_ptr<CallEvents> events;
-  std::shared_ptr<const DeviceClock::Anchor> anchor;  // if somebody wants to know when it ran
-  bool issued = false;                                // it is on the GPU, and `finished` behind it
+  std::shared_ptr<const DeviceClock::Anchor> anchor;  // set if submission.ran is set
+  bool issued = false;  // it is on the GPU, and `finished` is recorded after it
   bool ended = false;
-  std::atomic<bool> settled{false};  // one of the two: for those who look without the lock
-  Clock::time_point since;           // when it was issued
+  std::atomic<bool> settled{false};  // issued or ended, readable without the lock
+  Clock::time_point since;           // time at which it was issued
   std::exception_ptr error;
 };
 
@@ -91,20 +92,21 @@ struct NcclProgress::Channel {
   const int ranks;
   const Use use;
   const LaunchTurn::Call turns;
-  std::shared_ptr<CallLog> log;  // null where there is nobody to compare with
+  std::shared_ptr<CallLog> log;  // null if calls are not compared
   Comm comm = nullptr;
   std::deque<std::shared_ptr<Item>> pending;    // not on the GPU yet
   std::deque<std::shared_ptr<Item>> in_flight;  // on the GPU
-  std::optional<Clock::time_point> inside;      // since when a thread has been in NCCL for it
-  const Submission* doing = nullptr;            // what for; null: to open the communicator
-  // Messages that must be agreed on first, and those behind them. They have a thread of the
-  // channel's own while there are any; collectives have that of the LaunchOrder.
+  std::optional<Clock::time_point> inside;      // time at which a thread called NCCL for it
+  const Submission* doing = nullptr;            // for which call; null: to open the communicator
+  // Messages that must be agreed on first, and those behind them. The channel's own thread launches
+  // them; collectives use the thread of the LaunchOrder.
   std::deque<std::shared_ptr<Item>> unmet;
   bool thread_ended = false;
   std::thread thread;
 };
 
-// Everything behind one mutex. The threads own it too, so that one which hangs can be left behind.
+// State of a NcclProgress, guarded by one mutex. Threads share its ownership, so that one that
+// hangs can be detached.
 struct NcclProgress::State : std::enable_shared_from_this<State> {
   State(const Api& functions, GroupContext what)
       : api(functions),
@@ -119,17 +121,17 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
 
   mutable std::mutex mutex;
   std::condition_variable changed;         // something was issued or ended
-  std::condition_variable watchdog_woken;  // the watchdog sleeps here while the GPU is idle
+  std::condition_variable watchdog_woken;  // for the watchdog, while the GPU is idle
   std::list<Channel> channels;
-  std::optional<DeviceClock> clock;  // from the first call that somebody wants to see
-  std::exception_ptr failure;        // why the group is over
-  std::atomic<bool> failed{false};   // the same, for those without the lock
+  std::optional<DeviceClock> clock;  // created by the first call with Submission::ran
+  std::exception_ptr failure;        // error that ended the group; null while it works
+  std::atomic<bool> failed{false};   // failure != null, readable without the lock
   bool stopping = false;
   bool watchdog_sleeps = false;
   bool watchdog_ended = false;
-  bool closed = false;                            // the communicators
-  std::optional<Clock::time_point> left_since;    // when the watchdog saw that one had left
-  std::optional<Clock::time_point> failed_since;  // and that the job is over
+  bool closed = false;                            // the communicators are destroyed
+  std::optional<Clock::time_point> left_since;    // when the watchdog noticed that a rank left
+  std::optional<Clock::time_point> failed_since;  // when it noticed that the job failed
   std::thread watchdog;
 
   std::string describe(const Submission* submission) const {
@@ -139,7 +141,8 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
   }
   int own_rank() const { return context.peers->rank(); }
 
-  // What is dropped, or told, must be so without the lock: tensors run code of their own.
+  // Objects to release and callbacks to run without the lock, because the destructors of tensors
+  // may run arbitrary code.
   struct Dropped {
     std::vector<std::shared_ptr<void>> kept;
     std::vector<std::function<void()>> told;
@@ -157,7 +160,7 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
     dropped.kept.push_back(std::move(which.submission.keep));
   }
 
-  // How long it was on the GPU: that is its time in NCCL, waiting for the other ranks included.
+  // Measures the time of a call on the GPU, including waits for the other ranks.
   void measure(Item& which, Dropped& dropped) {
     const CallEvents& events_of = *which.events;
     const auto time = std::chrono::nanoseconds(
@@ -169,7 +172,7 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
         [ran = std::move(which.submission.ran), begin, time] { ran(begin, begin + time); });
   }
 
-  // Marks what the GPU has finished. With the lock held.
+  // Ends the calls that the GPU has finished. Requires the lock.
   void reap(Dropped& dropped) {
     for (Channel& channel : channels) {
       while (!channel.in_flight.empty() && channel.in_flight.front()->events->finished.query()) {
@@ -181,8 +184,8 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
     if (!dropped.empty()) changed.notify_all();
   }
 
-  // Nothing that the watchdog has to look at. What is pending counts: it may wait behind something
-  // of another group, and must hear when the job is over.
+  // Returns whether the watchdog has nothing to check. Pending calls count: they may wait for a
+  // call of another group, and must fail when the job fails.
   bool idle() const {
     return std::all_of(channels.begin(), channels.end(), [](const Channel& channel) {
       return channel.in_flight.empty() && channel.pending.empty() && !channel.inside;
@@ -203,7 +206,7 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
   void leave(Channel& channel);
   void close_channels();
 
-  // The watchdog has something to look at. With the lock held.
+  // Wakes the watchdog if it sleeps. Requires the lock.
   void wake_watchdog() {
     if (watchdog_sleeps) watchdog_woken.notify_one();
   }

@@ -1,4 +1,4 @@
-// What becomes of calls on the GPU: the watchdog, and failure. See [Note: report first].
+// Watchdog of calls on the GPU, and handling of failures. See [Note: report first].
 
 #include <utility>
 
@@ -13,9 +13,9 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kTick = 10ms;  // how often the GPU and the peers are looked at
-constexpr auto kGrace = 1s;   // for the control plane to learn what NCCL noticed first
-constexpr auto kSlow = 2s;    // after that the ranks tell each other what they have called
+constexpr auto kTick = 10ms;  // interval of checks of the GPU and the peers
+constexpr auto kGrace = 1s;   // for the control plane to detect a failure that NCCL noticed first
+constexpr auto kSlow = 2s;    // duration of a call after which the ranks compare their calls
 
 }  // namespace
 
@@ -34,8 +34,9 @@ std::optional<Failure> NcclProgress::State::look_at_peers(const std::string& doi
   return std::nullopt;
 }
 
-// An error of NCCL or CUDA on this rank: the others count on it and must hear. NCCL often feels a
-// peer's death before the control plane does, and cannot say whose it was; so wait a little.
+// Reports an error of NCCL or CUDA on this rank to the other ranks. NCCL often notices the death of
+// a peer before the control plane does, but cannot identify the rank, so this waits briefly for the
+// control plane.
 void NcclProgress::State::broke(const std::string& doing, const std::exception& problem) {
   std::optional<Failure> found;
   for (const auto end = Clock::now() + kGrace; context.members.size() > 1 && !found;) {
@@ -60,7 +61,7 @@ void NcclProgress::State::broke(const std::string& doing, const std::exception& 
 std::optional<Failure> NcclProgress::State::look() {
   std::string doing;
   std::optional<Clock::time_point> since;
-  std::shared_ptr<CallLog> log;  // of what has taken longest
+  std::shared_ptr<CallLog> log;  // of the channel with the oldest call
   Result result = Result::success;
   bool pending = false;
   {
@@ -83,13 +84,13 @@ std::optional<Failure> NcclProgress::State::look() {
       }
     }
   }
-  // What only waits to be launched hears of a failure from what it waits for, unless that is of
+  // A pending call usually fails together with the call that it waits for, unless that belongs to
   // another group.
   if (!pending || !context.peers->failure()) failed_since.reset();
   if (pending && context.peers->failure() && !failed_since) failed_since = Clock::now();
   if (failed_since && Clock::now() - *failed_since > kGrace) return context.peers->failure();
   if (!since) return std::nullopt;
-  // One that left had ended its part, so ours ends soon, unless it gave up.
+  // A rank that left had completed its calls, so ours end soon, unless it abandoned them.
   bool left = false;
   for (const int member : context.members) {
     left = left || context.peers->state(member) == PeerState::left;
@@ -100,7 +101,7 @@ std::optional<Failure> NcclProgress::State::look() {
     return found;
   }
   if (result != Result::success && result != Result::in_progress) {
-    broke(doing, Error(str("NCCL says: ", api.get_error_string(result))));
+    broke(doing, Error(str("NCCL reports: ", api.get_error_string(result))));
   }
   if (Clock::now() - *since < context.timeout) return std::nullopt;
   const CallLog::Late late = log ? log->late() : CallLog::Late{};
@@ -108,12 +109,12 @@ std::optional<Failure> NcclProgress::State::look() {
       Failure::Kind::peer, late.rank, own_rank(),
       str(doing, " did not end within ", context.timeout.count() / 1000.0,
           " s of its start on the GPU of rank ", own_rank(), ", and no rank has died: ",
-          late.rank < 0 ? "one may be busy or stuck, or not have made the call" : late.text)};
+          late.rank < 0 ? "one may be busy or stuck, or may not have made the call" : late.text)};
 }
 
-// [Note: agreement]: what the ranks do not tell each other before a call, they do now and then.
+// Compares, at intervals, the calls that were launched without an agreement ([Note: agreement]).
 std::optional<Failure> NcclProgress::State::compare_logs() {
-  std::vector<std::pair<std::shared_ptr<CallLog>, bool>> logs;  // and whether it is stuck
+  std::vector<std::pair<std::shared_ptr<CallLog>, bool>> logs;  // with "its oldest call is slow"
   {
     std::lock_guard lock(mutex);
     for (const Channel& channel : channels) {
@@ -137,7 +138,7 @@ void NcclProgress::State::run_watchdog() {
   while (!stopping && !failure) {
     if (idle()) {
       watchdog_sleeps = true;
-      // Not for ever: another rank may want to know what this one has called.
+      // Not forever, because another rank may ask for this rank's calls.
       alone ? watchdog_woken.wait(lock) : (void)watchdog_woken.wait_for(lock, kGrace);
       watchdog_sleeps = false;
       if (stopping || failure || alone) continue;
@@ -163,8 +164,8 @@ void NcclProgress::State::run_watchdog() {
       }
     } catch (const std::exception& error) {
       try {
-        broke("the watch over the GPU", error);
-      } catch (...) {  // that is how it ends
+        broke("the watchdog", error);
+      } catch (...) {  // broke() always throws
       }
     }
     lock.lock();
@@ -177,7 +178,7 @@ std::exception_ptr NcclProgress::State::retold(const Failure& failure) const {
   try {
     if (failure.reporter == own_rank()) raise(failure);
     Failure heard = failure;
-    heard.text = str("rank ", own_rank(), ": group ", context.group, " cannot go on; rank ",
+    heard.text = str("rank ", own_rank(), ": group ", context.group, " cannot continue; rank ",
                      failure.reporter, " reported: ", failure.text);
     raise(heard);
   } catch (...) {
@@ -204,7 +205,7 @@ void NcclProgress::State::fail(std::exception_ptr error) {
       }
     }
     changed.notify_all();
-    // A communicator with a thread in it cannot be aborted; it is left to the end of the process.
+    // A communicator that a thread is using cannot be aborted; it stays until the process ends.
     for (Channel& channel : channels) {
       if (changed.wait_for(lock, kGrace, [&] { return !channel.inside; })) {
         if (channel.comm != nullptr) doomed.push_back(std::exchange(channel.comm, nullptr));

@@ -14,8 +14,8 @@
 namespace tessera::comm::shm {
 namespace {
 
-// With a core for every rank a peer is microseconds away and a spin finds it. With fewer, the peer
-// may need this very core: sleep at once.
+// With a core for every rank, a peer arrives within microseconds, so spinning pays off. With fewer
+// cores the peer may need this core: sleep immediately.
 std::chrono::nanoseconds spin_budget(const GroupOptions& options, int ranks) {
   if (options.spin.count() >= 0) return options.spin;
   const bool core_each = ranks <= sysconf(_SC_NPROCESSORS_ONLN);
@@ -31,8 +31,8 @@ class ShmBackend final : public QueuedBackend {
     for (const int member : members_) {
       if (peers_->same_host(member)) continue;
       throw UsageError(str("group ", name_, " over shm: rank ", member,
-                           " is on another host than rank ", peers_->rank(),
-                           "; use backend mpi or two-level"));
+                           " is not on the same host as rank ", peers_->rank(),
+                           "; use backend two-level or tcp"));
     }
     const auto control = peers_->share(name_, members_, ControlSegment::bytes(size()),
                                        Pages::when_touched, options.timeout);

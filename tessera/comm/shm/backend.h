@@ -9,8 +9,9 @@
 
 namespace tessera::comm::shm {
 
-// A group of ranks on one host, processes or threads. Collective over `members`, which are ranks of
-// the job in the order of the new group and include the caller; `name` must be new in the job.
+// Creates a group of ranks on one host, which are processes or threads. Collective over `members`:
+// ranks of the job, including the caller, in the order of the new group. `name` must be unique in
+// the job.
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Peers> peers, std::vector<int> members,
                                       std::string name, GroupOptions options);
 

@@ -9,24 +9,24 @@
 
 namespace tessera::comm::shm {
 
-// Where a buffer lies: in symmetric memory `memory` at `offset` of the caller's part, or, if
-// `memory` is 0, in the caller's own memory, where no peer can reach it.
+// Location of a buffer: `offset` in the caller's part of symmetric memory number `memory`. If
+// `memory` is 0, the buffer is in private memory, which peers cannot access.
 struct Address {
   std::uint32_t memory = 0;
   std::uint64_t offset = 0;
 };
 
-// The header of a call inside one host: its record, and where its buffers lie.
+// Header of a call inside one host: its record and the location of its buffers.
 struct Header {
   Record record;  // compared by the peers
   Address in;
   Address out;
 };
 
-inline constexpr std::size_t kSmallBytes = 16 << 10;    // travels with the header
+inline constexpr std::size_t kSmallBytes = 16 << 10;    // largest data sent with the header
 inline constexpr std::size_t kStageBytes = 512 << 10;   // one piece of a staged collective
 inline constexpr std::size_t kPacketBytes = 128 << 10;  // one piece of a staged send
-inline constexpr std::uint32_t kPackets = 4;            // on their way from one rank to another
+inline constexpr std::uint32_t kPackets = 4;            // in flight from one rank to another
 
 struct Slot {
   Header header;
@@ -38,27 +38,27 @@ struct Packet {
   alignas(64) std::byte payload[kPacketBytes];
 };
 
-// Packets on their way from one rank to another: `head` is written by the sender only and `tail` by
-// the receiver only.
+// Ring of packets from one rank to another. Only the sender writes `head`, and only the receiver
+// `tail`.
 struct PacketRing {
   alignas(64) std::atomic<std::uint32_t> head;
   alignas(64) std::atomic<std::uint32_t> tail;
   Packet packets[kPackets];
 };
 
-// What one rank shows the others. Two of everything: one may still be read by a slow peer while the
-// next is written. [Note: slots] in transport.h says why two are enough.
+// Memory of one rank that its peers read. There are two of each buffer: a slow peer may still read
+// one while the next is written. [Note: slots] in transport.h explains why two are enough.
 struct alignas(4096) ControlBlock {
   Signal posted;    // sequence number of the last call whose header is in slots[sequence % 2]
-  Signal phase;     // how many steps of large collectives this rank has taken
-  Signal activity;  // changes whenever a peer puts a packet here or takes one of ours
+  Signal phase;     // number of steps of large collectives that this rank has completed
+  Signal activity;  // changes when a peer adds a packet for this rank or takes one of its packets
   Slot slots[2];
-  alignas(4096) std::byte stage[2][kStageBytes];   // what this rank gives to others
-  alignas(4096) std::byte result[2][kStageBytes];  // what it has reduced for others
+  alignas(4096) std::byte stage[2][kStageBytes];   // input of this rank for its peers
+  alignas(4096) std::byte result[2][kStageBytes];  // shards that this rank reduced for its peers
 };
 
-// The memory a group shares: one control block per rank, then one ring per ordered pair. Zeroed
-// memory is the valid start; pages that are never used are never allocated.
+// Memory shared by a group: one control block per rank, then one ring per ordered pair. It starts
+// zeroed; pages that are never used are never allocated.
 class ControlSegment {
  public:
   ControlSegment(std::byte* base, int ranks)

@@ -1,4 +1,4 @@
-// Collectives on buffers in symmetric memory: no staging, every byte is read and written once.
+// Collectives on buffers in symmetric memory: without staging, every byte is read and written once.
 
 #include <cstring>
 
@@ -8,7 +8,7 @@
 
 namespace tessera::comm::shm {
 
-// Rank r's buffer as mapped here.
+// Returns the address of rank r's buffer in this process.
 std::byte* ShmTransport::resolve(const Collective& call, int r, Address Header::*which) const {
   const Address& address = slot(r).header.*which;
   std::byte* at = memories_->resolve(address, r);
@@ -19,7 +19,7 @@ std::byte* ShmTransport::resolve(const Collective& call, int r, Address Header::
                       " has already released; keep it until all ranks are done with it"));
 }
 
-// Every rank's buffer as mapped here, or nothing if one of them lies in ordinary memory.
+// Returns the addresses of all ranks' buffers in this process; empty if one is in private memory.
 std::vector<std::byte*> ShmTransport::resolve_all(const Collective& call,
                                                   Address Header::*which) const {
   std::vector<std::byte*> all;
@@ -35,9 +35,9 @@ void ShmTransport::direct_parts(const Collective& call, const std::vector<std::b
   const std::size_t size = size_of(call.dtype);
   auto* out = static_cast<std::byte*>(call.out);
   const std::vector<std::size_t> whole = {call.count};
-  std::size_t large = 0;                         // bytes of the parts passed by
-  std::vector<std::size_t> small(in.size(), 0);  // and of each rank's shards of them
-  std::size_t own_bytes = 0;                     // and of this rank's, with copies
+  std::size_t large = 0;                         // bytes of all previous parts
+  std::vector<std::size_t> small(in.size(), 0);  // bytes of each rank's shards of them
+  std::size_t own_bytes = 0;                     // bytes of this rank's shards, with copies
   for (const std::size_t count : call.parts ? *call.parts : whole) {
     const auto shard_at = [&](int r) {
       const std::size_t begin = shard_of(count, ranks_, r).begin * size;
@@ -52,7 +52,7 @@ void ShmTransport::direct_parts(const Collective& call, const std::vector<std::b
       own_bytes += own.size * size;
     } else {
       for (int i = 0; i < ranks_; ++i) {
-        const int r = (rank_ + i) % ranks_;  // not all at the same peer at once
+        const int r = (rank_ + i) % ranks_;  // so that ranks do not all read from the same peer
         const Shard shard = shard_of(count, ranks_, r);
         if (r == rank_ && call.in_place()) continue;
         copy(out + large + shard.begin * size, in[static_cast<std::size_t>(r)] + shard_at(r),
@@ -66,7 +66,7 @@ void ShmTransport::direct_parts(const Collective& call, const std::vector<std::b
   }
 }
 
-// Returns false, the same on every rank, if the buffers do not allow it.
+// Returns false if a buffer is not in symmetric memory. All ranks return the same value.
 bool ShmTransport::direct(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
   const Shard own = shard_of(call.count, ranks_, rank_);
@@ -108,7 +108,7 @@ bool ShmTransport::direct(const Collective& call) {
       default: return false;
     }
   }
-  // No rank may touch its buffers again while a peer still reads or writes them.
+  // No rank may access its buffers again while a peer still reads or writes them.
   control_.block(rank_).phase.raise(++phase_);
   await_phase(call, phase_);
   return true;

@@ -13,7 +13,7 @@
 
 namespace tessera::comm::shm {
 
-// What the transports of one group have in common, as one rank sees it.
+// State of one rank that the transports of a group share.
 class GroupState {
  public:
   GroupState(std::shared_ptr<Segment> segment, std::shared_ptr<MemoryTable> memories,

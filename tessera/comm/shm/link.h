@@ -7,7 +7,7 @@
 
 namespace tessera::comm::shm {
 
-// What a call takes as a ring over such a link; ranks agree on it.
+// Returns the duration of a call as a ring over such a link.
 inline std::chrono::nanoseconds link_time(const LinkOptions& link, const Collective& call,
                                           int ranks, int rank) {
   double steps = ranks - 1;

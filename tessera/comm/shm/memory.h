@@ -11,8 +11,8 @@
 
 namespace tessera::comm::shm {
 
-// The symmetric memories of one group as one rank sees them. Numbers are handed out in the order
-// of the (collective) allocations, so they mean the same on every rank.
+// Symmetric memories of one group that one rank has mapped. They are numbered in the order of the
+// (collective) allocations, so a number means the same memory on every rank.
 class MemoryTable : public std::enable_shared_from_this<MemoryTable> {
  public:
   explicit MemoryTable(int rank) : rank_(rank) {}
@@ -21,10 +21,12 @@ class MemoryTable : public std::enable_shared_from_this<MemoryTable> {
   std::shared_ptr<SymmetricMemory> add(std::uint32_t number, std::shared_ptr<Segment> segment,
                                        std::size_t stride);
 
-  // The address of [pointer, pointer + bytes) if all of it lies in this rank's own part.
+  // Returns the location of [pointer, pointer + bytes) if all of it is in this rank's own part,
+  // otherwise {}.
   Address address(const void* pointer, std::size_t bytes) const;
 
-  // Where `address` of rank `owner` lies in this process; null if this rank has released it.
+  // Returns the pointer in this process for `address` of rank `owner`; null if this rank has
+  // released the memory.
   std::byte* resolve(const Address& address, int owner) const;
 
  private:

@@ -10,17 +10,17 @@
 namespace tessera::comm::shm {
 namespace {
 constexpr auto kLongestWait = std::chrono::milliseconds(50);
-constexpr std::size_t kDirectBytes = 4 << 20;  // of a direct message in one step: others move too
+constexpr std::size_t kDirectBytes = 4 << 20;  // per step of a direct message, so that others move
 }  // namespace
 
 struct ShmPointToPoint::ShmMessage final : PointToPointMessage {
   using PointToPointMessage::PointToPointMessage;
 
-  bool begun = false;         // its header was sent or seen
-  bool direct = false;        // the receiver reads where the sender's buffer lies
-  std::uint32_t receipt = 0;  // direct send: the tail that says that it was read
+  bool begun = false;         // its header was sent or received
+  bool direct = false;        // the receiver reads directly from the sender's buffer
+  std::uint32_t receipt = 0;  // direct send: value of the ring's tail after the receiver read it
   std::size_t moved = 0;      // bytes of the message that this side has handled
-  Time release{};             // a send over a slowed link: it is held until then
+  Time release{};             // send over a slowed link: time until which it is held
 };
 
 std::shared_ptr<PointToPointMessage> ShmPointToPoint::make_message(Collective call) const {
@@ -33,13 +33,13 @@ void ShmPointToPoint::wait(std::uint64_t seen) {
   std::chrono::nanoseconds longest = kLongestWait;
   if (link_.slowed()) {
     const auto now = std::chrono::steady_clock::now();
-    const auto release = std::exchange(next_release_, {});  // told again by the next round
+    const auto release = std::exchange(next_release_, {});  // the next round sets it again
     if (release > now) longest = std::min<std::chrono::nanoseconds>(longest, release - now);
   }
   activity().sleep(value, longest);
 }
 
-// Whether a message is still on its way over the slowed link.
+// Returns whether a message is still in transit on the slowed link.
 bool ShmPointToPoint::held(ShmMessage& message) {
   const auto now = std::chrono::steady_clock::now();
   if (message.release == PointToPointMessage::Time{}) {
@@ -62,8 +62,8 @@ bool ShmPointToPoint::move(PointToPointMessage& message) {
   return moved;
 }
 
-// Whether the other side has done what this one waits for: also if it did so, and left, since this
-// one looked.
+// Returns whether the other side has done what this one waits for. Checked again before a peer is
+// reported as gone, because it may have done so just before it left.
 bool ShmPointToPoint::ready(const ShmMessage& message) const {
   const int peer = message.call.peer;
   if (message.call.op == Op::recv) {
@@ -76,7 +76,7 @@ bool ShmPointToPoint::ready(const ShmMessage& message) const {
   return ring.head.load(std::memory_order_relaxed) - tail < kPackets;
 }
 
-// Puts as many packets into the ring as it takes. Returns whether anything moved.
+// Puts as many packets into the ring as fit. Returns whether anything moved.
 bool ShmPointToPoint::advance_send(ShmMessage& message) {
   const Collective& call = message.call;
   PacketRing& ring = control_.ring(rank_, call.peer);
@@ -119,7 +119,7 @@ void ShmPointToPoint::begin_receive(ShmMessage& message, const Header& header) c
   if (!problem.empty()) liveness_->fail(Failure::Kind::usage, -1, problem);
 }
 
-// Where the buffer of a direct message lies in this process.
+// Returns the address in this process of a direct message's buffer.
 const std::byte* ShmPointToPoint::resolve(const ShmMessage& message, const Header& header) const {
   const std::byte* at = memories_->resolve(header.in, message.call.peer);
   if (at != nullptr) return at;
@@ -150,7 +150,7 @@ bool ShmPointToPoint::advance_receive(ShmMessage& message) {
     message.moved += some;
     message.finished = message.moved == bytes;
     moved = true;
-    // The packet of a direct message stays until all of it was read; meanwhile others move too.
+    // The packet of a direct message stays until all of it was read, so that others can move too.
     if (message.direct && !message.finished) break;
     ring.tail.store(++tail, std::memory_order_release);
     control_.block(call.peer).activity.notify();

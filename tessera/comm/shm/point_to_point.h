@@ -8,9 +8,9 @@
 
 namespace tessera::comm::shm {
 
-// Sends and receives among the ranks of one host. A message in symmetric memory is read by the
-// receiver where it lies; another one travels in packets. Over a slowed link ([Note: slowed link])
-// the sender holds a message back for as long as it would be on its way.
+// Sends and receives among the ranks of one host. The receiver reads a large message in symmetric
+// memory directly from the sender's buffer; other messages are sent in packets. On a slowed link
+// ([Note: slowed link]) the sender delays a message by its transfer time.
 class ShmPointToPoint final : public PointToPointTransport, private GroupState {
  public:
   explicit ShmPointToPoint(GroupState group) : GroupState(std::move(group)) {}
@@ -33,7 +33,7 @@ class ShmPointToPoint final : public PointToPointTransport, private GroupState {
   void begin_receive(ShmMessage& message, const Header& header) const;
   const std::byte* resolve(const ShmMessage& message, const Header& header) const;
 
-  std::chrono::steady_clock::time_point next_release_{};  // of held messages; else long ago
+  std::chrono::steady_clock::time_point next_release_{};  // earliest of the held messages
 };
 
 }  // namespace tessera::comm::shm

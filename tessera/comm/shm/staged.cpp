@@ -1,4 +1,4 @@
-// Collectives on buffers in ordinary memory: pieces travel through the control blocks.
+// Collectives on buffers in private memory: pieces are copied through the control blocks.
 
 #include "tessera/comm/pieces.h"
 #include "tessera/comm/shm/transport.h"
@@ -7,7 +7,7 @@ namespace tessera::comm::shm {
 
 namespace {
 
-// Pieces of which `shards`, one per destination, fit into one stage, in whole cache lines.
+// Returns the elements per shard of a piece, in whole cache lines, so that all shards fit a stage.
 std::size_t stage_quantum(const Collective& call, int shards) {
   const std::size_t size = size_of(call.dtype), line = 64 / size;
   return kStageBytes / static_cast<std::size_t>(shards) / size / line * line;
@@ -15,11 +15,11 @@ std::size_t stage_quantum(const Collective& call, int shards) {
 
 }  // namespace
 
-// [Note: pieces] Every collective is a few steps per piece; step s of piece p reads what the peers
-// wrote in step s-1 of piece p, and step 0 of piece p+2 overwrites what they read in the last step
-// of piece p. The first step of the next piece is taken early, so that in the middle of a transfer
-// no rank waits for what was only just begun. All ranks take the steps in one order, so a single
-// number per rank, its count of steps, says everything.
+// [Note: pieces] Every collective has a few steps per piece. Step s of piece p reads data that the
+// peers wrote in step s-1 of piece p, and step 0 of piece p+2 overwrites data that they read in the
+// last step of piece p. Step 0 of the next piece is run early, so that in the middle of a transfer
+// no rank waits for a step that has just begun. All ranks run the steps in the same order, so one
+// number per rank, its count of completed steps, is enough to synchronize.
 void ShmTransport::run_pieces(const Collective& call, std::size_t pieces,
                               const std::vector<Step>& steps) {
   const std::size_t last = steps.size() - 1;
@@ -52,8 +52,8 @@ void ShmTransport::staged(const Collective& call) {
   }
 }
 
-// all_reduce and reduce_scatter: give the others their shards, reduce our own, and (all_reduce)
-// hand the result round.
+// all_reduce and reduce_scatter: passes the peers their shards, reduces this rank's own and, for
+// all_reduce, copies the results of all ranks.
 void ShmTransport::staged_reduction(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
   const int shards = ranks_ / call.copies, mine = rank_ % shards;  // [Note: copies]
@@ -143,7 +143,7 @@ void ShmTransport::staged_exchange(const Collective& call) {
               }});
 }
 
-// broadcast: the root's pieces are copied by all. reduce: all pieces are reduced by the root.
+// broadcast: all ranks copy the root's pieces. reduce: the root reduces the pieces of all ranks.
 void ShmTransport::staged_rooted(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
   const Pieces cut(call.count, 1, stage_quantum(call, 1));

@@ -14,10 +14,10 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr auto kLookAtPeers =
-    std::chrono::milliseconds(50);  // how often a sleeper looks at its peers
+// Interval at which a sleeping rank checks its peers.
+constexpr auto kLookAtPeers = std::chrono::milliseconds(50);
 
-// Bytes a rank puts beside its header when the call is small; every rank computes the same.
+// Returns the bytes that a rank adds to the header of a small call; equal on every rank.
 std::size_t payload_bytes(Op op, DType dtype, std::size_t count, int ranks) {
   if (op == Op::barrier) return 0;
   return (op == Op::all_gather ? shard_stride(count, ranks) : count) * size_of(dtype);
@@ -48,7 +48,7 @@ void ShmTransport::post(const Collective& call) {
     if (gives && in_bytes > 0) std::memcpy(mine.payload, call.in, in_bytes);
   } else {
     if (gives) header.in = memories_->address(call.in, in_bytes);
-    // Only these two let peers write into a result.
+    // Only in these two operations peers write into a result.
     if (call.op == Op::all_reduce || (call.op == Op::reduce && rank_ == call.peer)) {
       header.out = memories_->address(call.out, call.bytes());
     }
@@ -63,12 +63,12 @@ bool ShmTransport::finish(const Collective& call, bool may_give_up) {
       liveness_->group());
   const auto began = Liveness::Clock::now();
   if (call.shared) {
-    // Every rank has come here: that was all.
+    // The call is only a barrier, and every rank has posted its header.
   } else if (is_small(call)) {
     small(call);
   } else if (!direct(call)) {
     for_each_part(call, ranks_, rank_, [this](const Collective& part) {
-      await_phase(part, phase_);  // the stages are free again when all have read the part before
+      await_phase(part, phase_);  // until all ranks have read the previous part from the stages
       staged(part);
     });
   }
@@ -77,7 +77,7 @@ bool ShmTransport::finish(const Collective& call, bool may_give_up) {
   return true;
 }
 
-// Sleeps; ends early, by an error, where the job does.
+// Sleeps until `end`. Throws earlier if the job fails.
 void ShmTransport::hold_until(Liveness::Clock::time_point end, const Collective& call) {
   for (auto now = Liveness::Clock::now(); now < end; now = Liveness::Clock::now()) {
     liveness_->check_failure([&] { return doing(call); });
@@ -98,7 +98,7 @@ bool ShmTransport::await_headers(const Collective& call, bool may_give_up) {
   return true;
 }
 
-// Every rank reads the headers' payloads and does all of the work that it needs the result of.
+// Every rank reads the payloads of the headers and computes all of its own result.
 void ShmTransport::small(const Collective& call) {
   const std::size_t size = size_of(call.dtype);
   const std::size_t stride = shard_stride(call.count, ranks_) * size;

@@ -12,25 +12,24 @@ namespace tessera::comm::shm {
 
 // Collectives among the ranks of one host.
 //
-// A call is announced by a header in this rank's control block; no rank goes on before it has seen,
-// and compared, the headers of all. Then one of three ways, the same on every rank because all see
-// the same headers:
-//   small    the data came with the headers: each rank reads what it needs;
-//   direct   all buffers lie in symmetric memory: rank r reduces shard r from everybody's buffer
-//            into everybody's buffer (or copies from them), then all say "done";
-//   staged   pieces are copied through the control blocks, two in flight; a piece fits in the
-//            cache.
+// A rank announces a call by a header in its control block, and continues only after it has read
+// and compared the headers of all ranks. Then it uses one of three algorithms, the same on every
+// rank because all read the same headers:
+//   small    the data came with the headers, and each rank reads what it needs;
+//   direct   all buffers are in symmetric memory: rank r reduces shard r of all buffers into all
+//            buffers (or copies from them), then all ranks synchronize;
+//   staged   pieces that fit the cache are copied through the control blocks, two in flight.
 //
 // [Note: slots] Two slots per block are enough. A rank writes slot s%2 for call s after it ended
 // call s-1, for which it had seen every header s-1; a peer posts header s-1 only after it ended
-// call s-2, the last that used this slot. The same holds for the stages between two calls; inside
-// a call [Note: pieces] in staged.cpp takes care.
+// call s-2, the last that used this slot. The same holds for the stages between two calls; inside a
+// call, [Note: pieces] in staged.cpp applies.
 //
 // [Note: slowed link] With GroupOptions::link a call takes as long as a ring over such a link
-// would: from when all ranks are there, each of its steps the latency, and its bytes at the
-// bandwidth. The same bytes move the same way; then whoever runs the queue sleeps for what is left.
-// No call is quick then, so a thread that submits goes on computing, and calls follow each other as
-// on a wire.
+// would, counted from the arrival of all ranks: the latency for each step, and the bytes at the
+// bandwidth. The data is moved as usual; then the thread that runs the queue sleeps for the
+// remaining time. No call is `quick` then, so that the submitting thread continues to compute and
+// calls run one after another as on a real link.
 class ShmTransport final : public Transport, private GroupState {
  public:
   explicit ShmTransport(GroupState group) : GroupState(std::move(group)) {}
@@ -68,8 +67,8 @@ class ShmTransport final : public Transport, private GroupState {
                    const std::vector<void*>& destinations, std::size_t count);
   void copy(void* to, const void* from, std::size_t bytes);
 
-  std::uint32_t sequence_ = 0;  // of the call last posted
-  std::uint32_t phase_ = 0;     // steps taken in all calls before this one, equal on all ranks
+  std::uint32_t sequence_ = 0;  // number of the last posted call
+  std::uint32_t phase_ = 0;     // steps completed in all previous calls, equal on all ranks
 };
 
 }  // namespace tessera::comm::shm

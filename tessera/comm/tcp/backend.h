@@ -9,11 +9,11 @@
 
 namespace tessera::comm::tcp {
 
-// Ranks on any hosts, without MPI: everything travels as notes over the control connections that
-// the ranks have anyway. Made for what accompanies GPUs (agreements, losses, the shapes of things),
-// not for the tensors of a model: a buffer may have kMostBytes, and every rank sends to every
-// other. The bits are those of shm: sums in rank order.
-inline constexpr std::size_t kMostBytes = std::size_t{64} << 20;
+// Makes a backend for ranks on any hosts. Data is sent as notes over control
+// connections. Up to 16 KiB are sent along the [Note: control graph]; for larger buffers every rank
+// sends to every other. Unsent data is kept in memory, so a buffer may have at most kMaxBytes.
+// Sums have the same bits as with shm.
+inline constexpr std::size_t kMaxBytes = std::size_t{256} << 20;
 std::shared_ptr<Backend> make_backend(std::shared_ptr<Peers> peers, std::vector<int> members,
                                       std::string name, GroupOptions options);
 

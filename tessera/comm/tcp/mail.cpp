@@ -26,17 +26,22 @@ Mail::Mail(std::shared_ptr<Peers> peers, std::vector<int> members, std::string t
       topic_(std::move(topic)),
       halves_(members_.size()) {}
 
-void Mail::send(int to, const Record& record, const std::string& bytes) {
-  const Envelope envelope{record, bytes.size()};
+void Mail::send(int to, const Record& record, std::span<const std::string_view> pieces) {
+  Envelope envelope{record, 0};
+  for (const std::string_view piece : pieces) envelope.bytes += piece.size();
   std::string note(reinterpret_cast<const char*>(&envelope), sizeof(envelope));
-  for (std::size_t sent = 0;;) {
-    const std::size_t some = std::min(kLongestNote - note.size(), bytes.size() - sent);
-    note.append(bytes, sent, some);
-    sent += some;
-    peers_->send_note(job_rank(to), topic_, note);
-    if (sent == bytes.size()) return;
-    note.clear();
+  for (std::string_view piece : pieces) {
+    while (!piece.empty()) {
+      if (note.size() == kLongestNote) {
+        peers_->send_note(job_rank(to), topic_, note);
+        note.clear();
+      }
+      const std::size_t some = std::min(kLongestNote - note.size(), piece.size());
+      note.append(piece.substr(0, some));
+      piece.remove_prefix(some);
+    }
   }
+  peers_->send_note(job_rank(to), topic_, note);
 }
 
 std::optional<Letter> Mail::take(int from) {
@@ -47,12 +52,11 @@ std::optional<Letter> Mail::take(int from) {
       Envelope envelope;
       begin = sizeof(envelope);
       if (note->size() >= begin) std::memcpy(&envelope, note->data(), begin);
-      // Of a job's own rank only where versions differ: its ranks send to nobody more than a
-      // buffer.
-      if (note->size() < begin || envelope.bytes > 2 * kMostBytes) {
+      // Ranks of the same version never send this.
+      if (note->size() < begin || envelope.bytes > 2 * kMaxBytes) {
         throw DataError(
             str("rank ", job_rank(from), " sent ", note->size(),
-                " bytes that are no letter of this version; use the same on all hosts"));
+                " bytes that do not have the form of this version; use the same on all hosts"));
       }
       half.begun = true;
       half.wanted = envelope.bytes;

@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,7 +14,7 @@
 
 namespace tessera::comm::tcp {
 
-// A call as one rank tells another of it: what it is, and the bytes that are for that one.
+// Description of a call and the bytes of it that one rank sends to another.
 struct Letter {
   Record record;
   std::string bytes;
@@ -23,14 +25,15 @@ class Mail {
  public:
   Mail(std::shared_ptr<Peers> peers, std::vector<int> members, std::string topic);
 
-  void send(int to, const Record& record, const std::string& bytes);
-  // The oldest letter from there, if it has come whole.
+  // The bytes of the letter are those of `pieces`, one after another.
+  void send(int to, const Record& record, std::span<const std::string_view> pieces);
+  // Returns the oldest letter from that rank if all of it has arrived.
   std::optional<Letter> take(int from);
 
   const Peers& peers() const { return *peers_; }
 
  private:
-  // What has come of a letter so far.
+  // Letter that has arrived in part.
   struct Half {
     bool begun = false;
     std::size_t wanted = 0;

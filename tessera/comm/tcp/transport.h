@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/comm/liveness.h"
@@ -12,12 +14,14 @@
 
 namespace tessera::comm::tcp {
 
-// Throws UsageError that says what larger buffers need.
+// Throws UsageError if a buffer is too large for this backend.
 void check_size(const Collective& call);
 
-// Every rank sends every other one a letter with its call and the bytes that the other needs, and
-// goes on when it has theirs. So all have compared the calls, and a disagreement leaves them in
-// step.
+// [Note: gathering calls] The ranks first gather all calls in ceil(log2(n)) rounds. In the round of
+// distance d = 1, 2, 4, … each rank sends the calls that it has gathered to the rank d after it. So
+// all ranks compare all calls, stay synchronized if calls differ, and send to few others. Short
+// data that all ranks need is sent with the call. Otherwise every rank then sends every other one
+// the bytes that it needs. A long all-reduce is a reduce-scatter and an all-gather.
 class TcpTransport final : public Transport {
  public:
   TcpTransport(Mail mail, std::shared_ptr<Liveness> liveness, std::shared_ptr<TrafficMeter> meter,
@@ -34,11 +38,21 @@ class TcpTransport final : public Transport {
   void abandon() override { liveness_->abandon(); }
 
  private:
-  // The pieces of a rank's input that another one needs, in order.
-  using Pieces = std::vector<std::pair<const std::byte*, std::size_t>>;
+  // Parts of this rank's input that another one needs, in order.
+  using Pieces = std::vector<std::string_view>;
   Pieces pieces_for(const Collective& call, int to) const;
-  void take_result(const Collective& call, const std::vector<const std::byte*>& from);
-  Letter wait_for(int from, const Collective& call);
+  void take_result(const Collective& call, const std::vector<std::string_view>& from);
+  bool is_short(const Collective& call) const;
+  std::string own_data(const Collective& call) const;
+  // Sends each rank its pieces, and combines the letters of the others with this rank's own bytes.
+  // `made` is the call that the user made, for errors. `extra` as in wait_for().
+  void exchange(const Collective& call, const Collective& made, std::string_view own,
+                std::chrono::milliseconds extra);
+  // Sends the gathered calls to the rank `distance` after this one.
+  void pass_on(int distance);
+  void take_gathered(int distance, Letter letter);
+  // Throws PeerError after the group's timeout and `extra`.
+  Letter wait_for(int from, const Collective& call, std::chrono::milliseconds extra);
   void copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
   Mail mail_;
@@ -47,6 +61,7 @@ class TcpTransport final : public Transport {
   const int rank_;
   const int ranks_;
   std::uint64_t sequence_ = 0;
+  std::vector<Letter> gathered_;  // by distance before this rank
 };
 
 class TcpPointToPoint final : public PointToPointTransport {

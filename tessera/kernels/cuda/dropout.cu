@@ -2,7 +2,7 @@
 
 #include "tessera/kernels/cuda/device.cuh"
 #include "tessera/kernels/cuda/philox.cuh"
-#include "tessera/kernels/dropout_rule.h"
+#include "tessera/kernels/dropout.h"
 
 namespace tessera::kernels::cuda {
 namespace {

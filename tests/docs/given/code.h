@@ -1,6 +1,6 @@
-// What the C++ blocks of docs/*.md may use besides tessera/tessera.h and what they include: the
-// things that a reader has. A type for each page, with the page's name; its blocks become members
-// of it (tests/docs/code_blocks.py). They are compiled, never run, and nothing here is ever made.
+// Names that the C++ blocks of docs/*.md use without declaring them, such as a reader's model. One
+// struct per page, named after it; the blocks become its members (tests/docs/code_blocks.py). They
+// are compiled and never run, so nothing here has a definition.
 #pragma once
 
 #include <torch/nn/modules/container/any.h>
@@ -18,7 +18,7 @@
 
 namespace given {
 
-// Modules of the reader's own.
+// Modules of the reader.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int width);
   explicit BlockImpl(const tessera::LayerContext& at);

@@ -1,4 +1,4 @@
-# A text as a file, as lines of JSON and as a folder; a tokenizer of a few words for GPT-2's.
+# A text as a file, as JSON lines and as a folder; a small tokenizer in place of GPT-2's.
 yes "the ab the 12" | head -n 2000 > book.txt
 mkdir gpt2 wiki
 cp book.txt wiki/a.txt

@@ -1,4 +1,4 @@
-# A question a line, and three measured steps.
+# One configuration per line, and three measured steps.
 echo '{"model": "gpt2-xl", "dp": 8, "zero": 1}' > rows.jsonl
 echo '{"params": "13B", "dp": 8, "zero": 2}' >> rows.jsonl
 cat > runs.csv <<END

@@ -4,7 +4,7 @@
 
 #include "tessera/tessera.h"
 
-// Started by no launcher, this is a job of one rank, for which an all-reduce is the identity.
+// Without a launcher this is a job of one rank, for which an all-reduce is the identity.
 int main() try {
   const tessera::comm::Group world = tessera::comm::init();
   const torch::Tensor x = torch::full({5}, world.rank() + 1, torch::kFloat);

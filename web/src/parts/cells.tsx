@@ -1,10 +1,10 @@
-// What each rank holds in each chunk, and how much of the sum is in it already.
-import type { Collective, Step } from "../answers";
+// Table of the values of each rank and chunk, colored by how much of the sum they contain.
+import type { Collective, Step } from "../responses";
 import { count } from "../format";
 import { range } from "./controls";
 import { Scroll } from "./table";
 
-// How many ranks' values are in each cell before each step: for its colour only.
+// Returns, before each step, the number of ranks whose values each cell includes. Colors only.
 export function contributions(c: Collective): number[][][] {
   const states = [c.start.map((row) => row.map(() => 1))];
   for (const step of c.steps) {
@@ -24,12 +24,12 @@ export function Cells({
   data,
   values,
   amounts,
-  doing,
+  current,
 }: {
   data: Collective;
   values: number[][];
   amounts: number[][];
-  doing: Step | undefined;
+  current: Step | undefined;
 }) {
   const show = (v: number) => (Math.abs(v) >= 1000 ? count(v) : String(Number(v.toFixed(2))));
   return (
@@ -59,14 +59,15 @@ export function Cells({
             <tr key={r}>
               <th scope="row">{r}</th>
               {row.map((v, c) => {
-                const in_it = amounts[r]?.[c] ?? 1;
-                const gets = doing?.transfers.some((t) => t.to === r && t.chunk === c);
-                const sends = doing?.transfers.some((t) => t.from === r && t.chunk === c);
+                const summed = amounts[r]?.[c] ?? 1;
+                const gets = current?.transfers.some((t) => t.to === r && t.chunk === c);
+                const sends = current?.transfers.some((t) => t.from === r && t.chunk === c);
                 return (
                   <td
                     key={c}
-                    class={`${in_it >= data.ranks ? "whole" : in_it > 1 ? "part" : ""}${gets ? " gets" : sends ? " sends" : ""}`}
-                    style={{ "--done": `${Math.round((80 * in_it) / data.ranks)}%` }}
+                    data-value={v}
+                    class={`${summed >= data.ranks ? "whole" : summed > 1 ? "part" : ""}${gets ? " gets" : sends ? " sends" : ""}`}
+                    style={{ "--done": `${Math.round((80 * summed) / data.ranks)}%` }}
                   >
                     {show(v)}
                   </td>

@@ -1,21 +1,21 @@
-// The controls. Each has its name, its value as text, and the server's reason beside it when that
-// value was refused.
+// Form controls. Each has a name, a value as text, and the server's error message if it rejected
+// the value.
 import type { ComponentChildren } from "preact";
 import { createContext } from "preact";
-import { useContext, useEffect, useId, useState } from "preact/hooks";
-import type { Refusal } from "../api";
-import { plain, typed as typedAs } from "../format";
-import type { Bound } from "../route";
+import { useContext, useId, useLayoutEffect, useState } from "preact/hooks";
+import type { ErrorInfo } from "../api";
+import { PERCENT, type Unit } from "../format";
+import type { FieldProps } from "../route";
 
-export const Refused = createContext<Refusal | undefined>(undefined);
+export const FieldError = createContext<ErrorInfo | undefined>(undefined);
 
-// Names under which a control's refusal may come: its own and what stands for it.
-function useReason(names: string[]): string | undefined {
-  const refusal = useContext(Refused);
-  return refusal?.field && names.includes(refusal.field) ? refusal.message : undefined;
+// Returns the error message for a control. `names` are its own field name and its aliases.
+function useFieldError(names: string[]): string | undefined {
+  const error = useContext(FieldError);
+  return error?.field && names.includes(error.field) ? error.message : undefined;
 }
 
-function Reason({ id, text }: { id: string; text: string | undefined }) {
+function FieldMessage({ id, text }: { id: string; text: string | undefined }) {
   return text ? (
     <p class="reason" id={id} role="alert">
       {text}
@@ -23,34 +23,42 @@ function Reason({ id, text }: { id: string; text: string | undefined }) {
   ) : null;
 }
 
-export interface Common extends Bound {
+export interface ControlProps extends FieldProps {
   label: string;
   also?: string[];
   hint?: ComponentChildren;
   disabled?: boolean;
 }
 
-// Beside what is no single control.
-export function ReasonOf({ names }: { names: string[] }) {
-  return <Reason id={useId()} text={useReason(names)} />;
+// Error message for a group of controls.
+export function GroupMessage({ names }: { names: string[] }) {
+  return <FieldMessage id={useId()} text={useFieldError(names)} />;
 }
 
-// A slider over a list of stops, and a field for any other value.
+// Slider over a list of stops, with a text field for any other value.
 export function Slider(
-  props: Common & { stops: readonly (number | string)[]; show?: (value: string) => string },
+  props: ControlProps & { stops: readonly (number | string)[]; unit?: Unit },
 ) {
-  const { label, name, value, onChange, stops, show, disabled = false } = props;
+  const { label, name, value, onChange, stops, unit, disabled = false } = props;
   const id = useId();
-  const reason = useReason([name, ...(props.also ?? [])]);
+  const refused = useFieldError([name, ...(props.also ?? [])]);
+  // Text without a number was mistyped: the example shows the form.
+  const reason =
+    refused && unit && isNaN(Number(value)) ? `${refused} (example: ${unit.example})` : refused;
+  const text = unit ? unit.show(value) : value;
   const [typed, setTyped] = useState<string>();
-  useEffect(() => setTyped(undefined), [value]);
+  // Before the paint: a later reset would discard text that was typed in between.
+  useLayoutEffect(() => setTyped(undefined), [value]);
   const at = nearest(stops, value);
-  const commit = (text: string) => {
+  const commit = (entered: string) => {
     setTyped(undefined);
-    if (text.trim() !== "" && text.trim() !== shown(value, show)) onChange(text.trim());
+    const next = entered.trim();
+    // An unchanged text keeps all digits of the value. An empty one selects the default, if any.
+    if (next !== text && (next !== "" || stops.includes("")))
+      onChange(unit ? unit.read(next) : next);
   };
   return (
-    <div class={`control${reason ? " refused" : ""}`} data-field={name}>
+    <div class={`control${reason ? " invalid" : ""}`} data-field={name}>
       <label for={id}>{label}</label>
       <input
         class="exact"
@@ -59,7 +67,8 @@ export function Slider(
         aria-label={`${label}, exact value`}
         aria-invalid={reason ? true : undefined}
         aria-describedby={reason ? `${id}-why` : undefined}
-        value={typed ?? shown(value, show)}
+        value={typed ?? text}
+        size={Math.max(9, text.length)}
         disabled={disabled}
         onInput={(e) => setTyped(e.currentTarget.value)}
         onBlur={(e) => commit(e.currentTarget.value)}
@@ -75,49 +84,40 @@ export function Slider(
         step={1}
         value={at}
         disabled={disabled}
-        aria-valuetext={shown(value, show)}
+        aria-valuetext={text}
         aria-describedby={reason ? `${id}-why` : undefined}
         onInput={(e) => onChange(String(stops[Number(e.currentTarget.value)]))}
       />
       {props.hint && <p class="hint">{props.hint}</p>}
-      <Reason id={`${id}-why`} text={reason} />
+      <FieldMessage id={`${id}-why`} text={reason} />
     </div>
   );
 }
 
-// A share, shown and typed in percent.
-export function Percent({ onChange, ...rest }: Common & { stops: readonly number[] }) {
-  return (
-    <Slider
-      {...rest}
-      show={typedAs((v) => `${plain(v * 100)}%`)}
-      onChange={(v) => onChange(v.endsWith("%") ? String(Number(v.slice(0, -1)) / 100) : v)}
-    />
-  );
+export function Percent(props: ControlProps & { stops: readonly number[] }) {
+  return <Slider {...props} unit={PERCENT} />;
 }
-
-const shown = (value: string, show?: (v: string) => string) => (show ? show(value) : value);
 
 function nearest(stops: readonly (number | string)[], value: string): number {
   const exact = stops.findIndex((s) => String(s) === value);
   if (exact >= 0) return exact;
-  const wanted = Number(value);
-  if (!Number.isFinite(wanted)) return 0;
+  const target = Number(value);
+  if (!Number.isFinite(target)) return 0;
   let best = 0;
   stops.forEach((s, i) => {
-    if (Math.abs(Number(s) - wanted) < Math.abs(Number(stops[best]) - wanted)) best = i;
+    if (Math.abs(Number(s) - target) < Math.abs(Number(stops[best]) - target)) best = i;
   });
   return best;
 }
 
-export function Choice(props: Common & { options: readonly (string | [string, string])[] }) {
+export function Choice(props: ControlProps & { options: readonly (string | [string, string])[] }) {
   const { label, name, value, onChange, options } = props;
   const id = useId();
-  const reason = useReason([name, ...(props.also ?? [])]);
+  const reason = useFieldError([name, ...(props.also ?? [])]);
   const rows = options.map((o) => (typeof o === "string" ? ([o, o] as const) : o));
   const listed = rows.some(([v]) => v === value);
   return (
-    <div class={`control${reason ? " refused" : ""}`} data-field={name}>
+    <div class={`control${reason ? " invalid" : ""}`} data-field={name}>
       <label for={id}>{label}</label>
       <select
         id={id}
@@ -135,19 +135,21 @@ export function Choice(props: Common & { options: readonly (string | [string, st
         ))}
       </select>
       {props.hint && <p class="hint">{props.hint}</p>}
-      <Reason id={`${id}-why`} text={reason} />
+      <FieldMessage id={`${id}-why`} text={reason} />
     </div>
   );
 }
 
-// A few choices side by side.
-export function Segments(props: Common & { options: readonly (string | [string, string])[] }) {
+// Radio buttons in one row.
+export function Segments(
+  props: ControlProps & { options: readonly (string | [string, string])[] },
+) {
   const { label, name, value, onChange, options } = props;
   const id = useId();
-  const reason = useReason([name, ...(props.also ?? [])]);
+  const reason = useFieldError([name, ...(props.also ?? [])]);
   return (
     <fieldset
-      class={`control segments${reason ? " refused" : ""}`}
+      class={`control segments${reason ? " invalid" : ""}`}
       data-field={name}
       aria-describedby={reason ? `${id}-why` : undefined}
     >
@@ -171,16 +173,16 @@ export function Segments(props: Common & { options: readonly (string | [string, 
         })}
       </div>
       {props.hint && <p class="hint">{props.hint}</p>}
-      <Reason id={`${id}-why`} text={reason} />
+      <FieldMessage id={`${id}-why`} text={reason} />
     </fieldset>
   );
 }
 
-export function Toggle(props: Common) {
+export function Toggle(props: ControlProps) {
   const id = useId();
-  const reason = useReason([props.name, ...(props.also ?? [])]);
+  const reason = useFieldError([props.name, ...(props.also ?? [])]);
   return (
-    <div class={`control toggle${reason ? " refused" : ""}`} data-field={props.name}>
+    <div class={`control toggle${reason ? " invalid" : ""}`} data-field={props.name}>
       <input
         id={id}
         type="checkbox"
@@ -193,12 +195,40 @@ export function Toggle(props: Common) {
       />
       <label for={id}>{props.label}</label>
       {props.hint && <p class="hint">{props.hint}</p>}
-      <Reason id={`${id}-why`} text={reason} />
+      <FieldMessage id={`${id}-why`} text={reason} />
     </div>
   );
 }
 
-// 1, 2, 4 … up to most.
+// Text of several lines, committed when it loses the focus or is pasted.
+export function TextArea(props: ControlProps & { placeholder: string }) {
+  const { label, name, value, onChange } = props;
+  const id = useId();
+  const reason = useFieldError([name, ...(props.also ?? [])]);
+  return (
+    <div class={`control${reason ? " invalid" : ""}`} data-field={name}>
+      <label for={id}>{label}</label>
+      <textarea
+        id={id}
+        rows={5}
+        spellcheck={false}
+        placeholder={props.placeholder}
+        value={value}
+        aria-invalid={reason ? true : undefined}
+        aria-describedby={reason ? `${id}-why` : undefined}
+        onChange={(e) => onChange(e.currentTarget.value)}
+        onPaste={(e) => {
+          const area = e.currentTarget;
+          setTimeout(() => onChange(area.value)); // after the text is inserted
+        }}
+      />
+      {props.hint && <p class="hint">{props.hint}</p>}
+      <FieldMessage id={`${id}-why`} text={reason} />
+    </div>
+  );
+}
+
+// Returns least, 2 · least, 4 · least, … up to most.
 export function doublings(least: number, most: number): number[] {
   const out: number[] = [];
   for (let v = least; v <= most; v *= 2) out.push(v);

@@ -1,4 +1,5 @@
-// A schedule: a row for each GPU, a block for each pass, and what each stage holds at most.
+// Gantt chart of a schedule: one row per GPU, one block per pass, and a bar with the peak number of
+// micro-batches whose activations the GPU holds. A dark base marks the passes of later chunks.
 import { plain, share } from "../format";
 import { useWidth } from "./frame";
 
@@ -18,7 +19,7 @@ export interface Schedule {
   actions: Pass[][];
   step: number;
   bubble: number;
-  in_flight: number[];
+  held_micro_batches: number[]; // per GPU; fractional if a GPU has several chunks
   command?: string | null;
 }
 
@@ -29,13 +30,25 @@ const CLASS: Record<string, string> = {
   backward_weight: "weight",
 };
 
-export function Gantt({ schedule, longest }: { schedule: Schedule; longest: number }) {
+const NAMES: Record<string, string> = {
+  backward_input: "backward (input gradients)",
+  backward_weight: "backward (weight gradients)",
+};
+
+interface Props {
+  schedule: Schedule;
+  longest: number; // step time at the end of the scale
+  most: number; // micro-batches at the end of the scale of the bars
+}
+export function Gantt({ schedule, longest, most }: Props) {
   const [ref, width] = useWidth<HTMLDivElement>();
   const left = 34;
   const right = width < 520 ? 44 : 74;
   const row = Math.max(13, Math.min(26, 300 / schedule.ranks));
   const scale = Math.max(1, width - left - right) / longest;
-  const held = Math.max(...schedule.in_flight, 1);
+  const held = schedule.held_micro_batches;
+  const base = (chunk: number) =>
+    chunk === 0 ? 0 : Math.max(3, (0.4 * (row - 2) * chunk) / (schedule.chunks - 1));
   const tall = row * schedule.ranks;
   return (
     <div ref={ref} class="gantt">
@@ -45,7 +58,7 @@ export function Gantt({ schedule, longest }: { schedule: Schedule; longest: numb
           height={tall + 4}
           viewBox={`0 0 ${width} ${tall + 4}`}
           role="img"
-          aria-label={`${schedule.schedule}: step ${plain(schedule.step)}, bubble ${share(schedule.bubble)}, micro-batches held by stage ${schedule.in_flight.join(", ")}`}
+          aria-label={`${schedule.schedule}: step ${plain(schedule.step)}, bubble ${share(schedule.bubble)}, micro-batches whose activations each GPU holds at peak: ${held.map(plain).join(", ")}`}
         >
           {schedule.actions.map((passes, r) => (
             <g key={r}>
@@ -73,15 +86,24 @@ export function Gantt({ schedule, longest }: { schedule: Schedule; longest: numb
                       y={r * row + 1}
                       width={Math.max(0.3, wide)}
                       height={row - 2}
-                      fill-opacity={1 - (0.45 * p.chunk) / Math.max(1, schedule.chunks)}
+                      data-chunk={p.chunk}
                     >
-                      <title>{`${p.kind.replace("_", " of ")}, micro-batch ${p.micro}${schedule.chunks > 1 ? `, chunk ${p.chunk}` : ""}: ${plain(p.begin)} to ${plain(p.end)}`}</title>
+                      <title>{`${NAMES[p.kind] ?? p.kind}, micro-batch ${p.micro}${schedule.chunks > 1 ? `, chunk ${p.chunk}` : ""}: ${plain(p.begin)} to ${plain(p.end)}`}</title>
                     </rect>
+                    {p.chunk > 0 && (
+                      <rect
+                        class="chunk"
+                        x={x}
+                        y={(r + 1) * row - 1 - base(p.chunk)}
+                        width={Math.max(0.3, wide)}
+                        height={base(p.chunk)}
+                      />
+                    )}
                     {wide > 7 * label.length + 3 && row > 12 && (
                       <text
                         class="on-mark"
                         x={x + wide / 2}
-                        y={r * row + row / 2 + 4}
+                        y={r * row + (row - base(p.chunk)) / 2 + 4}
                         text-anchor="middle"
                         pointer-events="none"
                       >
@@ -93,15 +115,16 @@ export function Gantt({ schedule, longest }: { schedule: Schedule; longest: numb
               })}
               <rect
                 class="f-activations"
+                data-held={held[r]}
                 x={width - right + 12}
                 y={r * row + 2}
                 height={row - 4}
                 rx={2}
-                width={((right - 38) * (schedule.in_flight[r] ?? 0)) / held}
+                width={((right - 38) * (held[r] ?? 0)) / most}
                 fill-opacity={0.85}
               />
               <text class="soft" x={width} y={r * row + row / 2 + 4} text-anchor="end">
-                {schedule.in_flight[r]}
+                {plain(held[r])}
               </text>
             </g>
           ))}

@@ -1,23 +1,25 @@
-// A timeline of spans in lanes, on a canvas: thousands of them stay smooth. Zoom with the buttons,
-// + and −, or Ctrl and the wheel; move by dragging or with the arrows.
+// Timeline of spans in lanes, on a canvas because there can be thousands of spans. Zooms with the
+// buttons, + and −, or Ctrl and the mouse wheel; moves by dragging or with the arrow keys.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Span } from "../answers";
+import type { Span } from "../responses";
 import { seconds } from "../format";
-import { colour, theme } from "../theme";
+import { color, theme } from "../theme";
+import { axisColor } from "./axes";
+import { drawnBy, Recorder } from "./drawing";
 import { useWidth } from "./frame";
 
 const ROW = 20;
 const GAP = 8;
 const AXIS = 22;
 
+const STEP = /^step \d+$/; // span around the passes and the update of a step
+
 export function kind(lane: string, what: string): string {
-  for (const [axis, word] of [
-    ["dp", "data"],
-    ["tp", "tensor"],
-    ["pp", "pipeline"],
-  ] as const) {
-    if (lane.startsWith(axis) || lane.startsWith(word)) return axis;
-  }
+  if (STEP.test(what)) return "faint";
+  const words: Record<string, string> = { data: "dp", tensor: "tp", pipeline: "pp" };
+  const [first = ""] = lane.split(/[\s_]/);
+  if (first in words) return words[first] ?? "";
+  if (/^[a-z]p$/.test(first)) return axisColor(first);
   if (/^(comm|mess|send|receive)/.test(lane)) return lane.startsWith("comm") ? "dp" : "pp";
   if (/wait|bubble|idle/.test(what)) return "faint";
   if (/weight/.test(what)) return "weight";
@@ -30,14 +32,14 @@ interface Props {
   spans: Span[];
   label: string;
   end?: number;
-  until?: number; // share one time scale among several
-  shown?: string; // the part to show, as onShown said it: of an address
-  onShown?: (shown: string) => void; // "" where all is shown
+  until?: number; // end of the time scale, if several timelines share it
+  shown?: string; // visible range as passed to onShown, from the URL
+  onShown?: (shown: string) => void; // "" if everything is visible
 }
 
 type Range = readonly [number, number];
 
-// "0.012-0.034", in seconds: what of the whole is shown. Digits enough for the closest zoom.
+// Visible range in seconds, as in "0.012-0.034", with enough digits for the closest zoom.
 function rangeText(range: Range, whole: Range): string {
   if (range[0] <= whole[0] && range[1] >= whole[1]) return "";
   return range.map((t) => Number(t.toPrecision(9)).toFixed(12).replace(/\.?0+$/, "")).join("-");
@@ -46,7 +48,7 @@ function rangeOf(text: string, whole: Range): Range {
   const [from = NaN, to = NaN] = text.split("-").map(Number);
   const begin = Math.max(whole[0], from);
   const end = Math.min(whole[1], to);
-  return text !== "" && begin < end ? [begin, end] : whole; // an address may say anything
+  return text !== "" && begin < end ? [begin, end] : whole; // the URL may be malformed
 }
 
 export function Lanes({ spans, label, until, shown = "", onShown }: Props) {
@@ -56,19 +58,19 @@ export function Lanes({ spans, label, until, shown = "", onShown }: Props) {
   const tone = theme.value;
   const rows = useMemo(() => lanesOf(spans), [spans]);
   const whole = useMemo(() => {
-    const from = Math.min(...spans.map((s) => s.begin), until === undefined ? Infinity : 0);
-    const to = until ?? Math.max(...spans.map((s) => s.end), 0);
+    const from = spans.reduce((t, s) => Math.min(t, s.begin), until === undefined ? Infinity : 0);
+    const to = until ?? spans.reduce((t, s) => Math.max(t, s.end), 0);
     return [Number.isFinite(from) ? from : 0, to] as const;
   }, [spans, until]);
   const [range, setRange] = useState<Range>(() => rangeOf(shown, whole));
   useEffect(() => setRange(rangeOf(shown, whole)), [shown, whole]);
-  // Told when it rests: browsers take few changes of an address in a second.
-  const tell = useRef(onShown);
-  tell.current = onShown;
+  // Reported once it stops changing: browsers limit the rate of URL changes.
+  const report = useRef(onShown);
+  report.current = onShown;
   const text = rangeText(range, whole);
   useEffect(() => {
     if (text === shown) return;
-    const timer = setTimeout(() => tell.current?.(text), 200);
+    const timer = setTimeout(() => report.current?.(text), 200);
     return () => clearTimeout(timer);
   }, [text]);
   const left = width < 520 ? 62 : 92;
@@ -85,23 +87,17 @@ export function Lanes({ spans, label, until, shown = "", onShown }: Props) {
     setRange([begin, begin + span]);
   };
 
-  useEffect(() => {
-    const c = canvas.current;
-    const ctx = c?.getContext("2d");
-    if (!c || !ctx || width === 0) return;
-    c.width = width * devicePixelRatio;
-    c.height = tall * devicePixelRatio;
-    ctx.scale(devicePixelRatio, devicePixelRatio);
+  const paint = (ctx: CanvasRenderingContext2D | Recorder) => {
     ctx.font = "11px 'Inter Variable', sans-serif";
     ctx.textBaseline = "middle";
     drawAxis(ctx, range, left, width, tall);
     let y = AXIS;
     for (const row of rows) {
       if (row.first) y += GAP;
-      ctx.fillStyle = colour("soft");
+      ctx.fillStyle = color("soft");
       const fits = ctx.measureText(row.name).width <= left - 6;
       ctx.fillText(fits ? row.name : row.short, 0, y + ROW / 2, left - 6);
-      ctx.fillStyle = colour("faint");
+      ctx.fillStyle = color("faint");
       ctx.globalAlpha = 0.6;
       ctx.fillRect(left, y + 1, width - left, ROW - 2);
       ctx.globalAlpha = 1;
@@ -109,26 +105,42 @@ export function Lanes({ spans, label, until, shown = "", onShown }: Props) {
       ctx.beginPath();
       ctx.rect(left, y, width - left, ROW);
       ctx.clip();
-      let drawn = -Infinity;
+      const drawn: number[] = []; // end of the last span, by depth
       for (const s of row.spans) {
         if (s.end < range[0] || s.begin > range[1]) continue;
         const x = left + (s.begin - range[0]) * scale;
         const end = left + (s.end - range[0]) * scale;
-        if (end - drawn < 0.4) continue; // within a pixel that is painted
-        drawn = end;
+        if (end - (drawn[s.depth] ?? -Infinity) < 0.4) continue; // within a pixel already painted
+        drawn[s.depth] = end;
         const wide = Math.max(0.8, end - x - (end - x > 3 ? 0.6 : 0));
         const what = kind(row.lane, s.what);
-        ctx.fillStyle = what === "faint" ? colour("rule") : colour(what);
+        ctx.fillStyle = what === "faint" ? color("rule") : color(what);
         ctx.fillRect(x, y + 2, wide, ROW - 4);
-        // Whole or not at all: the colour says what it is, and the pointer the rest.
-        if (wide > 20 && ctx.measureText(s.what).width < wide - 6) {
-          ctx.fillStyle = what === "faint" ? colour("soft") : colour("on-mark");
-          ctx.fillText(s.what, Math.max(x, left) + 4, y + ROW / 2 + 0.5);
+        // Labels that do not fit before the first nested span are omitted; the tooltip has them.
+        const from = Math.max(x, left);
+        const room = Math.min(left + (s.free - range[0]) * scale, width) - from;
+        if (room > 20 && ctx.measureText(s.what).width < room - 6) {
+          ctx.fillStyle = what === "faint" ? color("soft") : color("on-mark");
+          ctx.fillText(s.what, from + 4, y + ROW / 2 + 0.5);
         }
       }
       ctx.restore();
       y += ROW;
     }
+  };
+  useEffect(() => {
+    const c = canvas.current;
+    const ctx = c?.getContext("2d");
+    if (!c || !ctx || width === 0) return;
+    c.width = width * devicePixelRatio;
+    c.height = tall * devicePixelRatio;
+    ctx.scale(devicePixelRatio, devicePixelRatio);
+    paint(ctx);
+    drawnBy(c, () => {
+      const pen = new Recorder();
+      paint(pen);
+      return { width, height: tall, shapes: pen.shapes };
+    });
   }, [rows, range, width, tone]);
 
   const at = (event: { offsetX: number; offsetY: number }): Span | undefined => {
@@ -149,7 +161,7 @@ export function Lanes({ spans, label, until, shown = "", onShown }: Props) {
     const c = canvas.current;
     if (!c) return;
     const wheel = (e: WheelEvent) => {
-      if (!e.ctrlKey && !e.metaKey) return; // the page scrolls otherwise
+      if (!e.ctrlKey && !e.metaKey) return; // plain scrolling moves the page
       e.preventDefault();
       zoom(e.deltaY > 0 ? 1.25 : 0.8, range[0] + (e.offsetX - left) / scale);
     };
@@ -174,25 +186,30 @@ export function Lanes({ spans, label, until, shown = "", onShown }: Props) {
   return (
     <div>
       <div class="buttons" role="group" aria-label="Zoom">
-        <button type="button" class="small" onClick={() => zoom(0.6)} aria-label="Zoom in">
+        <button type="button" class="small" onClick={() => zoom(0.6)} aria-label={`Zoom in: ${label}`}>
           +
         </button>
-        <button type="button" class="small" onClick={() => zoom(1.7)} aria-label="Zoom out">
+        <button type="button" class="small" onClick={() => zoom(1.7)} aria-label={`Zoom out: ${label}`}>
           −
         </button>
-        <button type="button" class="small" onClick={() => setRange(whole)}>
+        <button
+          type="button"
+          class="small"
+          onClick={() => setRange(whole)}
+          aria-label={`All: ${label}`}
+        >
           All
         </button>
         <span class="note">{seconds(range[1] - range[0])} shown</span>
       </div>
       <div ref={box} class="lanes">
-        {/* A picture that can be moved with the keyboard. */}
+        {/* role=application: the canvas handles its own keys. */}
         <canvas
           ref={canvas}
           tabIndex={0}
           role="application"
           aria-roledescription="timeline"
-          aria-label={`${label}. Plus and minus zoom, arrows move, 0 shows all.`}
+          aria-label={`${label}. Plus and minus zoom, arrow keys move, 0 shows everything.`}
           style={{ height: `${tall}px` }}
           onKeyDown={keys}
           onPointerDown={(e) => {
@@ -226,22 +243,42 @@ export function Lanes({ spans, label, until, shown = "", onShown }: Props) {
   );
 }
 
+// Span with its nesting depth, and the time up to which no nested span covers it.
+interface Nested extends Span {
+  depth: number;
+  free: number;
+}
+function nested(spans: Span[]): Nested[] {
+  const open: Nested[] = [];
+  return [...spans]
+    .sort((a, b) => a.begin - b.begin || b.end - a.end)
+    .map((span) => {
+      while (open.length > 0 && (open.at(-1)?.end ?? 0) <= span.begin) open.pop();
+      const around = open.at(-1);
+      if (around) around.free = Math.min(around.free, span.begin);
+      const made = { ...span, depth: open.length, free: span.end };
+      open.push(made);
+      return made;
+    });
+}
+
 interface Row {
   name: string;
-  short: string; // where there is no room for the name
+  short: string; // used if the name does not fit
   lane: string;
   first: boolean;
-  spans: Span[];
+  spans: Nested[];
 }
 function lanesOf(spans: Span[]): Row[] {
   const found = new Map<string, { rank: number; lane: string; spans: Span[] }>();
   for (const s of spans) {
-    const key = `${s.rank}/${s.lane}`;
-    const row = found.get(key) ?? { rank: s.rank, lane: s.lane, spans: [] };
+    const lane = STEP.test(s.what) ? "step" : s.lane; // in its own row, above its parts
+    const key = `${s.rank}/${lane}`;
+    const row = found.get(key) ?? { rank: s.rank, lane, spans: [] };
     row.spans.push(s);
     found.set(key, row);
   }
-  const order = (lane: string) => (lane.startsWith("comp") ? 0 : 1);
+  const order = (lane: string) => (lane === "step" ? 0 : lane.startsWith("comp") ? 1 : 2);
   const rows = [...found.values()].sort(
     (a, b) => a.rank - b.rank || order(a.lane) - order(b.lane) || a.lane.localeCompare(b.lane),
   );
@@ -249,19 +286,18 @@ function lanesOf(spans: Span[]): Row[] {
   return rows.map((r) => {
     const first = r.rank !== last;
     last = r.rank;
-    r.spans.sort((a, b) => a.begin - b.begin || b.end - a.end);
     return {
       name: first ? `rank ${r.rank} · ${r.lane}` : `        ${r.lane}`,
       short: first ? `rank ${r.rank}` : `   ${r.lane.split(" ")[0]}`,
       lane: r.lane,
       first,
-      spans: r.spans,
+      spans: nested(r.spans),
     };
   });
 }
 
 function drawAxis(
-  ctx: CanvasRenderingContext2D,
+  ctx: CanvasRenderingContext2D | Recorder,
   range: Range,
   left: number,
   width: number,
@@ -272,8 +308,8 @@ function drawAxis(
   const rough = span / Math.max(2, (width - left) / 110);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough) ?? rough;
-  ctx.strokeStyle = colour("rule");
-  ctx.fillStyle = colour("soft");
+  ctx.strokeStyle = color("rule");
+  ctx.fillStyle = color("soft");
   for (let i = Math.ceil(range[0] / step); i * step <= range[1]; i += 1) {
     const x = Math.round(left + ((i * step - range[0]) / span) * (width - left)) + 0.5;
     ctx.beginPath();

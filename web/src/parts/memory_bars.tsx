@@ -1,5 +1,5 @@
-// Stacked bars of memory, one for each stage, with the line that none may cross.
-import type { Stage } from "../answers";
+// Stacked bars of memory, one per ZeRO stage, with a line at the usable memory of the GPU.
+import type { Stage } from "../responses";
 import { bytes, ticks } from "../format";
 import { useWidth } from "./frame";
 import { pieces } from "./model";
@@ -14,11 +14,11 @@ interface Props {
 
 export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props) {
   const [ref, width] = useWidth<HTMLDivElement>();
-  const tall = 330;
+  const tall = width < 500 ? 210 : width < 700 ? 260 : 330;
   const top = 26;
   const left = width < 500 ? 46 : 62;
   const most = Math.max(
-    ...stages.map((s) => s.assumed?.total ?? s.memory.total),
+    ...stages.map((s) => s.needed * 1.06),
     (capacity ?? 0) * 1.08,
   );
   const lines = ticks(most);
@@ -48,7 +48,11 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
             const x = left + slot * (i + 0.5);
             let base = 0;
             const from = fitsFrom[String(s.stage)];
-            const said = pieces(s.memory)
+            const estimate = s.needed - s.memory.total;
+            const summary = [
+              ...pieces(s.memory),
+              ["guess", "activations and buffers, estimated,", estimate] as const,
+            ]
               .filter(([, , v]) => v > 0)
               .map(([, what, v]) => `${what} ${bytes(v)}`)
               .join(", ");
@@ -57,9 +61,9 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                 key={s.stage}
                 class={`column${String(s.stage) === chosen ? " on" : ""}`}
                 role="button"
-                tabIndex={0}
+                tabindex={0}
                 aria-pressed={String(s.stage) === chosen}
-                aria-label={`${s.name}: ${bytes(s.memory.total)}, ${s.fits ? "fits" : "does not fit"}; ${said}`}
+                aria-label={`${s.name}: ${bytes(s.needed)}, ${s.fits ? "fits" : "does not fit"}; ${summary}`}
                 onClick={() => choose(String(s.stage))}
                 onKeyDown={(e) => {
                   if (e.key === "Enter" || e.key === " ") {
@@ -76,12 +80,12 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                   height={tall + 60}
                   rx={10}
                 />
-                {pieces(s.memory).map(([colour, what, v]) => {
+                {pieces(s.memory).map(([color, what, v]) => {
                   base += v;
                   return (
                     <rect
-                      key={colour}
-                      class={`f-${colour}`}
+                      key={color}
+                      class={`f-${color}`}
                       x={x - wide / 2}
                       width={wide}
                       y={y(base)}
@@ -91,16 +95,27 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                     </rect>
                   );
                 })}
-                {s.assumed && s.assumed.total > s.memory.total && (
-                  <rect
-                    class="guess"
-                    x={x - wide / 2 + 1}
-                    width={wide - 2}
-                    y={y(s.assumed.total)}
-                    height={y(s.memory.total) - y(s.assumed.total)}
-                  >
-                    <title>{`activations and buffers, about: ${bytes(s.assumed.total - s.memory.total)}`}</title>
-                  </rect>
+                {estimate > 0 && (
+                  <>
+                    <rect
+                      class="guess"
+                      x={x - wide / 2 + 1}
+                      width={wide - 2}
+                      y={y(s.needed)}
+                      height={y(s.memory.total) - y(s.needed)}
+                    >
+                      <title>{`activations and buffers, estimated: ${bytes(estimate)}`}</title>
+                    </rect>
+                    <text
+                      class="soft"
+                      x={x}
+                      y={Math.min(y(s.needed) - 5, y(s.memory.total) - 26)}
+                      text-anchor="middle"
+                      data-needed={s.needed}
+                    >
+                      {`≈ ${bytes(s.needed)}`}
+                    </text>
+                  </>
                 )}
                 <text
                   class={`${slot < 105 ? "middling" : "big"}${s.fits ? "" : " bad"}`}
@@ -136,7 +151,7 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
           })}
           {capacity != null && (
             <line class="limit" x1={left} x2={width} y1={y(capacity)} y2={y(capacity)}>
-              <title>{`what the GPU can fill: ${bytes(capacity)}`}</title>
+              <title>{`usable memory of the GPU: ${bytes(capacity)}`}</title>
             </line>
           )}
         </svg>

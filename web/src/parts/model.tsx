@@ -1,9 +1,10 @@
-// What several views share: the fields of a question, and the parts of memory.
-import type { Memory } from "../answers";
-import { useAbout } from "../api";
-import { bytes, count } from "../format";
-import type { Bound } from "../route";
-import { Choice, type Common, doublings, Segments, Slider } from "./controls";
+// Controls and memory categories that several views share.
+import type { ComponentChildren } from "preact";
+import type { Memory } from "../responses";
+import { useAbout, useRequest } from "../api";
+import { bytes, count, INTEGER, withDefault } from "../format";
+import type { FieldProps, Values } from "../route";
+import { Choice, type ControlProps, doublings, Segments, Slider, TextArea, Toggle } from "./controls";
 
 export const SHAPE = {
   model: "llama2-7b",
@@ -11,7 +12,11 @@ export const SHAPE = {
   layers: "32",
   hidden: "4096",
   heads: "32",
+  kv_heads: "",
+  ffn: "",
+  gated: "false",
   vocab: "32000",
+  config: "",
 };
 export const PARALLEL = { dp: "8", dp_replicate: "1", tp: "1", pp: "1" };
 export const BATCH = { micro_batch: "1", seq: "", recompute: "none", sequence_parallel: "false" };
@@ -24,7 +29,7 @@ export const MEMORY_PARTS = [
   ["rest", "buffers, temporary"],
 ] as const;
 
-// Buffers and temporaries share a colour, so they share a piece: what the parts before leave.
+// Buffers and temporaries share a color and a piece: the total minus the other categories.
 export function pieces(m: Memory): [string, string, number][] {
   let rest = m.total;
   return MEMORY_PARTS.map(([part, what]) => {
@@ -36,12 +41,32 @@ export function pieces(m: Memory): [string, string, number][] {
 
 type Shape = typeof SHAPE;
 
-export function modelQuestion(at: Shape): Record<string, string> {
+// Model with Llama's blocks, whose sizes are replaced.
+const GATED = "llama2-7b";
+
+export function modelBody(at: Shape): Record<string, string> {
+  // An empty config.json is sent too, so that the server explains what it needs.
+  if (at.by === "config") return { config: at.config || "{}" };
   if (at.by !== "shape") return { model: at.model };
-  return { layers: at.layers, hidden: at.hidden, heads: at.heads, vocab: at.vocab };
+  const { layers, hidden, heads, kv_heads, ffn, vocab } = at;
+  const sizes = { layers, hidden, heads, kv_heads, ffn, vocab };
+  return at.gated === "true" ? { model: GATED, ...sizes } : sizes;
 }
 
-type Named = Bound & Partial<Pick<Common, "label">>;
+// Returns the model controls of a plan that is opened in a view.
+export function modelOfPlan(settings: Values): { by: string; gated: string } {
+  const by = settings.config ? "config" : settings.layers ? "shape" : "model";
+  return { by, gated: String(settings.model === GATED) };
+}
+// Returns the fields of a view that do not choose the model.
+export function shapeless<T extends Values>(at: T): Values {
+  return Object.fromEntries(Object.entries(at).filter(([key]) => !(key in SHAPE)));
+}
+// Settings of a plan with its pasted model, for the other views.
+export const withModel = (settings: Values, at: Shape): Values =>
+  at.by === "config" ? { ...settings, config: at.config } : settings;
+
+type Named = FieldProps & Partial<Pick<ControlProps, "label">>;
 
 export function ModelChoice({ label = "Model", ...bound }: Named) {
   const models = useAbout()?.models ?? [];
@@ -54,7 +79,7 @@ export function ModelChoice({ label = "Model", ...bound }: Named) {
   );
 }
 
-export function HardwareChoice(bound: Bound) {
+export function HardwareChoice(bound: FieldProps) {
   const hardware = useAbout()?.hardware ?? [];
   return (
     <Choice
@@ -65,13 +90,13 @@ export function HardwareChoice(bound: Bound) {
   );
 }
 
-export function LayoutChoice(bound: Bound) {
+export function LayoutChoice(bound: FieldProps) {
   const layouts = useAbout()?.layouts ?? [];
   return (
     <Choice
       label="State layout"
       {...bound}
-      options={layouts.map((l): [string, string] => [l.name, `${l.name} · ${l.total} B`])}
+      options={layouts.map((l): [string, string] => [l.name, `${l.name} · ${l.total} B/param`])}
     />
   );
 }
@@ -80,27 +105,62 @@ export function StageChoice({ label = "ZeRO stage", ...bound }: Named) {
   return <Segments label={label} {...bound} options={[["0", "DDP"], "1", "2", "3"]} />;
 }
 
-// Hybrid sharding. Questions leave one replica out, as stage 0 has to.
-export function ReplicasSlider(bound: Bound) {
-  return <Slider label="Replicas" {...bound} stops={doublings(1, 64)} />;
+// Hybrid sharding. Requests omit dp_replicate = 1, the default.
+export function ReplicasSlider(bound: FieldProps) {
+  return <Slider label="Replicas (HSDP)" {...bound} stops={doublings(1, 64)} />;
 }
 export function replicas(at: { dp_replicate: string }): Record<string, string> {
   return at.dp_replicate === "1" ? {} : { dp_replicate: at.dp_replicate };
 }
 
-export function SequenceSlider(bound: Bound & Pick<Common, "disabled">) {
+// `used` is the sequence length of the last response, which states the default as a number.
+export function SequenceSlider({
+  used,
+  label = "Sequence length",
+  ...bound
+}: Named & Pick<ControlProps, "disabled"> & { used: number | undefined }) {
   return (
     <Slider
-      label="Sequence"
+      label={label}
       {...bound}
-      show={(v) => v || "the model's"}
+      unit={withDefault(INTEGER, used ? `${used} (default)` : "default")}
       stops={["", 512, 1024, 2048, 4096, 8192, 16384, 32768]}
     />
   );
 }
 
-export function ModelFields({ by, field }: { by: string; field: (name: keyof Shape) => Bound }) {
-  if (by !== "shape") return <ModelChoice label="Name" {...field("model")} />;
+const SOURCES: [string, string][] = [
+  ["model", "name"],
+  ["shape", "shape"],
+  ["config", "config.json"],
+];
+
+// Controls that choose a model. With `children`, the control of a number of parameters, a model may
+// also be given by its size.
+export function ModelFields({
+  field,
+  children,
+}: {
+  field: (name: keyof Shape) => FieldProps;
+  children?: ComponentChildren;
+}) {
+  const by = field("by");
+  return (
+    <>
+      <Segments
+        label="Model by"
+        {...by}
+        options={children ? [["size", "size"], ...SOURCES] : SOURCES}
+      />
+      {by.value === "size" && children}
+      {by.value === "model" && <ModelChoice label="Name" {...field("model")} />}
+      {by.value === "shape" && <ShapeFields field={field} />}
+      {by.value === "config" && <ConfigField {...field("config")} />}
+    </>
+  );
+}
+
+function ShapeFields({ field }: { field: (name: keyof Shape) => FieldProps }) {
   return (
     <>
       <Slider
@@ -109,7 +169,7 @@ export function ModelFields({ by, field }: { by: string; field: (name: keyof Sha
         stops={[2, 4, 6, 8, 12, 16, 24, 32, 36, 40, 48, 64, 80, 96, 126]}
       />
       <Slider
-        label="Hidden"
+        label="Hidden size"
         {...field("hidden")}
         stops={[256, 512, 768, 1024, 1600, 2048, 2560, 4096, 5120, 6144, 8192, 12288, 16384]}
       />
@@ -118,7 +178,73 @@ export function ModelFields({ by, field }: { by: string; field: (name: keyof Sha
         {...field("heads")}
         stops={[2, 4, 8, 12, 16, 25, 32, 40, 48, 64, 96, 128]}
       />
+      <Slider
+        label="KV heads"
+        {...field("kv_heads")}
+        unit={withDefault(INTEGER, "heads")}
+        stops={["", 1, 2, 4, 8, 16, 32, 64]}
+        hint="heads of keys and values; fewer than heads: grouped-query attention"
+      />
+      <Slider
+        label="FFN width"
+        {...field("ffn")}
+        unit={withDefault(INTEGER, field("gated").value === "true" ? "2.69 · hidden" : "4 · hidden")}
+        stops={["", 1024, 2048, 4096, 8192, 11008, 13824, 14336, 16384, 28672, 53248]}
+      />
+      <Toggle
+        label="Gated MLP"
+        {...field("gated")}
+        hint="Llama's blocks: three MLP matrices, rotary positions, no biases, an untied head. Off: GPT-2's"
+      />
       <Slider label="Vocabulary" {...field("vocab")} stops={[256, 32000, 50257, 128256, 151936]} />
     </>
   );
+}
+
+interface ParsedModel {
+  params: number;
+  layers: number;
+  hidden: number;
+  heads: number;
+  kv_heads: number;
+  ffn: number;
+  vocab: number;
+  context: number;
+  family: string;
+  gated: boolean;
+  notes: string[];
+}
+
+function ConfigField(bound: FieldProps) {
+  const { value, onChange } = bound;
+  const { data, error } = useRequest<ParsedModel>("api/model", { config: value }, value !== "");
+  const m = error || value === "" ? undefined : data;
+  return (
+    <>
+      <TextArea
+        label="config.json of Hugging Face"
+        {...bound}
+        onChange={(text) => onChange(compact(text))}
+        placeholder={'{"model_type": "llama", …}'}
+        hint={value === "" ? "Paste the file. It stays in the URL." : undefined}
+      />
+      {m && (
+        <p class="hint" data-figure="parsed-model">
+          {count(m.params)} parameters, {m.family}: {m.layers} layers × {m.hidden}, {m.heads} heads
+          {m.kv_heads !== m.heads ? ` (${m.kv_heads} KV)` : ""}, {m.gated ? "gated MLP" : "MLP"}{" "}
+          {m.ffn}, vocabulary {m.vocab}, context {m.context}.{" "}
+          {m.notes.map((note) => `${note}. `)}Commands expect the file in the folder <code>./model</code>.
+        </p>
+      )}
+    </>
+  );
+}
+
+// Removes the white space of valid JSON.
+function compact(text: string): string {
+  try {
+    return JSON.stringify(JSON.parse(text));
+  } catch {
+    return text.trim();
+  }
 }

@@ -1,7 +1,7 @@
-// Steps that play by themselves, or are walked through.
+// Plays the steps of an animation, or moves through them one by one.
 import { useEffect, useState } from "preact/hooks";
 
-const PACE = 1100; // milliseconds for a step to be seen
+const STEP_MS = 1100;
 
 interface Props {
   step: number;
@@ -15,7 +15,7 @@ export function Player({ step, last, go }: Props) {
     const timer = setTimeout(() => {
       if (step >= last) setPlaying(false);
       else go(step + 1);
-    }, PACE);
+    }, STEP_MS);
     return () => clearTimeout(timer);
   }, [playing, step, last]);
   return (
@@ -34,7 +34,7 @@ export function Player({ step, last, go }: Props) {
         type="button"
         disabled={step <= 0}
         onClick={() => go(step - 1)}
-        aria-label="One step back"
+        aria-label="Previous step"
       >
         ◂
       </button>
@@ -42,7 +42,7 @@ export function Player({ step, last, go }: Props) {
         type="button"
         disabled={step >= last}
         onClick={() => go(step + 1)}
-        aria-label="One step on"
+        aria-label="Next step"
       >
         ▸
       </button>

@@ -1,5 +1,5 @@
-// Ranks in a circle, and the chunks that travel between them in this step.
-import type { Transfer } from "../answers";
+// Ranks in a circle, and the chunks that they send in the current step.
+import type { Transfer } from "../responses";
 
 const SIZE = 320;
 const MIDDLE = SIZE / 2;
@@ -87,7 +87,7 @@ export function Ring({ ranks, transfers, step, algorithm }: Props) {
         );
       })}
       <text x={MIDDLE} y={MIDDLE + 5} text-anchor="middle" class="soft">
-        {transfers.length ? (transfers[0]?.adds ? "adds" : "copies") : "start"}
+        {transfers.length ? (transfers[0]?.adds ? "reduce" : "copy") : "start"}
       </text>
     </svg>
   );

@@ -1,11 +1,16 @@
-// Memory against speed: a dot for each plan.
-import type { Plan } from "../answers";
+// Scatter plot of memory and throughput, one dot per plan.
+import type { Plan } from "../responses";
 import { bytes, count, ticks } from "../format";
+import { axisColor, useAxes, usedAxes } from "./axes";
 import { useWidth } from "./frame";
+import { tokensRange } from "./plan_details";
 
 const TALL = 270;
 
-// Round numbers around what there is, and where a value lies among them.
+// Color of a dot: the last axis that is used.
+const outermost = (used: string[]): string => axisColor(used.at(-1) ?? "dp");
+
+// Returns round axis marks that enclose `values`.
 function between(values: number[]): number[] {
   const low = Math.min(...values);
   const high = Math.max(...values, low + 1);
@@ -31,12 +36,14 @@ export function Scatter({
   choose: (index: number) => void;
 }) {
   const [ref, width] = useWidth<HTMLDivElement>();
+  const axes = useAxes();
   const left = 58;
   const xs = between(plans.map((p) => p.memory.total));
-  const ys = between(plans.map((p) => p.tokens_per_s ?? 0));
+  const chosen = plans[pick];
+  const range = chosen && tokensRange(chosen);
+  const ys = between([...plans.map((p) => p.tokens_per_s ?? 0), ...(range ?? [])]);
   const x = (v: number) => left + (width - left - 22) * part(v, xs);
   const y = (v: number) => TALL - (TALL - 18) * part(v, ys);
-  const chosen = plans[pick];
   return (
     <div ref={ref} class="scatter">
       {width > 0 && (
@@ -45,7 +52,7 @@ export function Scatter({
           height={TALL + 40}
           viewBox={`0 0 ${width} ${TALL + 40}`}
           role="img"
-          aria-label={`${plans.length} plans, memory against tokens a second; the table below has the same`}
+          aria-label={`${plans.length} plans, memory and tokens/s; the table below lists the same plans`}
         >
           {ys.map((v) => (
             <g key={v}>
@@ -61,27 +68,36 @@ export function Scatter({
             </text>
           ))}
           <text class="soft" x={width} y={TALL + 36} text-anchor="end">
-            memory of a GPU →
+            memory per GPU →
           </text>
           <text class="soft" x={left} y={10}>
-            ↑ tokens a second
+            ↑ tokens/s
           </text>
           {plans.map((p, i) => {
             const q = p.question;
-            const colour = q.pp > 1 ? "pp" : q.tp > 1 ? "tp" : "dp";
+            const used = usedAxes(axes, q);
             return (
               <circle
                 key={i}
-                class={`f-${colour}${p.fits ? "" : " misfit"}`}
+                class={`f-${outermost(used)}${p.fits ? "" : " misfit"}${p.as_good_as_the_best === false ? " faded" : ""}`}
                 cx={x(p.memory.total)}
                 cy={y(p.tokens_per_s ?? 0)}
                 r={5.5}
                 onClick={() => choose(i)}
               >
-                <title>{`dp ${q.dp}, tp ${q.tp}, pp ${q.pp}, ZeRO ${q.zero}: ${bytes(p.memory.total)}, ${count(p.tokens_per_s)} tokens/s`}</title>
+                <title>{`${used.map((axis) => `${axis} ${q[axis]}, `).join("")}ZeRO-${q.zero}: ${bytes(p.memory.total)}, ${count(p.tokens_per_s)} tokens/s`}</title>
               </circle>
             );
           })}
+          {chosen && range && (
+            <line
+              class="interval"
+              x1={x(chosen.memory.total)}
+              x2={x(chosen.memory.total)}
+              y1={y(range[0])}
+              y2={y(range[1])}
+            />
+          )}
           {chosen && (
             <circle
               class="on"

@@ -1,14 +1,14 @@
-// Bars made of pieces, lying: one alone, or several on a common scale.
+// Horizontal stacked bars: a single one, or several on a common scale.
 import type { ComponentChildren } from "preact";
 
-export type Piece = readonly [colour: string, what: string, size: number | null | undefined];
+export type Piece = readonly [color: string, what: string, size: number | null | undefined];
 type Show = (size: number | null | undefined) => string;
 
 const width = (size: Piece[2]): number => Math.max(0, size ?? 0);
 export const sum = (pieces: readonly Piece[]): number =>
   pieces.reduce((all, [, , size]) => all + width(size), 0);
 
-// `most` fills the bar's place.
+// `most` is the size that fills the whole width.
 export function Stack({
   pieces,
   most,
@@ -22,12 +22,13 @@ export function Stack({
     <span
       class="stack"
       role="img"
+      tabIndex={0}
       aria-label={pieces.map(([, what, size]) => `${what} ${show(size)}`).join(", ")}
     >
-      {pieces.map(([colour, what, size]) => (
+      {pieces.map(([color, what, size]) => (
         <i
           key={what}
-          class={`c-${colour}`}
+          class={`c-${color}`}
           style={{ width: `${(100 * width(size)) / most}%` }}
           title={`${what}: ${show(size)}`}
         />
@@ -40,8 +41,8 @@ export interface Bar {
   name: string;
   pieces: readonly Piece[];
   value: ComponentChildren;
-  mark?: string | undefined; // why it is to be looked at
-  reach?: number; // where its scale must reach, if further than its pieces
+  mark?: string | undefined; // highlights the row, for example "slow"
+  reach?: number; // minimum end of the scale
 }
 export function Bars({ rows, show }: { rows: readonly Bar[]; show: Show }) {
   const most = Math.max(1e-12, ...rows.map((r) => Math.max(sum(r.pieces), r.reach ?? 0)));

@@ -1,4 +1,4 @@
-// Tables, which scroll by themselves where the page is narrow.
+// Tables that scroll horizontally on narrow pages.
 import type { ComponentChildren } from "preact";
 
 export function Scroll({ label, children }: { label: string; children: ComponentChildren }) {

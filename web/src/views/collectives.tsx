@@ -1,12 +1,13 @@
-// An all-reduce, step by step with its values, and what each ZeRO stage sends in a step.
+// An all-reduce step by step with its values, and the bytes that each ZeRO stage sends per step.
 import { useMemo } from "preact/hooks";
-import type { Collective, ZeroAnswer } from "../answers";
-import { type Answer, question, useAnswer } from "../api";
-import { bytes, rate, seconds, typed } from "../format";
+import type { Collective, ZeroResponse } from "../responses";
+import { type RequestState, requestBody, useRequest } from "../api";
+import { BYTES, bytes, RATE, seconds, TIME } from "../format";
 import { Cells, contributions } from "../parts/cells";
 import { doublings, range, Segments, Slider } from "../parts/controls";
 import { Card, Figures, Legend, View } from "../parts/frame";
-import { ModelChoice } from "../parts/model";
+import { modelBody, ModelFields, modelOfPlan, SHAPE } from "../parts/model";
+import { PlanNote } from "../parts/plan_details";
 import { Player } from "../parts/player";
 import { Ring } from "../parts/ring";
 import { Bars } from "../parts/stack";
@@ -22,14 +23,14 @@ const DEFAULTS = {
   per_node: "4",
   between_bandwidth: "25000000000",
   step: "0",
-  model: "llama2-7b",
+  ...SHAPE,
   dp: "8",
   grad_accum: "1",
 };
 const ALGORITHMS = [
   ["ring", "Ring"],
   ["tree", "Tree"],
-  ["two-level", "Two levels"],
+  ["two-level", "Two-level"],
 ] as const;
 
 const SENT = [
@@ -39,45 +40,46 @@ const SENT = [
 ] as const;
 
 export function CollectivesView() {
-  const { at, set, field } = useFields("collectives", DEFAULTS);
-  const asked = (algorithm: string) =>
-    question({
+  const { at, plan, set, field } = useFields("collectives", DEFAULTS, modelOfPlan);
+  const bodyFor = (algorithm: string) =>
+    requestBody({
       algorithm,
       ranks: at.ranks,
       bytes: at.bytes,
       bandwidth: at.bandwidth,
       latency: at.latency,
-      ...(algorithm === "two-level"
-        ? { per_node: at.per_node, between_bandwidth: at.between_bandwidth }
-        : {}),
+      per_node: at.per_node,
+      between_bandwidth: at.between_bandwidth,
     });
-  // All three are asked for, to compare; one of them is the one that is shown.
-  const answers: Record<string, Answer<Collective>> = {
-    ring: useAnswer<Collective>("api/collective", asked("ring")),
-    tree: useAnswer<Collective>("api/collective", asked("tree")),
-    "two-level": useAnswer<Collective>("api/collective", asked("two-level")),
+  // All three are requested for the comparison; one of them is shown.
+  const answers: Record<string, RequestState<Collective>> = {
+    ring: useRequest<Collective>("api/collective", bodyFor("ring")),
+    tree: useRequest<Collective>("api/collective", bodyFor("tree")),
+    "two-level": useRequest<Collective>("api/collective", bodyFor("two-level")),
   };
-  // An algorithm that is not one (in an address) is asked for to be refused with the reason.
+  // An unknown algorithm in the URL is sent too, so that the server returns the error message.
   const known = answers[at.algorithm];
-  const unknown = useAnswer<Collective>("api/collective", asked(at.algorithm), !known);
+  const unknown = useRequest<Collective>("api/collective", bodyFor(at.algorithm), !known);
   const { data, error, busy } = known ?? unknown;
-  const traffic = useAnswer<ZeroAnswer>(
+  const traffic = useRequest<ZeroResponse>(
     "api/zero",
-    question({ model: at.model, dp: at.dp, grad_accum: at.grad_accum }),
+    requestBody({ ...plan.others, ...modelBody(at), dp: at.dp, grad_accum: at.grad_accum }),
   );
 
   const last = data?.steps.length ?? 0;
   const step = Math.min(Math.max(0, Number(at.step) || 0), last);
-  const inCells = useMemo(() => (data ? contributions(data) : []), [data]);
-  // Shown: the state after `step` steps, with what the step just made moving.
-  const doing = step > 0 ? data?.steps[step - 1] : undefined;
-  const values = step > 0 ? doing?.values : data?.start;
+  const amounts = useMemo(() => (data ? contributions(data) : []), [data]);
+  // Shows the state after `step` steps, and animates the transfers of the last one.
+  const current = step > 0 ? data?.steps[step - 1] : undefined;
+  const values = step > 0 ? current?.values : data?.start;
+  const equal = data?.bytes_by_rank.every((sent) => sent === data.bytes_per_rank) ?? true;
 
   return (
     <View
       title="Collectives"
-      lead="How N ranks come to hold the same sum, with the values that travel."
+      lead="An all-reduce step by step, with the values that each rank holds and sends."
       error={error ?? traffic.error}
+      stale={false}
       busy={busy}
       command={data?.command ?? undefined}
       controls={
@@ -91,64 +93,65 @@ export function CollectivesView() {
           <Slider
             label="Size"
             {...field("bytes")}
-            show={typed(bytes)}
+            unit={BYTES}
             stops={[1e3, 1e4, 1e5, 1e6, 1e7, 5e7, 1e8, 2e8, 5e8, 1e9, 1.4e10, 2e10]}
           />
           <Slider
             label="Bandwidth"
             {...field("bandwidth")}
-            show={typed(rate)}
+            unit={RATE}
             stops={[1e9, 5e9, 1e10, 2.5e10, 5e10, 1e11, 2e11, 3e11, 4.5e11, 6e11, 9e11]}
           />
           <Slider
             label="Latency"
             {...field("latency")}
-            show={typed(seconds)}
+            unit={TIME}
             stops={[0, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4]}
           />
           <Slider
-            label="Ranks in a node"
+            label="Ranks per node"
             {...field("per_node", { step: "0" })}
             stops={[1, 2, 4, 8]}
-            disabled={at.algorithm !== "two-level"}
           />
           <Slider
-            label="Between nodes"
+            label="Inter-node bandwidth"
             {...field("between_bandwidth")}
-            show={typed(rate)}
+            unit={RATE}
             stops={[1e9, 5e9, 1e10, 2.5e10, 5e10, 1e11]}
-            disabled={at.algorithm !== "two-level"}
           />
         </>
       }
       tries={
         <>
           <p>
-            Press <strong>Play</strong>, or step with the slider. First each rank gathers the whole
-            sum of <em>one</em> chunk (reduce-scatter), then the finished chunks go round
-            (all-gather).
+            Press <strong>Play</strong> or move the slider. After the reduce-scatter, each rank has
+            the complete sum of <em>one</em> chunk. The all-gather then passes the complete chunks
+            around the ring.
           </p>
           <p>
-            Shrink the <strong>size</strong> to 10 kB with 5 µs of latency, and compare ring with
-            tree.
+            Set the <strong>size</strong> to 10 kB and the latency to 5 µs, and compare ring with
+            tree. Then lower the <strong>inter-node bandwidth</strong>: a ring is as slow as its
+            slowest link, and two-level sends less over it.
           </p>
         </>
       }
       notices={
         <>
           <p>
-            Every link carries the same at every step, so the time hardly depends on{" "}
-            <strong>how many ranks</strong> there are: each sends a little less than twice the
-            buffer. ZeRO-1 cuts the same all-reduce in two halves, and pays nothing for it.
+            In a ring, each rank sends slightly less than twice the buffer, for any{" "}
+            <strong>number of ranks</strong>. Without latency, the time hardly depends on that
+            number. ZeRO-1 runs the same reduce-scatter and all-gather as two calls and sends no
+            more.
           </p>
         </>
       }
     >
       <Card
+        stale={!!error}
         title={`${ALGORITHMS.find(([a]) => a === at.algorithm)?.[1] ?? ""} all-reduce`}
         note={
           <span data-figure="phase">
-            {step === 0 ? "at the start" : `step ${step} of ${last}: ${doing?.phase ?? ""}`}
+            {step === 0 ? "initial values" : `step ${step} of ${last}: ${current?.phase ?? ""}`}
           </span>
         }
       >
@@ -157,11 +160,11 @@ export function CollectivesView() {
             <div class="two">
               <Ring
                 ranks={data.ranks}
-                transfers={doing?.transfers ?? []}
+                transfers={current?.transfers ?? []}
                 step={step}
                 algorithm={at.algorithm}
               />
-              <Cells data={data} values={values} amounts={inCells[step] ?? []} doing={doing} />
+              <Cells data={data} values={values} amounts={amounts[step] ?? []} current={current} />
             </div>
             <Player step={step} last={last} go={(to) => set({ step: String(to) })} />
           </>
@@ -169,22 +172,22 @@ export function CollectivesView() {
         <Legend
           items={[
             ["grads", "partial sum"],
-            ["activations", "complete"],
+            ["activations", "complete sum"],
             ["dp", "being sent"],
           ]}
         />
       </Card>
       <div class="two">
-        <Card title="What it costs">
+        <Card title="Cost" pinned stale={!!error}>
           <Figures
             items={[
               {
-                label: "Each rank sends",
+                label: equal ? "Sent per rank" : "Sent by the busiest rank",
                 key: "bytes-per-rank",
                 value: bytes(data?.bytes_per_rank),
               },
               {
-                label: "It takes",
+                label: "Time",
                 key: "seconds",
                 value: seconds(data?.seconds),
                 note:
@@ -196,8 +199,8 @@ export function CollectivesView() {
             ]}
           />
           <Table
-            label="Algorithms compared"
-            heads={["algorithm", "steps", "sent by a rank", "time"]}
+            label="Comparison of algorithms"
+            heads={["algorithm", "steps", "sent per rank, at most", "time"]}
           >
             {ALGORITHMS.map(([id, name]) => {
               const got = answers[id]?.error ? undefined : answers[id]?.data;
@@ -205,28 +208,46 @@ export function CollectivesView() {
                 <tr key={id} class={id === at.algorithm ? "on" : ""}>
                   <td>{name}</td>
                   <td>{got?.steps.length ?? "–"}</td>
-                  <td>{bytes(got?.bytes_per_rank)}</td>
-                  <td>{seconds(got?.seconds)}</td>
+                  <td data-value={got?.bytes_per_rank ?? ""}>{bytes(got?.bytes_per_rank)}</td>
+                  <td data-value={got?.seconds ?? ""}>{seconds(got?.seconds)}</td>
                 </tr>
               );
             })}
           </Table>
+          {data && !equal && (
+            <>
+              <p class="note spaced">Sent by each rank</p>
+              <Bars
+                show={bytes}
+                rows={data.bytes_by_rank.map((sent, rank) => ({
+                  name: `rank ${rank}`,
+                  pieces: [["dp", "sent", sent] as const],
+                  value: <span data-sent-by={rank}>{bytes(sent)}</span>,
+                }))}
+              />
+            </>
+          )}
         </Card>
-        <Card title="What a training step sends" note="by each rank">
+        <Card title="Bytes sent in a training step" note="per rank" stale={!!traffic.error}>
           <div class="controls">
-            <ModelChoice {...field("model")} />
+            <PlanNote plan={plan} view="collectives" />
+            <ModelFields field={field} />
             <Slider label="Data parallel" {...field("dp")} stops={doublings(1, 1024)} />
-            <Slider label="Micro-batches" {...field("grad_accum")} stops={[1, 2, 4, 8, 16, 32]} />
+            <Slider
+              label="Micro-batches per step"
+              {...field("grad_accum")}
+              stops={[1, 2, 4, 8, 16, 32]}
+            />
           </div>
           <Bars
             show={bytes}
             rows={(traffic.data?.stages ?? []).map((s) => ({
               name: s.name,
-              pieces: SENT.map(([key, colour, what]) => [colour, what, s.sent[key]] as const),
+              pieces: SENT.map(([key, color, what]) => [color, what, s.sent[key]] as const),
               value: <span data-sent={s.stage}>{bytes(s.sent.total)}</span>,
             }))}
           />
-          <Legend items={SENT.map(([, colour, what]) => [colour, what] as const)} />
+          <Legend items={SENT.map(([, color, what]) => [color, what] as const)} />
         </Card>
       </div>
     </View>

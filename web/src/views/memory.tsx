@@ -1,17 +1,19 @@
-// Memory of DDP and the ZeRO stages side by side, against what the GPU can hold.
-import type { ZeroAnswer } from "../answers";
-import { question, useAnswer } from "../api";
-import { bytes, count, typed } from "../format";
+// Memory of DDP and the ZeRO stages side by side, compared with the GPU's usable memory.
+import type { Stage, ZeroResponse } from "../responses";
+import { requestBody, useRequest } from "../api";
+import { bytes, bytesOf, COUNT } from "../format";
 import { doublings, Segments, Slider, Toggle } from "../parts/controls";
 import { Card, Figures, Legend, View } from "../parts/frame";
 import { MemoryBars } from "../parts/memory_bars";
+import { MemoryOverStep, useMemoryOverStep } from "../parts/memory_over_step";
 import {
   BATCH,
   HardwareChoice,
   LayoutChoice,
   MEMORY_PARTS,
   ModelFields,
-  modelQuestion,
+  modelBody,
+  modelOfPlan,
   PARALLEL,
   ReplicasSlider,
   replicas,
@@ -19,7 +21,8 @@ import {
   SHAPE,
   StageChoice,
 } from "../parts/model";
-import { Owners } from "../parts/owners";
+import { PlanNote } from "../parts/plan_details";
+import { Shards } from "../parts/shards";
 import { useFields } from "../route";
 
 const DEFAULTS = {
@@ -31,11 +34,6 @@ const DEFAULTS = {
   zero: "2",
   layout: "bf16",
   hardware: "h100",
-  // Of a plan that was carried here: they hold as long as its pipeline does.
-  plan_pp: "",
-  schedule: "",
-  chunks: "",
-  grad_accum: "",
 };
 
 const SIZES = [
@@ -43,11 +41,30 @@ const SIZES = [
   20e9, 30e9, 34e9, 50e9, 70e9, 100e9, 130e9, 175e9, 250e9, 405e9, 540e9, 1000e9,
 ];
 
+// Categories that the size of a model only estimates.
+const REST = [
+  ["activations", "Activations"],
+  ["buffers", "Buffers"],
+  ["temporary", "Temporaries"],
+] as const;
+
+const unknownStage = (zero: string) => ({
+  field: "zero",
+  message: `got ${zero}; must be 0, 1, 2 or 3`,
+});
+
+// For example "dp 5.9 GB, tp 2.2 GB".
+const axes = ({ total: _total, ...sent }: Stage["sent_by_axis"]): string =>
+  Object.entries(sent)
+    .filter(([, bytesSent]) => bytesSent !== 0)
+    .map(([axis, v]) => `${axis} ${v == null ? "unknown (select a model by name)" : bytes(v)}`)
+    .join(", ") || "nothing";
+
 export function MemoryView() {
-  const { at, set, field } = useFields("memory", DEFAULTS);
+  const { at, plan, set, field } = useFields("memory", DEFAULTS, modelOfPlan);
   const sized = at.by === "size";
-  const body = question({
-    ...(sized ? { params: at.params } : modelQuestion(at)),
+  const body = requestBody({
+    ...(sized ? { params: at.params } : modelBody(at)),
     dp: at.dp,
     ...replicas(at),
     tp: at.tp,
@@ -57,49 +74,32 @@ export function MemoryView() {
     ...(sized
       ? {}
       : {
+          ...plan.others,
           micro_batch: at.micro_batch,
           seq: at.seq,
           recompute: at.recompute,
           sequence_parallel: at.sequence_parallel,
-          ...(at.plan_pp !== "" && at.plan_pp === at.pp
-            ? { schedule: at.schedule, chunks: at.chunks, grad_accum: at.grad_accum }
-            : {}),
         }),
   });
-  const { data, error, busy } = useAnswer<ZeroAnswer>("api/zero", body);
+  const { data, error, busy } = useRequest<ZeroResponse>("api/zero", body);
+  const overStep = useMemoryOverStep({ ...body, ...requestBody({ zero: at.zero }) }, !sized);
   const chosen = data?.stages.find((s) => String(s.stage) === at.zero);
   const ddp = data?.stages[0];
 
   return (
     <View
       title="Memory"
-      lead="What one GPU must hold to train, when nothing is sharded and at each stage of ZeRO."
-      error={error}
+      lead="Memory that one GPU needs for training, with DDP and with each ZeRO stage."
+      error={error ?? (data && !chosen ? unknownStage(at.zero) : undefined)}
+      stale={!!error}
       busy={busy}
       command={data?.command}
       controls={
         <>
-          <Segments
-            label="Model"
-            {...field("by")}
-            options={[
-              ["size", "by size"],
-              ["model", "by name"],
-              ["shape", "by shape"],
-            ]}
-          />
-          {sized ? (
-            <Slider
-              label="Parameters"
-              name="params"
-              value={at.params}
-              stops={SIZES}
-              show={typed(count)}
-              onChange={(params) => set({ params: params.replace(/\s/g, "") })}
-            />
-          ) : (
-            <ModelFields by={at.by} field={field} />
-          )}
+          <PlanNote plan={plan} view="memory" />
+          <ModelFields field={field}>
+            <Slider label="Parameters" {...field("params")} stops={SIZES} unit={COUNT} />
+          </ModelFields>
           <hr />
           <Slider
             label="Data parallel"
@@ -110,7 +110,7 @@ export function MemoryView() {
           <ReplicasSlider {...field("dp_replicate")} />
           <Slider label="Tensor parallel" {...field("tp")} stops={doublings(1, 16)} />
           <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 64)} />
-          <StageChoice label="Stage to look at" {...field("zero")} />
+          <StageChoice label="Highlight stage" {...field("zero")} />
           <LayoutChoice {...field("layout")} />
           <HardwareChoice {...field("hardware")} />
           <hr />
@@ -120,7 +120,12 @@ export function MemoryView() {
             stops={[1, 2, 3, 4, 6, 8, 12, 15, 16, 24, 32, 64]}
             disabled={sized}
           />
-          <SequenceSlider {...field("seq")} disabled={sized} />
+          <SequenceSlider
+            {...field("seq")}
+            label={at.by === "shape" ? "Context (sequence length)" : undefined}
+            used={data?.seq ?? undefined}
+            disabled={sized}
+          />
           <Segments
             label="Recompute"
             {...field("recompute")}
@@ -130,39 +135,40 @@ export function MemoryView() {
           />
           <Toggle label="Sequence parallel" {...field("sequence_parallel")} disabled={sized} />
           {sized && (
-            <p class="hint">Activations need a shape: choose a model by name or by shape.</p>
+            <p class="hint">To compute activations instead of estimating them, select a model by name or by shape.</p>
           )}
         </>
       }
       tries={
         <>
           <p>
-            Drag <strong>data parallel</strong> from 1 to 64. DDP's bar stands still: every replica
-            keeps everything. ZeRO-3's shrinks with every doubling.
+            Drag <strong>data parallel</strong> from 1 to 64. The DDP bar does not change, because
+            every replica stores everything. The ZeRO-3 bar halves with each doubling.
           </p>
           <p>
-            Then choose <strong>by name</strong>, llama2-7b, and raise the micro-batch: what grows
-            now is the activations, and no stage of ZeRO shards those. Recompute does.
+            Then select the model by <strong>name</strong>, llama2-7b, and increase the micro-batch. The
+            activations grow, and no ZeRO stage shards them. Recompute reduces them.
           </p>
         </>
       }
       notices={
         <>
           <p>
-            Most of the 16 bytes of a parameter are optimizer state, so <strong>stage 1</strong>{" "}
-            already brings most of the saving, and sends no more than DDP. Stage 3 sends half as
-            much again.
+            Most of the 16 bytes per parameter are optimizer state, so <strong>stage 1</strong>{" "}
+            already brings most of the saving and sends no more than DDP. Stage 3 sends 1.5 times
+            as much.
           </p>
         </>
       }
     >
       <Card
-        title="One GPU's memory"
+        title="Memory of one GPU"
         note={
           data?.capacity
-            ? `dashed: ${bytes(data.capacity)} that ${at.hardware} can fill`
+            ? `dashed: usable on ${at.hardware}: ${bytesOf(data.capacity, data.capacity_total)}`
             : undefined
         }
+        pinned
       >
         {data && (
           <MemoryBars
@@ -176,52 +182,52 @@ export function MemoryView() {
         <Legend items={sized ? MEMORY_PARTS.slice(0, 3) : MEMORY_PARTS} />
         {sized && data?.stages.some((s) => s.assumed) && (
           <p class="note spaced">
-            Dotted: what a model of about this size needs besides for activations and buffers, a
-            guess. “Fits” counts it.
+            Dotted: estimated activations, buffers and temporaries of a model of this size. The value after ≈
+            and “fits” include them.
           </p>
         )}
       </Card>
       {data && chosen && ddp && (
-        <Card title={`${chosen.name}, in figures`}>
+        <Card title={`${chosen.name} in detail`}>
           <Figures
             items={[
               {
-                label: "On each GPU",
+                label: "Per GPU",
                 key: "total",
-                value: bytes(chosen.memory.total),
+                value: bytes(chosen.needed),
                 tone: chosen.fits ? "good" : "bad",
-                note: chosen.fits ? "fits" : `more than ${bytes(data.capacity)}`,
+                note: chosen.fits ? "fits" : `exceeds ${bytes(data.capacity)}`,
               },
               { label: "Parameters", key: "params", value: bytes(chosen.memory.params) },
               { label: "Gradients", key: "grads", value: bytes(chosen.memory.grads) },
               { label: "Optimizer state", key: "optimizer", value: bytes(chosen.memory.optimizer) },
-              ...(chosen.memory.activations == null
-                ? []
-                : [
-                    {
-                      label: "Activations",
-                      key: "activations",
-                      value: bytes(chosen.memory.activations),
-                    },
-                  ]),
+              ...REST.map(([key, label]) => ({
+                label,
+                key,
+                value: bytes((chosen.assumed ?? chosen.memory)[key]),
+                note: chosen.assumed ? "estimated" : undefined,
+              })),
               {
                 label: "Sent per step",
                 key: "sent",
-                value: bytes(chosen.sent.total),
-                note: `DDP: ${bytes(ddp.sent.total)}`,
+                value: bytes(chosen.sent_by_axis.total),
+                note: `${axes(chosen.sent_by_axis)}; DDP: ${bytes(ddp.sent_by_axis.total)}`,
               },
               {
                 label: "Copies of the state",
                 key: "copies",
                 value: chosen.copies.toFixed(2),
-                note: `${bytes(chosen.state_in_all)} in all`,
+                note: `${bytes(chosen.state_in_all)} in total`,
               },
             ]}
           />
         </Card>
       )}
+      {!sized && overStep.data && (
+        <MemoryOverStep data={overStep.data} stale={!!overStep.error} />
+      )}
       <div class="two">
-        <Card title="The formula, with the numbers in it">
+        <Card title="Formula with these numbers">
           <ul class="formula">
             {data?.formula.map((f) => (
               <li key={f.stage} class={String(f.stage) === at.zero ? "on" : ""}>
@@ -230,9 +236,9 @@ export function MemoryView() {
             ))}
           </ul>
         </Card>
-        <Card title="Which rank holds what" note={chosen?.name}>
+        <Card title="Shards of each rank" note={chosen?.name}>
           {data && chosen && (
-            <Owners stage={chosen} owners={data.owners} parameters={data.parameters_on_a_rank} />
+            <Shards stage={chosen} owners={data.owners} parameters={data.parameters_on_a_rank} />
           )}
           <Legend items={MEMORY_PARTS.slice(0, 3)} />
         </Card>

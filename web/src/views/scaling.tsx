@@ -1,10 +1,20 @@
-// How throughput grows with data parallelism: the simple law beside the simulator.
-import { question, useAnswer } from "../api";
-import { count, seconds, share } from "../format";
+// Throughput as data parallelism grows: the simple law and the simulator.
+import { requestBody, useRequest } from "../api";
+import { count, duration, GIGABYTE_RATE, money, seconds, share, withDefault } from "../format";
 import { Chart } from "../parts/chart";
 import { doublings, Percent, Slider, Toggle } from "../parts/controls";
+import { Cost, COST, type CostRow, useCost } from "../parts/cost";
 import { Card, Figures, View } from "../parts/frame";
-import { HardwareChoice, ModelChoice, StageChoice } from "../parts/model";
+import {
+  HardwareChoice,
+  modelBody,
+  ModelFields,
+  modelOfPlan,
+  SHAPE,
+  StageChoice,
+  shapeless,
+} from "../parts/model";
+import { PlanNote } from "../parts/plan_details";
 import { useFields } from "../route";
 
 interface Curve {
@@ -12,13 +22,15 @@ interface Curve {
   efficiency: (number | null)[];
   exposed?: (number | null)[];
 }
-interface ScalingAnswer {
+interface ScalingResponse {
   dp: number[];
+  gpus: number[];
   ideal?: (number | null)[];
   simple: Curve;
   simulated: Curve;
   step?: (number | null)[];
   fits?: (boolean | null)[];
+  refused?: (string | null)[];
   stops_paying_at: number | null;
   law_parts?: string | null;
   notes?: string[];
@@ -26,66 +38,78 @@ interface ScalingAnswer {
 }
 
 const DEFAULTS = {
-  model: "llama2-7b",
+  ...SHAPE,
   dp: "8",
   overhead: "0.05",
   overlap: "true",
   jitter: "0",
   bandwidth: "",
   zero: "0",
-  tp: "1",
-  pp: "1",
   micro_batch: "1",
-  recompute: "none",
   hardware: "h200",
   max_dp: "4096",
+  ...COST,
 };
 
-const PACE = ["", 1, 2, 5, 10, 25, 40, 50, 100, 200, 400];
+const DAY = 86400;
+const COSTS: [string, string, (row: CostRow) => number, (v: number) => string][] = [
+  ["Time of the training", "days", (row) => row.seconds / DAY, (v) => duration(v * DAY)],
+  ["Price of the training", "dollars", (row) => row.money, money],
+];
+const BANDWIDTHS = ["", 1, 2, 5, 10, 25, 40, 50, 100, 200, 400];
 
 export function ScalingView() {
-  const { at, set, field } = useFields("scaling", DEFAULTS);
-  const { dp: _dp, bandwidth, ...rest } = at;
-  const asked: Record<string, unknown> = question(rest);
+  const { at, plan, field } = useFields("scaling", DEFAULTS, modelOfPlan);
+  const { dp, bandwidth, tokens: _tokens, price_per_hour: _price, watts: _watts, ...rest } = at;
+  // The response has the powers of two; another dp is requested.
+  const swept = Number.isInteger(Math.log2(Number(dp))) && Number(dp) <= Number(at.max_dp);
+  const body: Record<string, unknown> = requestBody({
+    ...plan.others,
+    ...modelBody(at),
+    ...shapeless(rest),
+    dp: swept ? "" : dp,
+  });
   if (bandwidth !== "")
-    asked.bandwidth = /^[\d.]+$/.test(bandwidth) ? Number(bandwidth) * 1e9 : bandwidth;
-  const { data, error, busy } = useAnswer<ScalingAnswer>("api/scaling", asked);
+    body.bandwidth = isNaN(Number(bandwidth)) ? bandwidth : Number(bandwidth) * 1e9;
+  const { data, error, busy } = useRequest<ScalingResponse>("api/scaling", body);
+  const cost = useCost(at, at.hardware, data?.gpus ?? [], data?.simulated.throughput ?? []);
+  const rows = data && cost.data?.rows.length === data.dp.length ? cost.data.rows : [];
   const chosen = data ? nearestIndex(data.dp, Number(at.dp)) : 0;
   const of = <T,>(values: (T | null)[] | undefined): T | null => values?.[chosen] ?? null;
-  const mark = [{ x: data?.dp[chosen] ?? 8, label: `DP ${data?.dp[chosen] ?? 8}`, colour: "soft" }];
+  const mark = [{ x: data?.dp[chosen] ?? 8, label: `DP ${data?.dp[chosen] ?? 8}`, color: "soft" }];
   const stops = data?.stops_paying_at;
-  const marks = stops ? [...mark, { x: stops, label: "stops paying", colour: "limit" }] : mark;
+  const marks = stops ? [...mark, { x: stops, label: "diminishing returns", color: "limit" }] : mark;
   const parts = data?.law_parts ?? data?.notes?.join(" ");
 
   return (
     <View
       title="Scaling"
-      lead="What another doubling of GPUs brings: tokens a second in all, and what is left of each GPU."
-      error={error}
+      lead="Total throughput, and efficiency per GPU, as the number of GPUs doubles."
+      error={error ?? cost.error}
+      stale={!!error}
       busy={busy}
       command={data?.command}
       controls={
         <>
+          <PlanNote plan={plan} view="scaling" />
           <Slider label="Data parallel" {...field("dp")} stops={doublings(1, 4096)} />
           <Percent
             label="Overhead per doubling"
             {...field("overhead")}
             also={["law_cost"]}
             stops={[0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3]}
-            hint="c of the simple law 1 / (1 + c · log₂ N)"
+            hint="c in the simple law 1 / (1 + c · log₂ N)"
           />
           <hr />
-          <ModelChoice {...field("model")} />
+          <ModelFields field={field} />
           <HardwareChoice {...field("hardware")} />
           <StageChoice {...field("zero")} />
           <Slider label="Micro-batch" {...field("micro_batch")} stops={[1, 2, 4, 8, 16, 32]} />
           <Slider
-            label="Between nodes"
-            name="bandwidth"
-            value={at.bandwidth}
-            stops={PACE}
-            show={(v) => (v === "" ? "as it is" : `${v} GB/s`)}
-            onChange={(v) => set({ bandwidth: v.replace(/\s*GB\/s$/, "").replace("as it is", "") })}
+            label="Inter-node bandwidth"
+            {...field("bandwidth")}
+            stops={BANDWIDTHS}
+            unit={withDefault(GIGABYTE_RATE, "hardware default")}
           />
           <Toggle
             label="Overlap with backward"
@@ -96,25 +120,26 @@ export function ScalingView() {
             label="Jitter"
             {...field("jitter")}
             stops={[0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3]}
-            hint="spread of computing times"
+            hint="relative spread of compute times"
           />
         </>
       }
       tries={
         <>
           <p>
-            Take <strong>overlap</strong> away: what hid behind backward is now paid in full. Then
-            slow the link <strong>between nodes</strong>, and watch where the curve leaves the
-            ideal.
+            Turn <strong>overlap</strong> off: communication that ran during backward now adds to
+            the step time. Then reduce the <strong>inter-node bandwidth</strong> and see where the
+            curve leaves the ideal.
           </p>
         </>
       }
       notices={
         <>
           <p>
-            Five percent a doubling sounds little; at 4096 GPUs it has cost{" "}
-            <strong>more than a third</strong>. The law knows nothing of overlap, links or nodes:
-            the simulator does, and often stays near the ideal until a bucket's latency shows.
+            An overhead of 5% per doubling sounds small, but at DP 4096 it costs{" "}
+            <strong>more than a third</strong> of the throughput. The simple law ignores overlap,
+            links and nodes. The simulator models them, and often stays close to the ideal until
+            the latency of the buckets dominates.
           </p>
         </>
       }
@@ -134,35 +159,40 @@ export function ScalingView() {
               value: share(of(data?.simulated.efficiency)),
             },
             {
-              label: "Tokens a second",
+              label: "Tokens/s",
               key: "throughput",
               value: count(of(data?.simulated.throughput)),
-              note: `law: ${count(of(data?.simple.throughput))}`,
+              note: of(data?.refused) ?? `simple law: ${count(of(data?.simple.throughput))}`,
             },
             ...(data?.step
               ? [
                   {
                     label: "Step",
+                    key: "step",
                     value: seconds(of(data.step)),
-                    note: of(data.fits) === false ? "does not fit into memory" : undefined,
+                    note: of(data.fits) === false ? "does not fit in memory" : undefined,
                   },
                 ]
               : []),
-            { label: "Waits for the network", value: share(of(data?.simulated.exposed)) },
             {
-              label: "Stops paying at",
+              label: "Exposed communication",
+              value: share(of(data?.simulated.exposed)),
+              note: "of the step",
+            },
+            {
+              label: "Diminishing returns",
               key: "stops",
-              value: stops ? `DP ${stops}` : "not here",
-              note: stops ? "a doubling brings too little" : `up to DP ${data?.dp.at(-1) ?? "–"}`,
+              value: stops ? `beyond DP ${stops}` : `none up to DP ${data?.dp.at(-1) ?? "–"}`,
+              note: stops ? "the next doubling gains less than 50%" : undefined,
             },
           ]}
         />
       </Card>
       {data && (
         <div class="two">
-          <Card title="Throughput" note="tokens a second">
+          <Card title="Throughput" note="tokens/s" pinned>
             <Chart
-              label="Throughput against data parallel degree"
+              label="Throughput by data-parallel size"
               x={data.dp}
               xLabel="data parallel"
               logX={2}
@@ -175,7 +205,7 @@ export function ScalingView() {
                   ? [
                       {
                         label: "ideal",
-                        colour: "step",
+                        color: "step",
                         values: data.ideal,
                         dash: [4, 4],
                         width: 1.5,
@@ -184,22 +214,22 @@ export function ScalingView() {
                   : []),
                 {
                   label: "simple law",
-                  colour: "law",
+                  color: "law",
                   values: data.simple.throughput,
                   points: true,
                 },
                 {
                   label: "simulated",
-                  colour: "simulated",
+                  color: "simulated",
                   values: data.simulated.throughput,
                   points: true,
                 },
               ]}
             />
           </Card>
-          <Card title="What is left of each GPU" note="efficiency">
+          <Card title="Efficiency" note="fraction of the ideal throughput">
             <Chart
-              label="Efficiency against data parallel degree"
+              label="Efficiency by data-parallel size"
               x={data.dp}
               xLabel="data parallel"
               logX={2}
@@ -211,13 +241,13 @@ export function ScalingView() {
               series={[
                 {
                   label: "simple law",
-                  colour: "law",
+                  color: "law",
                   values: data.simple.efficiency,
                   points: true,
                 },
                 {
                   label: "simulated",
-                  colour: "simulated",
+                  color: "simulated",
                   values: data.simulated.efficiency,
                   points: true,
                 },
@@ -226,8 +256,42 @@ export function ScalingView() {
           </Card>
         </div>
       )}
+      <Cost
+        response={cost.data}
+        hardware={at.hardware}
+        field={field}
+        chosen={chosen}
+        stale={!!cost.error}
+      />
+      {data && rows.length > 0 && (
+        <div class="two">
+          {COSTS.map(([title, unit, of, show]) => (
+            <Card key={unit} title={title} stale={!!cost.error}>
+              <Chart
+                label={`${title} by data-parallel size`}
+                x={data.dp}
+                xLabel="data parallel"
+                logX={2}
+                logY
+                height={210}
+                show={(v) => (v == null ? "–" : show(v))}
+                marks={mark}
+                rest={chosen}
+                series={[
+                  {
+                    label: unit,
+                    color: "simulated",
+                    values: rows.map((r) => r && of(r)),
+                    points: true,
+                  },
+                ]}
+              />
+            </Card>
+          ))}
+        </div>
+      )}
       {parts && (
-        <Card title="Where the two part">
+        <Card title="Where the curves diverge">
           <p class="note">{parts}</p>
         </Card>
       )}
@@ -235,10 +299,10 @@ export function ScalingView() {
   );
 }
 
-function nearestIndex(list: number[], wanted: number): number {
+function nearestIndex(list: number[], target: number): number {
   let best = 0;
   list.forEach((v, i) => {
-    if (Math.abs(v - wanted) < Math.abs((list[best] ?? 0) - wanted)) best = i;
+    if (Math.abs(v - target) < Math.abs((list[best] ?? 0) - target)) best = i;
   });
   return best;
 }

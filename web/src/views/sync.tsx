@@ -1,22 +1,32 @@
-// One step of a small network on several ranks, really run: each gradient before and after, its
-// bucket, and when that was ready, sent and done.
-import type { Span } from "../answers";
-import { HEAVY, question, useAnswer } from "../api";
-import { bytes, plain, seconds, typed } from "../format";
+// One real step of a small network on several ranks, synchronized in several ways: lanes of every
+// rank on one clock, and each gradient before and after.
+import type { Span } from "../responses";
+import { DEBOUNCE_MS, requestBody, useRequest } from "../api";
+import { BYTES, bytes, plain, seconds } from "../format";
 import { range, Slider } from "../parts/controls";
 import { Card, Legend, View } from "../parts/frame";
 import { Lanes } from "../parts/lanes";
 import { Table } from "../parts/table";
 import { useFields } from "../route";
 
-interface SyncAnswer {
+interface Way {
+  name: string;
+  text: string;
+  seconds: number;
+  wait_seconds: number;
+  sent_bytes: number;
+  collectives: { op: string; count: number }[];
+  spans: Span[];
+}
+interface SyncResponse {
   ranks: number;
+  comparison: string;
   parameters: {
     name: string;
     elements: number;
     bucket: number;
     before: number[][];
-    after: number[][] | number[];
+    after: number[][];
   }[];
   buckets: {
     index: number;
@@ -26,22 +36,34 @@ interface SyncAnswer {
     sent: number;
     done: number;
   }[];
-  ways: { name: string; seconds: number; spans: Span[] }[];
-  bucket_bytes?: number;
+  ways: Way[];
   command?: string;
 }
 
-const DEFAULTS = { ranks: "2", bucket_size: "150", width: "256", layers: "6" };
+const DEFAULTS = { ranks: "2", bucket_size: "2000000", width: "512", layers: "8" };
+
+const TITLES: Record<string, string> = {
+  "per-parameter": "One all-reduce per parameter",
+  bucketed: "Buckets, all-reduced after backward",
+  overlapped: "Buckets, all-reduced during backward",
+  "zero-2": "ZeRO-2: reduce-scatter, then gather",
+  "zero-3": "ZeRO-3: gather, reduce-scatter",
+};
 
 export function SyncView() {
   const { at, field } = useFields("sync", DEFAULTS);
-  const { data, error, busy } = useAnswer<SyncAnswer>("api/sync", question(at), true, HEAVY);
+  const { data, error, busy } = useRequest<SyncResponse>(
+    "api/sync",
+    requestBody(at),
+    true,
+    DEBOUNCE_MS,
+  );
   const until = Math.max(...(data?.ways.flatMap((w) => w.spans.map((s) => s.end)) ?? [0]), 0);
 
   return (
     <View
-      title="Gradient synchronisation"
-      lead="A real step of a small network: what each rank computed alone, and what all hold after."
+      title="Gradient synchronization"
+      lead="A real step of a small network: the timeline of every rank, and its gradients before and after."
       error={error}
       busy={busy}
       command={data?.command}
@@ -51,16 +73,12 @@ export function SyncView() {
           <Slider
             label="Bucket size"
             {...field("bucket_size")}
-            show={typed(bytes)}
-            stops={[16, 64, 100, 150, 200, 300, 500, 1000, 4000]}
-            hint="of the small network in the table"
+            unit={BYTES}
+            stops={[1e4, 1e5, 5e5, 1e6, 2e6, 4e6, 8e6, 16e6]}
+            hint="a bucket is closed when it holds at least this much"
           />
-          <Slider
-            label="Width, timed network"
-            {...field("width")}
-            stops={[64, 128, 256, 512, 1024]}
-          />
-          <Slider label="Layers, timed network" {...field("layers")} stops={[2, 4, 6, 8, 12]} />
+          <Slider label="Width" {...field("width")} stops={[64, 128, 256, 512, 1024]} />
+          <Slider label="Layers" {...field("layers")} stops={[2, 4, 6, 8, 12]} />
           <p class="hint" role="status">
             {busy ? "Running a step on this machine…" : "Each change runs a step on this machine."}
           </p>
@@ -69,8 +87,8 @@ export function SyncView() {
       tries={
         <>
           <p>
-            Make the <strong>buckets small</strong>: many calls, each with its own cost. Make them
-            huge: one call that cannot start before backward ends.
+            Set a <strong>small bucket size</strong>: many all-reduces, each with its own latency.
+            Set a large one: a single all-reduce, which cannot start before backward ends.
           </p>
         </>
       }
@@ -78,56 +96,71 @@ export function SyncView() {
         <>
           <p>
             Backward runs from the last layer to the first, so the <strong>last layer's</strong>{" "}
-            bucket is ready first. With overlap it travels while earlier layers still compute.
-            Before, every rank has its own gradient; after, all hold the same.
+            bucket is ready first. With overlap, it is reduced while backward continues with earlier
+            layers. Before, each rank has its own gradient; after, all ranks have the same one.
+          </p>
+          <p>
+            ZeRO-2 sends as much as an all-reduce: its <strong>reduce-scatter</strong> is the first
+            half, the gather of updated parameters the second. ZeRO-3 gathers the parameters{" "}
+            <strong>twice</strong>, so it sends half as much again.
           </p>
         </>
       }
     >
-      {data?.ways.map((w) => (
-        <Card
-          key={w.name}
-          title={
-            {
-              "per-parameter": "One call for each parameter",
-              bucketed: "In buckets, after backward",
-              overlapped: "In buckets, while backward goes on",
-            }[w.name] ?? w.name
-          }
-          note={<span data-figure={`way-${w.name}`}>{seconds(w.seconds)}</span>}
-        >
-          <Lanes spans={w.spans} label={w.name} until={until} />
-        </Card>
-      ))}
       {data && (
         <Card>
+          <p data-figure="comparison">{data.comparison}</p>
           <Legend
             items={[
               ["forward", "forward"],
               ["backward", "backward"],
-              ["dp", "all-reduce"],
+              ["step", "optimizer"],
+              ["rule", "wait for communication"],
+              ["dp", "communication"],
             ]}
           />
+          <p class="note">
+            Time starts when the first rank begins. Each time is of the pass that is drawn, the
+            median of five. A collective begins when its rank is ready, so it includes the wait for
+            the other ranks.
+          </p>
         </Card>
       )}
+      {data?.ways.map((w) => (
+        <Card
+          key={w.name}
+          pinned={w === data.ways[0]}
+          title={TITLES[w.name] ?? w.name}
+          note={<span data-figure={`way-${w.name}`}>{seconds(w.seconds)}</span>}
+        >
+          <p class="note" data-figure={`sent-${w.name}`}>
+            {[
+              ...w.collectives.map((c) => `${c.count} × ${c.op}`),
+              `${bytes(w.sent_bytes)} sent by each rank`,
+              `wait ${seconds(w.wait_seconds)}`,
+            ].join(" · ")}
+          </p>
+          <Lanes spans={w.spans} label={w.text} until={until} />
+        </Card>
+      ))}
       {data && (
         <Card title="Gradients before and after" note="the first value of each parameter">
           <Table
             label="Gradients of each parameter"
-            heads={["parameter", "elements", "bucket", "before, rank by rank", "after"]}
+            heads={["parameter", "elements", "bucket", "before, per rank", "after"]}
           >
             {data.parameters.map((p) => (
               <tr key={p.name}>
                 <td>
                   <code>{p.name}</code>
                 </td>
-                <td>{p.elements.toLocaleString("en-US")}</td>
+                <td data-value={p.elements}>{p.elements.toLocaleString("en-US")}</td>
                 <td>{p.bucket}</td>
                 <td>
                   <Numbers of={p.before.map((v) => v[0])} tone="differs" />
                 </td>
                 <td>
-                  <Numbers of={p.after.map((v) => (Array.isArray(v) ? v[0] : v))} tone="same" />
+                  <Numbers of={p.after.map((v) => v[0])} tone="same" />
                 </td>
               </tr>
             ))}
@@ -135,16 +168,16 @@ export function SyncView() {
         </Card>
       )}
       {data && data.buckets.length > 0 && (
-        <Card title="Buckets, overlapped">
+        <Card title="Buckets, during backward" note="times on the last rank">
           <Table label="Buckets" heads={["bucket", "bytes", "parameters", "ready", "sent", "done"]}>
             {data.buckets.map((b) => (
               <tr key={b.index}>
                 <td>{b.index}</td>
-                <td>{bytes(b.bytes)}</td>
+                <td data-value={b.bytes}>{bytes(b.bytes)}</td>
                 <td>{b.parameters.length}</td>
-                <td>{seconds(b.ready)}</td>
-                <td>{seconds(b.sent)}</td>
-                <td>{seconds(b.done)}</td>
+                <td data-value={b.ready}>{seconds(b.ready)}</td>
+                <td data-value={b.sent}>{seconds(b.sent)}</td>
+                <td data-value={b.done}>{seconds(b.done)}</td>
               </tr>
             ))}
           </Table>

@@ -1,34 +1,32 @@
-// The timeline of a simulated step, or of a run that wrote its trace.
-import type { Span } from "../answers";
-import { question, useAbout, useAnswer } from "../api";
-import { seconds, share } from "../format";
+// Timeline of a simulated step, or of a run's trace.
+import type { Span } from "../responses";
+import { requestBody, useAbout, useRequest } from "../api";
+import { count, seconds, share } from "../format";
 import { Choice, doublings, Percent, Slider, Toggle } from "../parts/controls";
 import { Card, Figures, Legend, View } from "../parts/frame";
 import { Lanes } from "../parts/lanes";
+import { MemoryOverStep, useMemoryOverStep } from "../parts/memory_over_step";
 import {
   HardwareChoice,
-  ModelChoice,
+  modelBody,
+  ModelFields,
+  modelOfPlan,
   ReplicasSlider,
   replicas,
+  SHAPE,
+  shapeless,
   StageChoice,
 } from "../parts/model";
+import { axisColor, useAxes } from "../parts/axes";
+import { PlanNote, useExposed } from "../parts/plan_details";
 import { useFields } from "../route";
 import { useRuns, useTrace } from "../runs";
 
 interface Simulated {
   step: number;
   tokens_per_s: number;
-  utilisation: number;
-  time: {
-    compute: number;
-    dp: number;
-    dp_replicate: number;
-    tp: number;
-    pp: number;
-    bubble: number;
-    optimizer: number;
-    step: number;
-  };
+  utilization: number;
+  time: Record<string, number>;
   fits?: boolean;
   spans?: Span[];
   command?: string;
@@ -36,6 +34,7 @@ interface Simulated {
 
 const DEFAULTS = {
   source: "simulated",
+  ...SHAPE,
   model: "gpt2-xl",
   dp: "8",
   dp_replicate: "1",
@@ -49,49 +48,56 @@ const DEFAULTS = {
   jitter: "0",
   hardware: "h100",
   trace_ranks: "2",
-  shown: "", // of the timeline
+  shown: "", // visible range of the timeline
 };
 
 export function TraceView() {
-  const { at, set, field: bound } = useFields("trace", DEFAULTS);
-  // Another question, another timeline: shown whole.
+  const { at, plan, set, field: bound } = useFields("trace", DEFAULTS, modelOfPlan);
+  // A changed setting gives another timeline, which is shown from start to end.
   const field = (name: keyof typeof DEFAULTS) => bound(name, { shown: "" });
   const about = useAbout();
   const simulated = at.source === "simulated";
   const runs = useRuns();
   const { source: _source, shown, overlap, dp_replicate: _replicas, ...rest } = at;
-  const asked = question({
-    ...rest,
+  const body = requestBody({
+    ...plan.others,
+    ...modelBody(at),
+    ...shapeless(rest),
     ...replicas(at),
     overlap_grad_reduce: overlap,
     overlap_param_gather: overlap,
     prefetch: overlap,
   });
-  const answer = useAnswer<Simulated>("api/simulate", asked, simulated);
+  const response = useRequest<Simulated>("api/simulate", body, simulated);
   const run = useTrace(simulated ? "" : at.source);
-  const spans = simulated ? answer.data?.spans : run.spans;
-  const t = simulated ? answer.data?.time : undefined;
+  const spans = simulated ? response.data?.spans : run.spans;
+  const { trace_ranks: _ranks, jitter: _jitter, ...planned } = body;
+  const overStep = useMemoryOverStep(planned, simulated);
+  const t = simulated ? response.data?.time : undefined;
+  const exposed = useExposed(t);
+  const axes = useAxes().filter((axis) => axis !== "dp_replicate");
 
   return (
     <View
       title="Trace"
-      lead="One step, rank by rank: what computes, what travels, and who waits."
-      error={simulated ? answer.error : run.error}
-      busy={answer.busy}
-      command={simulated ? answer.data?.command : runs.find((r) => r.id === at.source)?.command}
+      lead="One step on each rank: computation, communication and waiting."
+      error={simulated ? response.error : run.error}
+      busy={response.busy}
+      command={simulated ? response.data?.command : runs.find((r) => r.id === at.source)?.command}
       controls={
         <>
+          {simulated && <PlanNote plan={plan} view="trace" />}
           <Choice
-            label="Of"
+            label="Source"
             {...field("source")}
             options={[
-              ["simulated", "a simulated step"],
+              ["simulated", "simulated step"],
               ...runs.map((r): [string, string] => [r.id, `run ${r.name}`]),
             ]}
           />
           {simulated && (
             <>
-              <ModelChoice {...field("model")} />
+              <ModelFields field={field} />
               <HardwareChoice {...field("hardware")} />
               <Slider
                 label="Data parallel"
@@ -105,7 +111,7 @@ export function TraceView() {
               <StageChoice {...field("zero")} />
               <Slider label="Micro-batch" {...field("micro_batch")} stops={[1, 2, 4, 8, 16]} />
               <Slider
-                label="Micro-batches a step"
+                label="Micro-batches per step"
                 {...field("grad_accum")}
                 stops={[1, 2, 4, 8, 16, 32]}
               />
@@ -120,7 +126,7 @@ export function TraceView() {
                 {...field("jitter")}
                 stops={[0, 0.01, 0.02, 0.05, 0.1, 0.2]}
               />
-              <Slider label="Ranks drawn" {...field("trace_ranks")} stops={[1, 2, 4, 8, 16]} />
+              <Slider label="Ranks shown" {...field("trace_ranks")} stops={[1, 2, 4, 8, 16]} />
             </>
           )}
         </>
@@ -128,18 +134,18 @@ export function TraceView() {
       tries={
         <>
           <p>
-            Zoom in (<strong>+</strong> and <strong>−</strong>, or Ctrl and the wheel) on a gather
-            at stage 3: it lies under the forward of the layer before. Then switch{" "}
-            <strong>overlap</strong> off.
+            Zoom in (<strong>+</strong> and <strong>−</strong>, or Ctrl and the mouse wheel) on an
+            all-gather of ZeRO-3: it overlaps with the forward pass of the previous layer. Then
+            turn <strong>overlap</strong> off.
           </p>
-          <p>Set pipeline parallel to 4 and draw 4 ranks: the gaps are the bubble.</p>
+          <p>Set pipeline parallel and ranks shown to 4: the gaps are the bubble.</p>
         </>
       }
       notices={
         <>
           <p>
-            Communication costs time only where the compute lane has a <strong>hole</strong>. A run
-            started with <code>--trace</code> shows up here, too, and can be laid beside this.
+            Communication costs time only where the compute lane has a <strong>gap</strong>. Runs
+            started with <code>--trace</code> can be selected as the source.
           </p>
         </>
       }
@@ -149,17 +155,16 @@ export function TraceView() {
           <Figures
             items={[
               { label: "Step", key: "step", value: seconds(t.step) },
-              { label: "Computes", value: share(answer.data?.utilisation) },
-              { label: "Waits for dp", value: seconds(t.dp + t.dp_replicate) },
-              { label: "Waits for tp", value: seconds(t.tp) },
-              { label: "Waits for pp", value: seconds(t.pp) },
-              { label: "Bubble", value: seconds(t.bubble) },
+              { label: "Tokens/s", key: "tokens", value: count(response.data?.tokens_per_s) },
+              { label: "Compute utilization", value: share(response.data?.utilization) },
+              ...exposed,
+              { label: "Bubble", key: "bubble", value: seconds(t.bubble) },
               { label: "Optimizer", value: seconds(t.optimizer) },
             ]}
           />
         </Card>
       )}
-      <Card title="Timeline">
+      <Card title="Timeline" pinned>
         {spans && spans.length > 0 ? (
           <Lanes
             spans={spans}
@@ -168,20 +173,22 @@ export function TraceView() {
             onShown={(part) => set({ shown: part })}
           />
         ) : (
-          <p class="empty-note">{run.note ?? "Nothing to draw yet."}</p>
+          <p class="empty-note">{run.note ?? "No timeline yet."}</p>
         )}
         <Legend
           items={[
             ["forward", "forward"],
             ["backward", "backward"],
-            ["weight", "backward of weights"],
+            ["weight", "weight gradients"],
             ["step", "optimizer"],
-            ["dp", "dp"],
-            ["tp", "tp"],
-            ["pp", "pp"],
+            ...axes.map((axis) => [axisColor(axis), `${axis} communication`] as const),
+            ["rule", "waiting"],
           ]}
         />
       </Card>
+      {simulated && overStep.data && (
+        <MemoryOverStep data={overStep.data} stale={!!overStep.error} />
+      )}
     </View>
   );
 }

@@ -1,0 +1,319 @@
+#include "tessera/planner/neighbors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+#include "tessera/core/units.h"
+#include "tessera/planner/places.h"
+#include "tessera/planner/rank_load.h"
+#include "tessera/planner/software.h"
+
+namespace tessera::planner {
+namespace {
+
+// Returns "25MB" if that is exact, otherwise the number of bytes, as --bucket-size parses it.
+std::string exact_size(double bytes) {
+  const auto whole = static_cast<std::int64_t>(std::llround(std::min(bytes, 9e18)));
+  std::string text = format_bytes(whole);
+  text.erase(std::remove(text.begin(), text.end(), ' '), text.end());  // a single shell word
+  return parse_bytes(text) == whole ? text : str(whole);
+}
+
+class Neighborhood {
+ public:
+  explicit Neighborhood(const RunConfig& q) : q_(q), fuses_(can_fuse(q)) {}
+
+  void replicas();
+  void stages();
+  void recomputation();
+  void batches();
+  void reductions();
+  void buckets();
+  void overlaps();
+  void schedules();
+  void meshes();
+  void all_at_once();
+  std::vector<Edit> take() { return std::move(all_); }
+
+ private:
+  using Change = std::function<void(RunConfig&)>;
+  void add(const char* family, std::string flags, const Change& change) {
+    Edit& edit = all_.emplace_back(Edit{family, std::move(flags), q_});
+    change(edit.config);
+  }
+  // Adds an edit with same_parts.
+  void add_same_parts(const char* family, std::string flags, const Change& change) {
+    add(family, std::move(flags), change);
+    all_.back().same_parts = true;
+  }
+  void mesh(int tp, int pp, int dp);
+  static bool can_fuse(const RunConfig& q) {
+    return q.attention == Attention::unfused && q.hardware.fused_attention;
+  }
+
+  const RunConfig& q_;
+  bool fuses_;  // fused attention is possible, and not in use
+  std::vector<Edit> all_;
+};
+
+// [Note: hybrid sharding] Fewer replicas if there are several; and replicas that fill nodes.
+void Neighborhood::replicas() {
+  std::vector<int> counts;
+  for (int fewer = q_.replicas() - 1; fewer >= 1; --fewer) {
+    if (q_.replicas() % fewer == 0) counts.push_back(fewer);
+  }
+  if (q_.zero > 0) {
+    for (const int count : replica_counts(q_)) {
+      if (q_.replicas() % count != 0) counts.push_back(count);
+    }
+  }
+  for (const int count : counts) {
+    add_same_parts("dp-replicate", str("--dp-replicate ", count),
+                   [&](RunConfig& o) { o.axes.set_given(Axis::dp_replicate, count); });
+  }
+}
+
+void Neighborhood::stages() {
+  if (q_.dp() == 1) return;
+  for (int stage = 0; stage <= 3; ++stage) {
+    if (stage == q_.zero) continue;
+    const bool drops = stage == 0 && q_.replicas() > 1;
+    add_same_parts("zero", str("--zero ", stage, drops ? " --dp-replicate 1" : ""),
+                   [&](RunConfig& o) { o = o.at_stage(stage); });
+  }
+}
+
+void Neighborhood::reductions() {
+  if (q_.dp() == 1) return;
+  if (q_.zero >= 2 && q_.micros() > 1) {
+    const bool each = q_.policy() == ReducePolicy::each;
+    add_same_parts(
+        "grad-reduce", each ? "--grad-reduce last" : "--grad-reduce each",
+        [&](RunConfig& o) { o.grad_reduce = each ? ReducePolicy::last : ReducePolicy::each; });
+  }
+  // Only Tessera can send gradients in another type than it stores them in.
+  if (q_.software == Software::tessera && q_.layout.grad == 4 &&
+      q_.grad_compression == GradCompression::none) {
+    add_same_parts("grad-compression", "--grad-compression bf16",
+                   [](RunConfig& o) { o.grad_compression = GradCompression::bf16; });
+  }
+  if (q_.zero == 3) {
+    add_same_parts("keep-params", q_.keep_params ? "--no-keep-params" : "--keep-params",
+                   [](RunConfig& o) { o.keep_params = !o.keep_params; });
+  }
+}
+
+void Neighborhood::recomputation() {
+  if (fuses_) {
+    add("attention", "--attention fused", [](RunConfig& o) { o.attention = Attention::fused; });
+  }
+  for (const Recompute what : {Recompute::none, Recompute::selective, Recompute::full}) {
+    if (what == q_.recompute) continue;
+    add("recompute", str("--recompute ", name(what)), [&](RunConfig& o) { o.recompute = what; });
+  }
+}
+
+// Splits the same sequences into fewer or more micro-batches.
+void Neighborhood::batches() {
+  const std::int64_t each = q_.micro_batch * q_.grad_accum;
+  const auto take = [&](std::int64_t micro) {
+    if (micro < 1 || each % micro != 0) return;
+    add("micro-batch", str("--micro-batch ", micro, " --grad-accum ", each / micro),
+        [&](RunConfig& o) { o.micro_batch = micro, o.grad_accum = each / micro; });
+  };
+  for (std::int64_t micro = q_.micro_batch * 2; micro <= std::min(each, q_.micro_batch * 16);
+       micro *= 2) {
+    take(micro);
+  }
+  std::int64_t micro = q_.micro_batch;
+  for (int i = 0; i < 5 && micro % 2 == 0; ++i) take(micro /= 2);
+  if (micro > 1) take(1);
+}
+
+void Neighborhood::buckets() {
+  if (q_.dp() == 1) return;
+  double params = 0;
+  for (const auto& chunks : stage_shares(q_))
+    params = std::max(params, trained_on_rank(q_, chunks));
+  RunConfig open = q_;
+  open.bucket_bytes = 0;
+  const double usual = bucket_bytes(open, params), now = bucket_bytes(q_, params);
+  for (const double bytes : {usual, std::round(now / 4), now * 4}) {
+    if (bytes == now || bytes < 1024 || bytes > params * q_.layout.grad) continue;
+    add_same_parts("bucket-size", str("--bucket-size ", exact_size(bytes)),
+                   [&](RunConfig& o) { o.bucket_bytes = bytes; });
+  }
+}
+
+void Neighborhood::overlaps() {
+  if (!q_.overlap_grad_reduce) {
+    add_same_parts("overlap-grad-reduce", "--overlap-grad-reduce",
+                   [](RunConfig& o) { o.overlap_grad_reduce = true; });
+  }
+  if (!q_.overlap_param_gather) {
+    add_same_parts("overlap-param-gather", "--overlap-param-gather",
+                   [](RunConfig& o) { o.overlap_param_gather = true; });
+  }
+  if (q_.tp() > 1) {
+    add("sequence-parallel",
+        q_.sequence_parallel ? "--no-sequence-parallel" : "--sequence-parallel",
+        [](RunConfig& o) { o.sequence_parallel = !o.sequence_parallel; });
+  }
+  if (q_.tp() > 1 && !q_.state_only() && q_.model.vocab % q_.tp() != 0) {
+    add("pad-vocab", "--pad-vocab 128", [](RunConfig& o) { o.vocab_multiple = 128; });
+  }
+}
+
+void Neighborhood::schedules() {
+  if (q_.pp() == 1) return;
+  const auto take = [&](ScheduleChoice schedule, std::int64_t chunks) {
+    if (q_.schedule == schedule && q_.chunks == chunks) return;
+    std::string flags = q_.schedule == schedule ? "" : str("--schedule ", schedule);
+    if (q_.chunks != chunks) flags += str(flags.empty() ? "" : " ", "--chunks ", chunks);
+    add_same_parts("schedule", flags, [&](RunConfig& o) {
+      o.schedule = schedule;
+      o.chunks = static_cast<int>(chunks);
+    });
+  };
+  take(ScheduleChoice::one_f_one_b, 1);
+  const std::int64_t most = q_.model.layers / q_.pp();
+  for (std::int64_t v = 2; v <= most; ++v) {
+    if (v == 2 || v == 4 || v == most) {
+      if (q_.model.layers % (v * q_.pp()) == 0) take(ScheduleChoice::interleaved, v);
+    }
+  }
+  take(ScheduleChoice::zb_h1, 1);
+  if (q_.split == "even" && !q_.state_only()) {
+    add_same_parts("split", "--split work", [](RunConfig& o) { o.split = "work"; });
+  }
+}
+
+void Neighborhood::mesh(int tp, int pp, int dp) {
+  if (tp < 1 || pp < 1 || dp < 1 || tp * pp * dp != q_.world()) return;
+  // Keeps the global batch: with more data-parallel ranks each has fewer micro-batches, then
+  // smaller ones.
+  const std::int64_t each = q_.global_batch / dp;
+  if (q_.global_batch % dp != 0) return;
+  const std::int64_t micro = each % q_.micro_batch == 0 ? q_.micro_batch : each;
+  if (micro > q_.micro_batch) return;
+  std::vector<std::string> flags;
+  const auto flag = [&](const char* name, std::int64_t now, std::int64_t then) {
+    if (now != then) flags.push_back(str("--", name, " ", then));
+  };
+  flag("tp", q_.tp(), tp);
+  flag("pp", q_.pp(), pp);
+  flag("dp", q_.dp(), dp);
+  flag("micro-batch", q_.micro_batch, micro);
+  flag("grad-accum", q_.grad_accum, each / micro);
+  add("mesh", join(flags, " "), [&](RunConfig& o) {
+    o.axes.set(Axis::tp, tp), o.axes.set(Axis::pp, pp), o.axes.set_dp(dp);
+    o.micro_batch = micro, o.grad_accum = each / micro;
+  });
+}
+
+void Neighborhood::meshes() {
+  // A vocabulary padded for this tp hides the original size. CPU ranks share memory only if there
+  // are several.
+  if (q_.vocab_multiple > 1 || q_.hardware.cpu || q_.world() == 1) return;
+  if (q_.split != "even" && q_.split != "work") return;
+  const int tp = q_.tp(), pp = q_.pp(), dp = q_.dp();
+  if (tp % 2 == 0) mesh(tp / 2, pp, dp * 2), mesh(tp / 2, pp * 2, dp);
+  if (pp % 2 == 0) mesh(tp, pp / 2, dp * 2), mesh(tp * 2, pp / 2, dp);
+  if (dp % 2 == 0) mesh(tp * 2, pp, dp / 2), mesh(tp, pp * 2, dp / 2);
+  if (tp > q_.per_node && tp % q_.per_node == 0) {
+    mesh(q_.per_node, pp, dp * (tp / q_.per_node));
+    mesh(q_.per_node, pp * (tp / q_.per_node), dp);
+  }
+}
+
+// The combinations with the least memory on this mesh: with this reduce policy, and with gradients
+// that are reduced every micro-batch.
+void Neighborhood::all_at_once() {
+  std::vector<std::string> flags;
+  if (q_.dp() > 1 && q_.zero < 3) flags.emplace_back("--zero 3");
+  if (q_.recompute != Recompute::full) flags.emplace_back("--recompute full");
+  if (fuses_) flags.emplace_back("--attention fused");
+  const std::int64_t each = q_.micro_batch * q_.grad_accum;
+  if (q_.micro_batch > 1) flags.push_back(str("--micro-batch 1 --grad-accum ", each));
+  const auto combine = [&](RunConfig& o) {
+    if (o.dp() > 1) o.zero = 3;
+    o.recompute = Recompute::full;
+    if (fuses_) o.attention = Attention::fused;
+    o.micro_batch = 1, o.grad_accum = each;
+  };
+  if (flags.size() > 1) add("all", join(flags, " "), combine);
+  if (q_.zero < 2 || q_.policy() == ReducePolicy::each) return;
+  flags.emplace_back("--grad-reduce each");
+  add("all", join(flags, " "), [&](RunConfig& o) {
+    combine(o);
+    o.grad_reduce = ReducePolicy::each;
+  });
+}
+
+}  // namespace
+
+std::vector<Edit> neighborhood(const RunConfig& q) {
+  Neighborhood all(q);
+  all.replicas();
+  all.stages();
+  all.recomputation();
+  all.batches();
+  all.reductions();
+  all.buckets();
+  all.overlaps();
+  all.schedules();
+  all.meshes();
+  all.all_at_once();
+  return all.take();
+}
+
+Candidate Candidate::of(RunConfig config) {
+  config = resolve(std::move(config));
+  const double memory = needed_memory(config);
+  return of_settled(std::move(config), memory);
+}
+
+Candidate Candidate::of_settled(RunConfig config, double memory) {
+  const bool fits = memory <= usable_memory(config.hardware);
+  return {std::move(config), memory, fits, 0, {}};
+}
+
+std::optional<Candidate> Candidate::beside(const RunConfig& now, RunConfig config) {
+  if (newly_lacks(config, now)) return std::nullopt;
+  try {
+    return of(std::move(config));
+  } catch (const UsageError&) {  // impossible
+    return std::nullopt;
+  }
+}
+
+bool Candidate::time_step(double longest, const PartTimes* parts) {
+  constexpr double kRounding = 1e-9;
+  const Step described = parts != nullptr ? describe_step(config, *parts) : describe_step(config);
+  if (least_step_time(described) * (1 - kRounding) > longest) return false;
+  step = step_time(described).step();
+  interval = step_interval(config, step);
+  return true;
+}
+
+Candidate candidate_of(const Plan& plan) {
+  return {plan.question, plan.needed(), plan.fits, plan.time.step(), plan.interval};
+}
+
+std::optional<Candidate> at_stage(const RunConfig& q, int stage) {
+  RunConfig other = q.at_stage(stage);
+  other.grad_reduce.reset();
+  return Candidate::beside(q, std::move(other));
+}
+
+bool better(const Candidate& a, const Candidate& b) {
+  if (a.fits != b.fits) return a.fits;
+  const bool alike = a.step == b.step || indistinguishable(a.step, a.interval, b.step, b.interval);
+  if (alike && a.config.zero != b.config.zero) return a.config.zero < b.config.zero;
+  return a.step < b.step;
+}
+
+}  // namespace tessera::planner

@@ -1,8 +1,0 @@
-// Replaces topology_hwloc.cpp in builds without hwloc.
-#include "tessera/process/topology.h"
-
-namespace tessera::process {
-
-std::optional<Topology> topology_from_hwloc(const std::vector<int>&) { return std::nullopt; }
-
-}  // namespace tessera::process

@@ -1,0 +1,50 @@
+// State held by each rank: a full replica or a shard of parameters, gradients and optimizer state.
+import type { Stage } from "../responses";
+
+interface Props {
+  stage: Stage;
+  owners: { dp_rank: number; first: number; last: number }[];
+  parameters: number;
+}
+
+export function Shards({ stage, owners, parameters }: Props) {
+  const many = owners.length > 8;
+  const rows = many ? [...owners.slice(0, 6), owners.at(-1)] : owners;
+  const kinds = [
+    ["params", stage.sharded.params],
+    ["grads", stage.sharded.grads],
+    ["optimizer", stage.sharded.optimizer],
+  ] as const;
+  return (
+    <div
+      class="strips"
+      role="img"
+      aria-label={`${stage.name}: ${kinds.map(([k, s]) => `${k} ${s ? "sharded" : "replicated"}`).join(", ")}`}
+    >
+      {rows.map((o, i) =>
+        o ? (
+          <div key={o.dp_rank}>
+            <span>
+              {many && i === rows.length - 1 ? "… " : ""}
+              rank {o.dp_rank}
+            </span>
+            <svg viewBox="0 0 1000 30" height="30" preserveAspectRatio="none" aria-hidden="true">
+              {kinds.map(([kind, sharded], k) => (
+                <g key={kind}>
+                  <rect class="empty" x={0} y={k * 10} width={1000} height={8} />
+                  <rect
+                    class={`f-${kind}`}
+                    x={sharded ? (o.first / parameters) * 1000 : 0}
+                    y={k * 10}
+                    width={sharded ? Math.max(2, ((o.last - o.first) / parameters) * 1000) : 1000}
+                    height={8}
+                  />
+                </g>
+              ))}
+            </svg>
+          </div>
+        ) : null,
+      )}
+    </div>
+  );
+}
