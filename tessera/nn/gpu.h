@@ -28,7 +28,8 @@ class StreamOf {
   kernels::cuda::Stream stream_;
 };
 inline StreamOf stream_of(const at::Tensor& tensor) { return StreamOf(tensor); }
-// Returns whether work on that stream is being captured into a CUDA graph.
+// Returns whether work on that stream is being captured into a CUDA graph. False for a tensor on the
+// CPU.
 bool recording(const at::Tensor& tensor);
 DType type_of(const at::Tensor& tensor);
 inline void* address(const at::Tensor& tensor) {

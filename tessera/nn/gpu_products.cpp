@@ -35,7 +35,8 @@ StreamOf::StreamOf(const at::Tensor& tensor)
       stream_(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor.device()).native_handle()) {}
 
 bool recording(const at::Tensor& tensor) {
-  return kernels::cuda::built() && kernels::cuda::capturing(stream_of(tensor));
+  return tensor.is_cuda() && kernels::cuda::built() &&
+         kernels::cuda::capturing(stream_of(tensor));
 }
 
 DType type_of(const at::Tensor& tensor) {
