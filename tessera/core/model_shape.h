@@ -93,11 +93,6 @@ struct ModelShape {
   }
   // Returns the number of layers with a window.
   std::int64_t window_layers() const;
-  // Returns true if the fused operations of a GPU have all parts of a block ([Note: fused layers]).
-  bool has_fused_block() const {
-    return !lora.any() && !post_norms && (!swiglu || gate == Activation::silu);
-  }
-
   // Returns twice the number of keys that a query attends to, averaged over queries and layers.
   // Equal to `tokens` without a window. The cost of attention is proportional to it.
   double keys_seen(std::int64_t tokens) const;

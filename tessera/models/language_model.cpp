@@ -14,12 +14,14 @@
 #include "tessera/core/text.h"
 #include "tessera/models/init.h"
 #include "tessera/nn/ops.h"
+#include "tessera/tensor_parallel/fused_linear.h"
 
 namespace tessera::models {
 namespace {
 
 using tensor_parallel::Axis;
 using tensor_parallel::ColumnParallelLinear;
+using tensor_parallel::FusedInput;
 using tensor_parallel::LinearOptions;
 using tensor_parallel::RowParallelLinear;
 using tensor_parallel::VocabParallelEmbedding;
@@ -218,6 +220,7 @@ at::Tensor BlockImpl::attend(at::Tensor qkv, const nn::Pass* pass) {
   return nn::attention(qkv, heads_, kv_heads_, options);
 }
 
+// Activation functions that are not fused with the product after them.
 at::Tensor BlockImpl::activate(const at::Tensor& x) const {
   switch (shape_.activation) {
     case Activation::gelu_tanh: return nn::gelu(x);
@@ -229,36 +232,13 @@ at::Tensor BlockImpl::activate(const at::Tensor& x) const {
 }
 
 at::Tensor BlockImpl::gated(const at::Tensor& x) const {
-  if (shape_.gate == Activation::silu) return nn::swiglu(x);
   const auto parts = x.chunk(2, -1);
   return at::gelu(parts[0], shape_.gate == Activation::gelu_tanh ? "tanh" : "none") * parts[1];
 }
 
-// [Note: fused layers] in nn/ops.h.
-at::Tensor BlockImpl::forward_fused(const at::Tensor& in, const nn::Pass* pass) {
-  const nn::NormWeights first = norm_of(shape_, {norm1_->weight, norm1_->bias}),
-                        second = norm_of(shape_, {norm2_->weight, norm2_->bias});
-  auto [qkv, x] = nn::norm_linear(in, first, qkv_->weight, qkv_->bias);
-  const at::Tensor mixed = attend(std::move(qkv), pass);
-  const at::Tensor middle = nn::linear_add(mixed, proj_->weight, proj_->bias, x);
-  // GELU adds its bias itself.
-  const bool gelu = !shape_.swiglu && shape_.activation == Activation::gelu_tanh;
-  const auto [wide, y] =
-      nn::norm_linear(middle, second, fc_->weight, gelu ? at::Tensor() : fc_->bias);
-  if (!shape_.swiglu && !gelu) {
-    return nn::linear_add(activate(wide), proj2_->weight, proj2_->bias, y);
-  }
-  return shape_.swiglu ? nn::swiglu_linear(wide, proj2_->weight, proj2_->bias, y)
-                       : nn::gelu_linear(wide, fc_->bias, proj2_->weight, proj2_->bias, y);
-}
-
-at::Tensor BlockImpl::forward(const at::Tensor& x) {
+at::Tensor BlockImpl::forward(const at::Tensor& in) {
+  using Kind = nn::Operand::Kind;
   const std::shared_ptr<const nn::Pass> pass = nn::current_pass();
-  // The fused operations support no adapters, no dropout and no post-norms.
-  const bool drops = pass != nullptr && pass->dropout > 0;
-  if (axis_.size() == 1 && shape_.has_fused_block() && !drops && nn::fuses(x)) {
-    return forward_fused(x, pass.get());
-  }
   std::vector<at::Tensor> norms;  // all of them, for one all-reduce
   for (const Norm& norm : {norm1_, norm2_, post_norm1_, post_norm2_}) {
     if (norm) norm->add_to(norms);
@@ -273,13 +253,32 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
     if (post_norm1_) y = nn::norm(y, nth_norm(post_norm));
     return dropped(axis_, y, pass.get(), name_ + linear);
   };
-  const at::Tensor mixed = attend(qkv_->forward(nn::norm(x, nth_norm(0))), pass.get());
-  const at::Tensor out = branch(proj_->forward(mixed), 2, ".proj");
-  const auto [h, sum] = nn::add_norm(x, out, nth_norm(1));
-  const at::Tensor wide = shape_.swiglu                                ? gated(fc_->forward(h))
-                          : shape_.activation == Activation::gelu_tanh ? fc_->forward_gelu(h)
-                                                                       : activate(fc_->forward(h));
-  return sum + branch(proj2_->forward(wide), 3, ".proj2");
+  // A product on a GPU adds the residual itself if nothing comes between the two.
+  const bool drops = pass != nullptr && pass->dropout > 0;
+  const bool adds = nn::fuses(in) && axis_.size() == 1 && !post_norm1_ && !drops;
+
+  auto [qkv, x] = qkv_->forward_fused({.x = in, .kind = Kind::norm, .norm = nth_norm(0)});
+  const at::Tensor mixed = attend(std::move(qkv), pass.get());
+  FusedInput up{.x = x, .kind = Kind::norm, .norm = nth_norm(1)};
+  if (adds) {
+    up.x = proj_->forward_fused({.x = mixed}, x);
+  } else {
+    up.branch = branch(proj_->forward(mixed), 2, ".proj");
+  }
+  const bool gelu = !shape_.swiglu && shape_.activation == Activation::gelu_tanh;
+  const bool gelu_adds_bias = gelu && fc_->bias.defined() && nn::gelu_adds_bias(in);
+  auto [wide, sum] = fc_->forward_fused(std::move(up), !gelu_adds_bias);
+  FusedInput down{.x = std::move(wide)};
+  if (gelu) {
+    down.kind = Kind::gelu;
+    if (gelu_adds_bias) down.bias = fc_->bias;
+  } else if (shape_.swiglu && shape_.gate == Activation::silu) {
+    down.kind = Kind::swiglu;
+  } else {
+    down.x = shape_.swiglu ? gated(down.x) : activate(down.x);
+  }
+  if (adds) return proj2_->forward_fused(std::move(down), sum);
+  return sum + branch(proj2_->forward_fused(std::move(down)), 3, ".proj2");
 }
 
 namespace {

@@ -72,9 +72,10 @@ TORCH_MODULE(Table);
 //   mean and deviation of both norms, log-sum-exp:   N · (16 + 4 H)
 // With selective recomputation: x [N, C] and the products qkv [N, 3C], attention [N, C], proj [N,
 // C], fc [N, 4C], proj2 [N, C]:   N · C · 11 · e + N · 4 H; with full: only x, N · C · e.
-// On a GPU, on one tensor-parallel rank, the outputs of norms and GELU are not kept:
+// On a GPU the outputs of norms and GELU are not kept:
 //   x [N, C], qkv [N, 3C], attention [N, C], x + attention [N, C], fc [N, 4C]:   N · C · 10 · e,
-//   and N · (16 + 4 H).
+//   and N · (16 + 4 H). Tensor-parallel ranks share qkv, attention and fc; with sequence
+//   parallelism the others too.
 class BlockImpl : public torch::nn::Module {
  public:
   // `name` is in the labels of its collectives, and selects the random numbers of dropout. `layer`:
@@ -84,12 +85,11 @@ class BlockImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);  // [B, T, C], or this rank's part of the sequence
 
  private:
-  at::Tensor forward_fused(const at::Tensor& x, const nn::Pass* pass);
   at::Tensor attend(at::Tensor qkv, const nn::Pass* pass);
   // Normalizes each head of queries and keys, if the model has qk_norm.
   at::Tensor normalize_heads(const at::Tensor& qkv);
-  at::Tensor activate(const at::Tensor& x) const;  // for an MLP without a gate
-  at::Tensor gated(const at::Tensor& x) const;     // for an MLP with a gate: [gates, values]
+  at::Tensor activate(const at::Tensor& x) const;  // for an MLP without a gate, not fused
+  at::Tensor gated(const at::Tensor& x) const;     // for an MLP with a gate that is not SiLU
 
   ModelShape shape_;
   tensor_parallel::Axis axis_;

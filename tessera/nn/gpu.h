@@ -5,6 +5,8 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,8 +30,8 @@ class StreamOf {
   kernels::cuda::Stream stream_;
 };
 inline StreamOf stream_of(const at::Tensor& tensor) { return StreamOf(tensor); }
-// Returns whether work on that stream is being captured into a CUDA graph. False for a tensor on the
-// CPU.
+// Returns whether work on that stream is being captured into a CUDA graph. False for a tensor on
+// the CPU.
 bool recording(const at::Tensor& tensor);
 DType type_of(const at::Tensor& tensor);
 inline void* address(const at::Tensor& tensor) {
@@ -67,11 +69,15 @@ class ParamGradient {
 void remember_sums(const at::Tensor& gradient, const at::Tensor& sums);  // fp32, [columns]
 at::Tensor known_sums(const at::Tensor& gradient);                       // undefined if not known
 
-// Products by cuBLASLt, or by ATen if cuBLASLt does not support them. Matrices are row-major.
+// Products by cuBLASLt, or by ATen for what cuBLASLt does not support and on the CPU. Matrices are
+// row-major.
 // Returns x [N, in] · w [out, in]ᵀ + bias [out] + residual [N, out]; the last two may be undefined.
 // The result has `sizes`. Selective recomputation keeps it.
 at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                    const at::Tensor& residual, at::IntArrayRef sizes);
+// Computes the same into `out`, which selective recomputation does not see.
+void product_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& w,
+                  const at::Tensor& bias, const at::Tensor& residual = {});
 // Returns dy [N, out] · w, the gradient of x.
 at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& w);
 // Computes to [out, in] = dyᵀ · x (+ to), if it is needed.
@@ -83,23 +89,22 @@ void multiply_into(const at::Tensor& out, const at::Tensor& a, bool transpose_a,
                    const at::Tensor& b, bool transpose_b, bool add);
 
 // Operations of ops.h for tensors that takes() accepts.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
-                  const at::Tensor& residual);
+at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
 at::Tensor norm(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b, double eps);
 std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& r,
                                            const at::Tensor& w, const at::Tensor& b, double eps);
-std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& norm_w,
-                                              const at::Tensor& norm_b, double eps,
-                                              const at::Tensor& w, const at::Tensor& b);
 at::Tensor gelu(const at::Tensor& x, const at::Tensor& b);
 at::Tensor swiglu(const at::Tensor& x);
-at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& before, const at::Tensor& w,
-                       const at::Tensor& b, const at::Tensor& residual);
-at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
-                         const at::Tensor& residual);
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
                   const std::vector<double>& rates, double gain);
+// Rows of the weight of a loss on this rank, if the classes are sharded over ranks.
+struct VocabShard {
+  std::int64_t first = 0;  // class of the first row
+  // Replace a contiguous fp32 tensor by its maximum or its sum over the ranks.
+  std::function<void(const at::Tensor&)> max, sum;
+};
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
-                                const at::Tensor& targets, std::int64_t classes);
+                                const at::Tensor& targets, std::int64_t classes,
+                                std::optional<VocabShard> shard = std::nullopt);
 
 }  // namespace tessera::nn::gpu

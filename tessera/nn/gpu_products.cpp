@@ -35,8 +35,7 @@ StreamOf::StreamOf(const at::Tensor& tensor)
       stream_(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor.device()).native_handle()) {}
 
 bool recording(const at::Tensor& tensor) {
-  return tensor.is_cuda() && kernels::cuda::built() &&
-         kernels::cuda::capturing(stream_of(tensor));
+  return tensor.is_cuda() && kernels::cuda::built() && kernels::cuda::capturing(stream_of(tensor));
 }
 
 DType type_of(const at::Tensor& tensor) {
@@ -91,7 +90,7 @@ namespace {
 
 // Returns whether cuBLASLt computed it.
 bool run_gemm(Gemm& args, const at::Tensor& on) {
-  if (kernels::cuda::gemm_problem() != nullptr) return false;
+  if (!on.is_cuda() || kernels::cuda::gemm_problem() != nullptr) return false;
   // The caching allocator reuses it for whatever comes next on this stream.
   const auto bytes = static_cast<std::int64_t>(kernels::cuda::kGemmWorkspace);
   const at::Tensor workspace = at::empty({bytes}, on.options().dtype(at::kByte));
@@ -99,30 +98,30 @@ bool run_gemm(Gemm& args, const at::Tensor& on) {
                              /*tune=*/true, stream_of(on));
 }
 
-at::Tensor compute_product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                           const at::Tensor& residual, at::IntArrayRef sizes) {
-  at::Tensor out = at::empty(sizes, x.options());
+}  // namespace
+
+void product_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& w,
+                  const at::Tensor& bias, const at::Tensor& residual) {
   const at::Tensor b = bias.defined() ? bias.to(x.scalar_type()).contiguous() : bias;
   Gemm args;
-  args.type = args.out_type = type_of(x);
+  args.type = type_of(x), args.out_type = type_of(out);
   args.m = x.size(0), args.n = w.size(0), args.k = x.size(1);
   args.transpose_b = true;
   args.a = address(x), args.b = address(w), args.c = address(residual), args.d = address(out);
   args.bias = address(b);
   if (b.defined()) args.epilogue = Epilogue::bias;
-  if (run_gemm(args, x)) return out;
+  if (run_gemm(args, x)) return;
   at::Tensor rows = out.view({x.size(0), w.size(0)});
   b.defined() ? at::addmm_out(rows, b, x, w.t()) : at::mm_out(rows, x, w.t());
   if (residual.defined()) rows.add_(residual);
-  return out;
 }
-
-}  // namespace
 
 at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                    const at::Tensor& residual, at::IntArrayRef sizes) {
   return keep_in_selective("x · wᵀ", {x, w, bias, residual}, [&]() -> std::vector<at::Tensor> {
-    return {compute_product(x, w, bias, residual, sizes)};
+    at::Tensor out = at::empty(sizes, x.options());
+    product_into(out, x, w, bias, residual);
+    return {out};
   })[0];
 }
 
@@ -167,6 +166,12 @@ void bias_gradient(const at::Tensor& gradient, const ParamGradient& to) {
     return;
   }
   const at::Tensor dy = as_rows(gradient);
+  if (!dy.is_cuda()) {
+    at::Tensor place = to.to();
+    const at::Tensor sum = dy.sum(0);
+    to.add() ? place.add_(sum) : place.copy_(sum);
+    return;
+  }
   const at::Tensor scratch = column_scratch(dy, dy.size(0), dy.size(1));
   kernels::cuda::column_sums({type_of(dy), count(dy.size(0)), count(dy.size(1)), address(dy)},
                              to.sink(), scratch.mutable_data_ptr<float>(), stream_of(dy));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/kernels/layers.h"
+#include "tessera/nn/gpu.h"
 #include "tessera/nn/parallel_for.h"
 #include "tessera/nn/recompute.h"
 
@@ -103,6 +104,9 @@ void GemmByRows::multiply(std::int64_t begin, const at::Tensor& a) {
   if (a.size(0) == 0) return;
   const at::Tensor here = weight_.scalar_type() == type_ ? a : to_fp32(a);
   const at::Tensor rows = out_.narrow(0, begin, a.size(0));
+  if (gpu::takes(here) && here.is_contiguous() && weight_.is_contiguous()) {
+    return gpu::product_into(rows, here, weight_, bias_);
+  }
   at::Tensor place = swap_ ? rows.t() : rows;
   const at::Tensor left = swap_ ? weight_ : here, right = (swap_ ? here : weight_).t();
   if (bias_.defined()) {
@@ -124,6 +128,10 @@ at::Tensor GemmByRows::result() const {
 // Uses out-variants of the products, which selective recomputation does not see: it must keep only
 // the final result.
 at::Tensor gemm_nt(const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias) {
+  if (gpu::takes(a) && a.is_contiguous() && w.is_contiguous() &&
+      a.scalar_type() == w.scalar_type()) {
+    return gpu::product(a, w, bias, {}, {a.size(0), w.size(0)});
+  }
   if (!beats_aten(a)) {
     return bias.defined() ? at::addmm(bias.to(a.scalar_type()), a, w.t()) : at::mm(a, w.t());
   }

@@ -29,6 +29,15 @@ using torch::autograd::tensor_list;
 ProductGradients product_gradients(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
                                    bool want_x, bool want_w) {
   ProductGradients result;
+  if (gpu::takes(dy) && dy.is_contiguous() && (!want_x || w.is_contiguous()) &&
+      (!want_w || x.is_contiguous())) {
+    if (want_x) result.dx = gpu::input_gradient(dy, w);
+    if (want_w) {
+      result.dw = at::empty({dy.size(1), x.size(1)}, dy.options());
+      gpu::multiply_into(result.dw, dy, true, x, false, false);
+    }
+    return result;
+  }
   if (!multiplies_in_fp32(dy)) {
     if (want_x) result.dx = at::mm(dy, w);
     if (want_w) result.dw = at::mm(dy.t(), x);
@@ -148,10 +157,8 @@ bool gelu_adds_bias(const at::Tensor& x) {
   return (has_cpu_kernel(x) && x.dim() > 0 && x.numel() > 0) || gpu::takes(x);
 }
 
-bool fuses(const at::Tensor& x) { return gpu::takes(x); }
-
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
-  if (gpu::takes(x) && x.scalar_type() == w.scalar_type()) return gpu::linear(x, w, b, {});
+  if (gpu::takes(x) && x.scalar_type() == w.scalar_type()) return gpu::linear(x, w, b);
   const auto bias = b.defined() ? std::optional<at::Tensor>(b) : std::nullopt;
   const bool ours = beats_aten(x) || DeferredGradients::current();
   if (ours && x.scalar_type() == w.scalar_type() && x.numel() > 0) {
@@ -165,37 +172,6 @@ at::Tensor gelu(const at::Tensor& x, const at::Tensor& b) {
   if (gpu::takes(x)) return gpu::gelu(x, b);
   if (gelu_adds_bias(x)) return Gelu::apply(x, bias);
   return at::gelu(bias ? x + b.to(x.scalar_type()) : x, "tanh");
-}
-
-at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
-                      const at::Tensor& residual) {
-  const bool fused = gpu::takes(x) && x.scalar_type() == w.scalar_type() &&
-                     residual.scalar_type() == x.scalar_type();
-  return fused ? gpu::linear(x, w, b, residual) : residual + nn::linear(x, w, b);
-}
-
-std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const NormWeights& norm,
-                                              const at::Tensor& w, const at::Tensor& b) {
-  if (gpu::takes(x) && x.scalar_type() == w.scalar_type() && norm.of_one_type()) {
-    return gpu::norm_linear(x, norm.weight, norm.bias, norm.eps, w, b);
-  }
-  return {nn::linear(nn::norm(x, norm), w, b), x};
-}
-
-at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& before, const at::Tensor& w,
-                       const at::Tensor& b, const at::Tensor& residual) {
-  const bool fused = gpu::takes(x) && x.scalar_type() == w.scalar_type() &&
-                     residual.scalar_type() == x.scalar_type();
-  if (fused) return gpu::gelu_linear(x, before, w, b, residual);
-  return residual + nn::linear(nn::gelu(x, before), w, b);
-}
-
-at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
-                         const at::Tensor& residual) {
-  const bool fused = gpu::takes(x) && x.scalar_type() == w.scalar_type() &&
-                     residual.scalar_type() == x.scalar_type();
-  if (fused) return gpu::swiglu_linear(x, w, b, residual);
-  return residual + nn::linear(nn::swiglu(x), w, b);
 }
 
 at::Tensor linear_gelu(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {

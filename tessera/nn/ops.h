@@ -52,26 +52,9 @@ at::Tensor norm(const at::Tensor& x, const NormWeights& weights);
 std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& r,
                                            const NormWeights& weights);  // like add_layer_norm
 
-// [Note: fused layers] The following operations combine a norm or an activation function with the
-// linear layer after it. On a GPU the value between the two is not kept but recomputed in a pass
-// over memory that backward makes anyway: a transformer block keeps a third less, no matrix product
-// runs twice, and the products add the residuals. Elsewhere they run the separate operations.
-// `residual` has the shape of the result, and its gradient passes through.
-bool fuses(const at::Tensor& x);  // returns whether they are fused for this tensor
-// Returns {norm(x) · wᵀ + b, x}. Further readers of x should use the second result: its gradient is
-// then added inside the norm's backward. saves: x (shared), 8·N bytes (RMSNorm: 4·N), w, b
-// (shared).
-std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const NormWeights& norm,
-                                              const at::Tensor& w, const at::Tensor& b);
-// Returns x · wᵀ + b + residual. saves: as linear.
-at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
-                      const at::Tensor& residual);
-// Returns gelu(x + before) · wᵀ + b + residual. saves: x, N·cols·e.
-at::Tensor gelu_linear(const at::Tensor& x, const at::Tensor& before, const at::Tensor& w,
-                       const at::Tensor& b, const at::Tensor& residual);
-// Returns swiglu(x) · wᵀ + b + residual. saves: x, N·cols·e.
-at::Tensor swiglu_linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
-                         const at::Tensor& residual);
+// Returns whether a linear and the norm or activation function before it run as one operation for
+// this tensor: [Note: fused layers] in nn/operand.h.
+bool fuses(const at::Tensor& x);
 
 // Causal self-attention. qkv [B, T, 3·C] holds queries, keys and values next to each other, each
 // with `heads` heads; the result is [B, T, C]. Backward recomputes the probabilities, one block of

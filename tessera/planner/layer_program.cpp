@@ -25,13 +25,13 @@ constexpr double kLogitBlock = 256.0 * (1 << 20), kLogitRows = 128;
 // shards the tensors between y and o and between z and d. Sequence parallelism shards the others
 // too.
 //
-// [Note: fused operations] On a GPU without tensor parallelism, fused operations keep less without
-// repeating a matrix product. Norms, GELU and SwiGLU are cheap, so backward recomputes y, z and g;
-// keys and values are not repeated; rotary updates qkv in place. This leaves x, qkv, a, s, the
-// product before GELU and the fp32 numbers. Products add the residual, so selective recomputation
-// keeps the same tensors except the norms' numbers. The loss is computed with its gradients in
-// chunks of rows: instead of the logits, the head keeps the gradient of its input, and that of its
-// table in fp32.
+// [Note: fused operations] On a GPU, fused operations keep less without repeating a matrix product.
+// Norms, GELU and SwiGLU are cheap, so backward recomputes y, z and g; keys and values are not
+// repeated; rotary updates qkv in place. This leaves x, qkv, a, s, the product before GELU and the
+// fp32 numbers. On one tensor-parallel rank, products add the residual, so selective recomputation
+// keeps the same tensors except the norms' numbers. With sequence parallelism backward gathers y
+// and z again. The loss is computed with its gradients in chunks of rows: instead of the logits,
+// the head keeps the gradient of its input, and that of its table in fp32.
 void ProgramBuilder::layer() {
   const auto cut = [&](std::int64_t length, std::int64_t most) {
     return ParamSpec::Segment{length, std::min<std::int64_t>(most, in.tp)};
@@ -57,7 +57,7 @@ void ProgramBuilder::layer() {
       {"proj", "proj.weight", "proj.bias", m.biases.out, true, m.q_width(), m.hidden, context, h},
       a, own * h);
   if (m.post_norms) o = norm("post_norm1.weight", "post_norm1.bias", o);
-  const TensorId s = residual(x, o);
+  const TensorId s = residual(x, o, /*before_norm=*/true);
   const TensorId z = norm("norm2.weight", "norm2.bias", s);
   // Backward of the MLP sets the peak. For Megatron-LM's layer, it holds the gradients of the
   // tensors between the products, and of the scores.
@@ -81,7 +81,7 @@ void ProgramBuilder::layer() {
   if (ledger_ && !in.fused) down.frees = e * wide_columns;
   TensorId d = linear(down, g, own * h);
   if (m.post_norms) d = norm("post_norm2.weight", "post_norm2.bias", d);
-  residual(s, d);
+  residual(s, d, /*before_norm=*/false);
   const double norms = (m.biases.norm ? 2 : 1) * h, kv_width = real(2 * m.kv_width());
   if (!frozen_ && cuts_sequence_) {
     sum_gradients("norms", Sent::norms, (m.post_norms ? 4 : 2) * norms, 0);
@@ -100,7 +100,7 @@ void ProgramBuilder::embedding() {
   Param table{"tok.weight", m.vocab, m.hidden, 0};
   table.padded = true;
   add_params(op, table, m.positions > 0 ? &positions : nullptr);
-  if (in.fused) {
+  if (in.fused && in.tp == 1) {
     op.forward.bytes = 3 * rows * h * e, op.forward.launches = 4;
     // Rows are sorted and summed into a zeroed table, which is added to the gradient.
     op.backward_weight.bytes = (3 * rows + 4 * vocab) * h * e, op.backward_weight.launches = 20;
@@ -132,7 +132,7 @@ void ProgramBuilder::head() {
   const TensorId y = norm("norm.weight", "norm.bias", x);
   Operation& last_norm = program_.operations.back();
   last_norm.backward_weight = {};
-  if (in.fused) {
+  if (in.fused && m.logit_cap == 0) {
     fused_head(y);
     if (!m.tied) program_.operations.back().params.push_back(table);
     return;
@@ -197,6 +197,21 @@ void ProgramBuilder::fused_head(TensorId y) {
   keep(op, tensor(vocab * h, 4), kUnlessAgain);
   keep(op, tensor(1, 4), kUnlessAgain);
   op.temporary = std::max(at_once * row + rows * h * e, 2 * rows * h * e);
+  if (in.tp == 1) return;
+  cut(op, false, Sent::head, y, y);
+  // Every chunk sends the maximum of each row, then the sum and the target logit. The buffers of a
+  // chunk are padded to a multiple of the ranks.
+  Operation& loss = add(OpKind::collective, "sums of the loss", {}, {});
+  for (const double values : {1, 2}) {
+    const double whole_chunks = std::floor(times), rest = rows - whole_chunks * at_once;
+    const double elements = in.tp * (whole_chunks * std::ceil(values * at_once / in.tp) +
+                                     std::ceil(values * rest / in.tp));
+    loss.sends.push_back(
+        {Axis::tp, Collective::all_reduce, Sent::loss, false, 0, elements, 4, values * chunks});
+  }
+  if (!frozen_ && cuts_sequence_) {
+    sum_gradients("norms", Sent::norms, (m.biases.norm ? 2 : 1) * h, 0);
+  }
 }
 
 Program layer_program(const ProgramInput& input, ProgramPart part) {

@@ -165,7 +165,7 @@ struct Operation {
   Few<TensorId, 2> writes;
   Few<Kept, 6> keeps;
   Kernels forward, backward_input, backward_weight;
-  Few<Communication, 2> sends;
+  Few<Communication, 3> sends;
   Few<Param, 2> params;
   int adapter = -1;  // Index into adapters_of(model); -1 if it is not an adapter.
   // Forward FLOPs of attention over the full square of scores, without causal savings.

@@ -36,6 +36,7 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
       ledger_(input.software == Software::tessera),
       frozen_(m.lora.any()),
       cuts_sequence_(input.sequence_ranks > 1),
+      adds_residual_(input.fused && input.tp == 1 && !input.model.post_norms),
       rows(real(input.batch) * real(input.seq)),
       h(real(m.hidden)),
       heads(real(m.heads) / in.tp),
@@ -95,6 +96,14 @@ void ProgramBuilder::cut(Operation& op, bool row, Sent sent, TensorId x, TensorI
   op.sends.push_back({Axis::tp, Collective::all_gather, sent, row, of, elements, in.element, 0});
 }
 
+// With sequence parallelism, backward of a fused column-parallel linear gathers its input again: it
+// keeps a shard only.
+void ProgramBuilder::gather_again(Operation& op, TensorId out) const {
+  if (!in.fused || !cuts_sequence_) return;
+  op.sends.push_back(
+      {Axis::tp, Collective::all_gather, Sent::layers, true, out, rows * h, in.element, 0.5});
+}
+
 // Sums the gradients of parameters that several ranks hold, once per micro-batch.
 void ProgramBuilder::sum_gradients(const char* name, Sent sent, double elements, double calls) {
   if (in.tp == 1 || elements <= 0) return;
@@ -131,6 +140,7 @@ TensorId ProgramBuilder::norm(const char* weight, const char* bias, TensorId x) 
   op.forward.bytes = 2 * whole * e, op.forward.launches = 1;
   op.backward_input.bytes = 5 * whole * e, op.backward_input.launches = 2;
   if (!in.fused) op.backward_weight.bytes = share(op) * accumulate_;
+  if (in.fused && cuts_sequence_) op.backward_input.bytes += 2 * whole * e;  // its result again
   op.recomputed = true;
   keep(op, x, kIfBackward);
   keep_held(op, tensor(own, 4, m.biases.norm ? 2 : 1), kIfBackward);
@@ -165,7 +175,11 @@ TensorId ProgramBuilder::linear(const Linear& spec, TensorId x, double outputs) 
   cut(op, spec.row, Sent::layers, x, out);
   const bool gathered = cuts_sequence_ && !spec.row;
   if (!in.fused) keep(op, x, kIfTrained | (gathered ? kSelective : 0));
-  if (!in.fused || spec.name != "proj2") keep_held(op, out, kSelective);
+  const bool adapted = std::any_of(adapters_.begin(), adapters_.end(),
+                                   [&](const Adapter& a) { return a.linear == spec.name; });
+  if (!spec.row && (!frozen_ || adapted)) gather_again(op, out);
+  // The result of the last product with its residual is the next layer's input.
+  if (!adds_residual_ || spec.name != "proj2") keep_held(op, out, kSelective);
   // Attention reads the output of rotary instead of qkv.
   if (spec.name == "qkv" && m.rotary()) {
     op.copies = e * outputs, op.copied_when = kSelective, op.copies_replace = !in.fused;
@@ -205,7 +219,7 @@ void ProgramBuilder::adapters(const Linear& spec, TensorId x, TensorId out) {
       op.adapter = static_cast<int>(i);
       op.backward_weight.bytes = param.share_on_rank(in.tp) * accumulate_;
       op.backward_weight.launches = 1;
-      keep(op, from, kIfTrained);
+      if (!in.fused || from == low) keep(op, from, kIfTrained);
       return &op;
     };
     Operation* op = thin("A", a, x, low);
@@ -214,7 +228,7 @@ void ProgramBuilder::adapters(const Linear& spec, TensorId x, TensorId out) {
     op->backward_input.bytes = 3 * rows * n * e, op->backward_input.launches = 1;
     op->backward_weight.products = {{r, n, rows}};
     keep_held(*op, low, kSelective);
-    if (spec.row && in.tp > 1) keep_held(*op, unsummed, kSelective);
+    if (spec.row && in.tp > 1 && !in.fused) keep_held(*op, unsummed, kSelective);
     op = thin("B", b, low, out);
     op->forward.products = {{rows, k, r}};
     op->forward.bytes = 3 * rows * k * e, op->forward.launches = 1;
@@ -319,7 +333,8 @@ TensorId ProgramBuilder::activation(TensorId before) {
   op.backward_input.launches = in.fused ? 2 : 3;
   op.recomputed = true;
   const bool relu = !m.swiglu && m.activation == Activation::relu;
-  const bool exact = !m.swiglu && m.activation == Activation::gelu;
+  const bool fused =
+      in.fused && (m.swiglu ? m.gate == Activation::silu : m.activation == Activation::gelu_tanh);
   if (!ledger_ || in.fused || !relu) {
     keep(op, before, kIfBackward);
   } else {
@@ -331,9 +346,9 @@ TensorId ProgramBuilder::activation(TensorId before) {
   }
   // A GELU gate is PyTorch's operation: its result is kept for the product with the values.
   if (m.swiglu && m.gate != Activation::silu) keep_held(op, tensor(wide, e), kIfBackward);
-  // Exact GELU is PyTorch's operation even with fused operations, and the next product keeps its
-  // output.
-  if (in.fused && exact) keep(op, out, kIfBackward | kSelective);
+  // Other functions are PyTorch's operations even with fused operations, and the next product keeps
+  // their output. ReLU keeps nothing else, which has the size of `before`.
+  if (in.fused && !fused && !relu) keep(op, out, kIfBackward);
   const double columns = (m.swiglu ? 2 : 1) * wide_columns;
   if (in.fused) {
     // The incoming gradient; the recomputed output and its gradient, which is overwritten by that
@@ -348,11 +363,17 @@ TensorId ProgramBuilder::activation(TensorId before) {
   return out;
 }
 
-// Adds a branch and its bias to the residual stream. Fused products include this sum.
-TensorId ProgramBuilder::residual(TensorId x, TensorId branch) {
-  if (in.fused) return branch;
+// Adds a branch and its bias to the residual stream. Fused products include this sum if nothing
+// comes between: no sum over ranks and no norm.
+// With fused operations, the norm before the MLP includes the first of them otherwise.
+TensorId ProgramBuilder::residual(TensorId x, TensorId branch, bool before_norm) {
+  if (adds_residual_) return branch;
   const TensorId sum = tensor(own * h, e);
   Operation& op = add(OpKind::residual, "residual", {x, branch}, {sum});
+  if (in.fused) {
+    op.forward.bytes = (before_norm ? 2 : 3) * whole * e, op.forward.launches = before_norm ? 0 : 1;
+    return sum;
+  }
   op.forward.bytes = 3 * whole * e, op.forward.launches = 1;
   op.backward_input.bytes = 4 * whole * e, op.backward_input.launches = 1;
   if (!ledger_ && m.biases.out) keep(op, tensor(own * h, 1), kUnlessAgain);

@@ -67,10 +67,11 @@ class ProgramBuilder {
   TensorId split_heads(TensorId qkv);
   TensorId attention(TensorId heads);
   TensorId activation(TensorId up);
-  TensorId residual(TensorId x, TensorId branch);
+  TensorId residual(TensorId x, TensorId branch, bool before_norm);
   void adapters(const Linear& spec, TensorId x, TensorId out);
   void fused_head(TensorId y);
   void cut(Operation& op, bool row, Sent sent, TensorId x, TensorId out) const;
+  void gather_again(Operation& op, TensorId out) const;
   void sum_gradients(const char* name, Sent sent, double elements, double calls);
   double product_temporary(double x, double dy, double weight) const;
 
@@ -78,6 +79,7 @@ class ProgramBuilder {
   const ModelShape& m;
   const double e;  // Bytes per element.
   const bool ledger_, frozen_, cuts_sequence_;
+  const bool adds_residual_;  // Products add the residual: [Note: fused operations].
   // Sizes on this rank. `own`: rows of its shard of the sequence. `whole`: elements of that shard.
   const double rows, h, heads, kv, ffn, up, vocab;
   const double context, qkv_width, own, whole;

@@ -44,6 +44,34 @@ struct AdapterUse {
   std::int64_t first_input = 0, inputs = 0;
 };
 
+// Products of the adapters of one linear, without gradients. `matrices` are A and B of each adapter
+// in turn; x and y are the input and the output of the linear as rows.
+struct AdapterProducts {
+  std::vector<AdapterUse> uses;     // without their matrices, which autograd holds
+  std::vector<std::int64_t> sizes;  // of the input of the linear, [B, T, in]
+
+  bool empty() const { return uses.empty(); }
+  // Adds scale · (x · aᵀ) · bᵀ of each adapter to y. Returns x · aᵀ of all, side by side.
+  at::Tensor add_to(const at::Tensor& y, const at::Tensor& x, at::TensorList matrices) const;
+  // Given the gradient of y and the result h of add_to(), returns those of the parts of h. Sets
+  // those of the B's in `grads`, which is like `matrices`.
+  std::vector<at::Tensor> backward(const at::Tensor& dy, const at::Tensor& h,
+                                   at::TensorList matrices, std::vector<at::Tensor>& grads) const;
+  // Given those, add to the gradient of x, and set those of the A's.
+  void add_input_gradient(const at::Tensor& dx, const std::vector<at::Tensor>& dh,
+                          at::TensorList matrices) const;
+  void weight_gradients(const at::Tensor& x, const std::vector<at::Tensor>& dh,
+                        at::TensorList matrices, std::vector<at::Tensor>& grads) const;
+
+ private:
+  bool drops() const { return !uses.empty() && uses[0].dropout.rate > 0; }
+  // Returns the rows of x, or of its gradient, after the dropout of adapter i.
+  at::Tensor seen_by(std::size_t i, const at::Tensor& rows) const;
+};
+// Returns the products of these adapters, and appends A and B of each to `matrices`.
+AdapterProducts products_of(const std::vector<AdapterUse>& adapters,
+                            std::vector<at::Tensor>& matrices);
+
 // Returns x · wᵀ + b plus scale · (x · aᵀ) · bᵀ of each adapter, as one operation. b may be
 // undefined. saves: x (shared), w, a, b (shared), and x · aᵀ of all adapters: N · ranks · e.
 // Selective recomputation keeps the result. Dropout (which requires x [B, T, …]) saves nothing

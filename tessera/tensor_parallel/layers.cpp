@@ -12,6 +12,7 @@
 #include "tessera/core/text.h"
 #include "tessera/nn/ops.h"
 #include "tessera/tensor_parallel/adapter.h"
+#include "tessera/tensor_parallel/fused_linear.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -70,6 +71,26 @@ void check_no_overlap(const LinearOptions& options, const Axis& axis) {
                        "parallelism without overlap (--overlap-tp)."));
 }
 
+// Returns whether the operations before this linear run fused with it.
+bool fuses(const FusedInput& input, const at::Tensor& w) {
+  return nn::fuses(input.x) && input.x.scalar_type() == w.scalar_type() &&
+         input.norm.of_one_type() &&
+         (!input.branch.defined() || input.branch.scalar_type() == w.scalar_type());
+}
+
+// Returns the input of the linear and, of a norm, the sum x + branch, as separate operations. Takes
+// the input by value, so that what is no longer needed is freed before the product.
+std::pair<at::Tensor, at::Tensor> separate(FusedInput in) {
+  switch (in.kind) {
+    case nn::Operand::Kind::plain: return {in.x, {}};
+    case nn::Operand::Kind::gelu: return {nn::gelu(in.x, in.bias), {}};
+    case nn::Operand::Kind::swiglu: return {nn::swiglu(in.x), {}};
+    case nn::Operand::Kind::norm: break;
+  }
+  if (in.branch.defined()) return nn::add_norm(in.x, in.branch, in.norm);
+  return {nn::norm(in.x, in.norm), in.x};
+}
+
 std::vector<ParamSpec> with_bias(const ParamSpec& weight, const ParamSpec& bias, bool has_bias) {
   return has_bias ? std::vector<ParamSpec>{weight, bias} : std::vector<ParamSpec>{weight};
 }
@@ -118,22 +139,33 @@ std::pair<at::Tensor, at::Tensor> ColumnParallelLinearImpl::parameters_in_use() 
   return {summed[0], bias.defined() ? summed[1] : at::Tensor()};
 }
 
-at::Tensor ColumnParallelLinearImpl::product(const at::Tensor& x, const at::Tensor& w,
-                                             const at::Tensor& b) const {
-  if (adapters_.empty()) return column_parallel_linear(axis_, x, w, b, label_);
-  return adapted_linear(copy_to_region(axis_, x, label_), w, b,
-                        adapters_in_use(axis_, adapters_, adapted_from_, label_));
+std::vector<AdapterUse> ColumnParallelLinearImpl::adapters() const {
+  return adapters_in_use(axis_, adapters_, adapted_from_, label_);
+}
+
+std::pair<at::Tensor, at::Tensor> ColumnParallelLinearImpl::multiply(FusedInput input,
+                                                                     const at::Tensor& w,
+                                                                     const at::Tensor& b) const {
+  if (fuses(input, w)) return fused_column_linear(axis_, input, {w, b, adapters()}, label_);
+  const auto [x, sum] = separate(std::move(input));
+  if (adapters_.empty()) return {column_parallel_linear(axis_, x, w, b, label_), sum};
+  return {adapted_linear(copy_to_region(axis_, x, label_), w, b, adapters()), sum};
 }
 
 at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& x) {
+  return forward_fused({.x = x}).first;
+}
+
+std::pair<at::Tensor, at::Tensor> ColumnParallelLinearImpl::forward_fused(FusedInput input,
+                                                                          bool add_bias) {
   const auto [w, b] = parameters_in_use();
-  return product(x, w, b);
+  return multiply(std::move(input), w, add_bias ? b : at::Tensor());
 }
 
 at::Tensor ColumnParallelLinearImpl::forward_gelu(const at::Tensor& x) {
   if (!bias.defined() || !nn::gelu_adds_bias(x)) return nn::gelu(forward(x));
   const auto [w, b] = parameters_in_use();
-  return nn::gelu(product(x, w, at::Tensor()), b);
+  return nn::gelu(multiply({.x = x}, w, at::Tensor()).first, b);
 }
 
 std::vector<ParamSpec> ColumnParallelLinearImpl::specs() const {
@@ -163,13 +195,26 @@ RowParallelLinearImpl::RowParallelLinearImpl(Axis axis, const LinearOptions& opt
   }
 }
 
-at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
-  if (adapters_.empty()) return row_parallel_linear(axis_, x, weight, bias, label_);
-  const std::vector<std::int64_t> from(adapters_.size());
-  const auto uses = adapters_in_use(axis_, adapters_, from, label_);
-  if (axis_.size() == 1) return adapted_linear(x, weight, bias, uses);
-  const at::Tensor own = adapted_linear(x, weight, at::Tensor(), uses);
-  return reduce_from_region(axis_, bias.defined() ? add_once(axis_.group, own, bias) : own, label_);
+at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) { return forward_fused({.x = x}); }
+
+at::Tensor RowParallelLinearImpl::forward_fused(FusedInput input, const at::Tensor& residual) {
+  const auto uses =
+      adapters_in_use(axis_, adapters_, std::vector<std::int64_t>(adapters_.size()), label_);
+  if (fuses(input, weight)) {
+    const bool adds = residual.defined() && axis_.size() == 1;
+    const at::Tensor out = fused_row_linear(
+        axis_, input, {weight, bias, uses, adds ? residual : at::Tensor()}, label_);
+    return residual.defined() && !adds ? residual + out : out;
+  }
+  const at::Tensor x = separate(std::move(input)).first;
+  const auto product = [&] {
+    if (adapters_.empty()) return row_parallel_linear(axis_, x, weight, bias, label_);
+    if (axis_.size() == 1) return adapted_linear(x, weight, bias, uses);
+    const at::Tensor own = adapted_linear(x, weight, at::Tensor(), uses);
+    return reduce_from_region(axis_, bias.defined() ? add_once(axis_.group, own, bias) : own,
+                              label_);
+  };
+  return residual.defined() ? residual + product() : product();
 }
 
 std::vector<ParamSpec> RowParallelLinearImpl::specs() const {

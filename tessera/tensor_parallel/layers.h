@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/nn/unallocated.h"
@@ -17,6 +18,8 @@
 namespace tessera::tensor_parallel {
 
 class AdapterImpl;
+struct AdapterUse;
+struct FusedInput;
 
 // Layers of [Note: tensor parallelism]. On one rank each is the ordinary layer. Parameters start as
 // zeros, or without memory; initialize() gives every rank its shards of the same numbers.
@@ -61,13 +64,18 @@ class ColumnParallelLinearImpl : public torch::nn::Module, public Sharded {
   // x: the whole sequence on every rank, or this rank's shard if the sequence is sharded.
   at::Tensor forward(const at::Tensor& x);
   at::Tensor forward_gelu(const at::Tensor& x);  // gelu(forward(x)), fused
+  // Returns forward() of an input described in fused_linear.h, without the bias unless `add_bias`,
+  // and of a norm the sum x + branch too. Implementation detail of models/.
+  std::pair<at::Tensor, at::Tensor> forward_fused(FusedInput input, bool add_bias = true);
   std::vector<ParamSpec> specs() const override;
 
   at::Tensor weight, bias;
 
  private:
   std::pair<at::Tensor, at::Tensor> parameters_in_use() const;
-  at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) const;
+  std::pair<at::Tensor, at::Tensor> multiply(FusedInput input, const at::Tensor& w,
+                                             const at::Tensor& b) const;
+  std::vector<AdapterUse> adapters() const;
 
   Axis axis_;
   std::string label_;
@@ -85,6 +93,9 @@ class RowParallelLinearImpl : public torch::nn::Module, public Sharded {
   RowParallelLinearImpl(Axis axis, const LinearOptions& options);  // throws UsageError
   // x: the result of a column-parallel linear of the same axis.
   at::Tensor forward(const at::Tensor& x);
+  // Returns forward() of an input described in fused_linear.h, plus the residual if it is defined.
+  // Implementation detail of models/.
+  at::Tensor forward_fused(FusedInput input, const at::Tensor& residual = {});
   std::vector<ParamSpec> specs() const override;
 
   at::Tensor weight, bias;

@@ -12,6 +12,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/deferred.h"
+#include "tessera/nn/gpu.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/second_derivatives.h"
@@ -49,6 +50,21 @@ at::Tensor losses_in_place(const comm::Group& group, const at::Tensor& logits,
   logits.mul_((counts / both[0]).unsqueeze(1));
   logits.scatter_add_(1, column, is_own.to(at::kFloat).neg_().unsqueeze(1));
   return ((both[0].log() - both[1]) * counts).sum(at::kDouble).to(at::kFloat);
+}
+
+// Exchange of the loss on a GPU, which sends the same as losses_in_place().
+nn::gpu::VocabShard vocab_shard(const comm::Group& group, std::int64_t rows,
+                                const std::string& label) {
+  return {
+      .first = group.rank() * rows,
+      .max =
+          [group, label](const at::Tensor& top) {
+            comm::Call most;
+            most.op = comm::ReduceOp::max;
+            most.label = label + " max";
+            group.all_reduce(top, most).wait();
+          },
+      .sum = [group, label](const at::Tensor& both) { all_reduce_(group, both, label + " sum"); }};
 }
 
 struct Head : torch::CustomClassHolder {
@@ -132,7 +148,8 @@ at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidd
   }
   if (axis.size() == 1 && cap == 0)
     return nn::linear_cross_entropy(hidden, weight, targets, classes);
-  const bool overlap = overlaps(axis, hidden, weight);
+  // On a GPU the gathered sequence would be kept for less than it hides.
+  const bool overlap = overlaps(axis, hidden, weight) && !nn::gpu::takes(hidden);
   const at::Tensor h = overlap ? hidden : copy_to_region(axis, hidden, label);
   const at::Tensor flat = targets.reshape({-1}).contiguous();
   const std::int64_t rows = h.numel() / std::max<std::int64_t>(1, h.size(-1)) *
@@ -148,7 +165,13 @@ at::Tensor vocab_parallel_cross_entropy(const Axis& axis, const at::Tensor& hidd
                          flat.max().item<std::int64_t>(), ". Targets must be 0 to ", classes - 1,
                          ", or -1 to ignore a row."));
   }
-  return VocabCrossEntropy::apply(c10::make_intrusive<Head>(axis, classes, label, cap), h, weight,
+  if (nn::gpu::takes(h) && h.scalar_type() == weight.scalar_type() && cap == 0 && !overlap) {
+    return nn::gpu::linear_cross_entropy(h, weight, flat, classes,
+                                         vocab_shard(axis.group, weight.size(0), label));
+  }
+  Axis used = axis;
+  used.overlap = overlap;
+  return VocabCrossEntropy::apply(c10::make_intrusive<Head>(used, classes, label, cap), h, weight,
                                   flat);
 }
 

@@ -16,6 +16,7 @@ namespace {
 using tensor_parallel::test::each_rank;
 using tensor_parallel::test::gradients_of;
 using tensor_parallel::test::Named;
+using tensor_parallel::test::separate_and_fused;
 using tensor_parallel::test::wholes_of;
 using test::Batch;
 using test::batch_of;
@@ -59,30 +60,33 @@ TEST(Families, MatchTheReferenceNetwork) {
     for (const bool packed : {false, true}) {
       const FamilyBatch batch = family_batch(shape, packed);
       const Ran wanted = slow_run(shape, batch);
-      for (const int tp : {1, 2}) {
-        for (const auto mode :
-             {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
-          const bool sequence = tp == 2 && mode != nn::Recompute::full;
-          const std::string what = str(shape.name, packed ? " packed" : "", " tp ", tp,
-                                       sequence ? " sequence " : " ", nn::name(mode));
-          const auto ranks = each_rank<Ran>(tp, [&](const comm::Group& group) {
-            const auto model = make_model(
-                shape, {.tp = group, .sequence_parallel = sequence, .pad_vocab_to = 8}, 3);
-            stir(*model, 0.3);
-            if (mode != nn::Recompute::none) nn::set_recompute(*model, mode);
-            at::Tensor loss;
-            {
-              const nn::PassScope scope(pass_with(batch.starts));
-              loss = model->loss(batch.ids, batch.targets);
-            }
-            loss.backward();  // outside of the scope: it needs no pass
-            return Ran{loss.item<double>(), gradients_of(*model), find_specs(*model)};
-          });
-          std::vector<Named> grads;
-          for (const Ran& rank : ranks) grads.push_back(rank.grads);
-          expect_same({ranks[0].loss, wholes_of(ranks[0].specs, grads), {}}, wanted, what, 1e-4);
+      separate_and_fused([&](bool fused) {
+        for (const int tp : {1, 2}) {
+          for (const auto mode :
+               {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
+            const bool sequence = tp == 2 && mode != nn::Recompute::full;
+            const std::string what =
+                str(shape.name, packed ? " packed" : "", " tp ", tp, sequence ? " sequence " : " ",
+                    nn::name(mode), fused ? " fused" : "");
+            const auto ranks = each_rank<Ran>(tp, [&](const comm::Group& group) {
+              const auto model = make_model(
+                  shape, {.tp = group, .sequence_parallel = sequence, .pad_vocab_to = 8}, 3);
+              stir(*model, 0.3);
+              if (mode != nn::Recompute::none) nn::set_recompute(*model, mode);
+              at::Tensor loss;
+              {
+                const nn::PassScope scope(pass_with(batch.starts));
+                loss = model->loss(batch.ids, batch.targets);
+              }
+              loss.backward();  // outside of the scope: it needs no pass
+              return Ran{loss.item<double>(), gradients_of(*model), find_specs(*model)};
+            });
+            std::vector<Named> grads;
+            for (const Ran& rank : ranks) grads.push_back(rank.grads);
+            expect_same({ranks[0].loss, wholes_of(ranks[0].specs, grads), {}}, wanted, what, 1e-4);
+          }
         }
-      }
+      });
     }
   }
 }

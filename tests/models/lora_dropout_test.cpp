@@ -131,8 +131,10 @@ TEST(AdapterDropout, IsEqualForEveryCut) {
              {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
           const std::string what =
               str(shape.name, " tp ", tp, sequence ? " sequence " : " ", nn::name(mode));
-          test::expect_same(run_model(shape, tp, sequence, mode, data, dropping(0.3)), wanted, what,
-                            1e-4);
+          tensor_parallel::test::separate_and_fused([&](bool fused) {
+            test::expect_same(run_model(shape, tp, sequence, mode, data, dropping(0.3)), wanted,
+                              what + (fused ? " fused" : ""), 1e-4);
+          });
         }
       }
     }

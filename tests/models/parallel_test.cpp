@@ -17,10 +17,12 @@ using tensor_parallel::test::expect_close;
 using tensor_parallel::test::gradients_of;
 using tensor_parallel::test::Named;
 using tensor_parallel::test::parameters_of;
+using tensor_parallel::test::separate_and_fused;
 using tensor_parallel::test::wholes_of;
 using test::Batch;
 using test::batch_of;
 using test::expect_same;
+using test::fuses_on_cpu;
 using test::gpt_of_three;
 using test::question_of;
 using test::Ran;
@@ -45,8 +47,9 @@ Ran alone(const ModelShape& shape, const Batch& batch, at::ScalarType type = tor
 // Compares the loss and all gradients with one process, and the traffic with the planner.
 void compare(const ModelShape& shape, int tp, bool sequence, nn::Recompute mode, const Batch& batch,
              const Ran& wanted, bool overlap = false) {
-  const std::string what = str(shape.name, " tp ", tp, sequence ? " sequence " : " ",
-                               overlap ? "overlapped " : "", nn::name(mode));
+  const std::string what =
+      str(shape.name, " tp ", tp, sequence ? " sequence " : " ", overlap ? "overlapped " : "",
+          nn::name(mode), fuses_on_cpu() ? " fused" : "");
   auto question = question_of(shape, tp, sequence, batch);
   question.recompute = mode;
   const auto planned = planner::tensor_parallel_traffic(question);
@@ -79,15 +82,17 @@ TEST(Parallel, EveryCutMatchesTheWholeModel) {
   for (const ModelShape& shape : {gpt_of_three(), llama(4), llama(2), llama(1, true)}) {
     for (const Batch& batch : {batch_of(shape), batch_of(shape, 3, 4)}) {
       const Ran wanted = alone(shape, batch);
-      for (const int tp : {1, 2, 4}) {
-        for (const bool sequence : {false, true}) {
-          for (const auto mode :
-               {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
-            compare(shape, tp, sequence, mode, batch, wanted);
-            if (tp > 1) compare(shape, tp, sequence, mode, batch, wanted, /*overlap=*/true);
+      separate_and_fused([&](bool) {
+        for (const int tp : {1, 2, 4}) {
+          for (const bool sequence : {false, true}) {
+            for (const auto mode :
+                 {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
+              compare(shape, tp, sequence, mode, batch, wanted);
+              if (tp > 1) compare(shape, tp, sequence, mode, batch, wanted, /*overlap=*/true);
+            }
           }
         }
-      }
+      });
     }
   }
 }
@@ -148,25 +153,27 @@ TEST(Parallel, DeferredWeightGradientsAreEqual) {
   for (const ModelShape& shape : {gpt_of_three(), llama(4)}) {
     const Batch batch = batch_of(shape);
     const Ran wanted = alone(shape, batch);
-    for (const bool sequence : {false, true}) {
-      const auto ranks = each_rank<Ran>(2, [&](const comm::Group& group) {
-        const Part part{.tp = group, .sequence_parallel = sequence, .overlap_tp = shape.swiglu};
-        const auto model = make_model(shape, part, 3);
-        stir(*model);
-        auto later = c10::make_intrusive<nn::DeferredGradients>();
-        at::Tensor loss;
-        {
-          const nn::DeferredGradients::Scope scope(later);
-          loss = model->loss(batch.ids, batch.targets);
-        }
-        (loss / 7).backward();
-        EXPECT_EQ(later->pushed(), 4 * shape.layers + 1) << shape.name;
-        later->run();
-        return Ran{loss.item<double>(), gradients_of(*model), {}};
-      });
-      expect_same({ranks[0].loss, wholes_of(wanted.specs, {ranks[0].grads, ranks[1].grads}), {}},
-                  wanted, str(shape.name, " deferred ", sequence));
-    }
+    separate_and_fused([&](bool) {
+      for (const bool sequence : {false, true}) {
+        const auto ranks = each_rank<Ran>(2, [&](const comm::Group& group) {
+          const Part part{.tp = group, .sequence_parallel = sequence, .overlap_tp = shape.swiglu};
+          const auto model = make_model(shape, part, 3);
+          stir(*model);
+          auto later = c10::make_intrusive<nn::DeferredGradients>();
+          at::Tensor loss;
+          {
+            const nn::DeferredGradients::Scope scope(later);
+            loss = model->loss(batch.ids, batch.targets);
+          }
+          (loss / 7).backward();
+          EXPECT_EQ(later->pushed(), 4 * shape.layers + 1) << shape.name;
+          later->run();
+          return Ran{loss.item<double>(), gradients_of(*model), {}};
+        });
+        expect_same({ranks[0].loss, wholes_of(wanted.specs, {ranks[0].grads, ranks[1].grads}), {}},
+                    wanted, str(shape.name, " deferred ", sequence));
+      }
+    });
   }
 }
 

@@ -56,6 +56,8 @@ inline void stir(LanguageModel& model, double by = 0.2) {
   }
 }
 
+inline bool fuses_on_cpu() { return nn::fuses(torch::zeros({1})); }
+
 // Returns the input of the planner's layer programs for this model and batch.
 inline planner::ProgramInput question_of(const ModelShape& shape, int tp, bool sequence,
                                          const Batch& batch) {
@@ -65,6 +67,7 @@ inline planner::ProgramInput question_of(const ModelShape& shape, int tp, bool s
   question.sequence_ranks = sequence ? tp : 1;
   question.batch = batch.ids.size(0);
   question.seq = batch.ids.size(1);
+  question.fused = fuses_on_cpu();
   return question;
 }
 

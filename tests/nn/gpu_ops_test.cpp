@@ -1,5 +1,5 @@
-// Compares the operations of nn/ops.h on a GPU, with gradients, with the same formulas in double
-// precision on the CPU. Skipped without a GPU.
+// Compares the operations of nn/ops.h and fused linears on a GPU, with gradients, with the same
+// formulas in double precision on the CPU. Skipped without a GPU.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -13,8 +13,10 @@
 
 #include "tessera/core/rotary.h"
 #include "tessera/kernels/cuda/cuda.h"
+#include "tessera/nn/gpu.h"
 #include "tessera/nn/gradient_place.h"
 #include "tessera/nn/ops.h"
+#include "tessera/tensor_parallel/fused_linear.h"
 
 namespace tessera::nn {
 namespace {
@@ -80,6 +82,22 @@ void compare(const std::string& what, const Function& ours, const Function& refe
   }
 }
 
+using Kind = Operand::Kind;
+
+// norm(x + branch) · wᵀ + b, and x + branch.
+std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const NormWeights& norm,
+                                              const at::Tensor& w, const at::Tensor& b,
+                                              const at::Tensor& branch = {}) {
+  return tensor_parallel::fused_column_linear(
+      {}, {.x = x, .kind = Kind::norm, .norm = norm, .branch = branch}, {w, b}, "test");
+}
+// act(x + before) · wᵀ + b + residual.
+at::Tensor act_linear(Kind kind, const at::Tensor& x, const at::Tensor& before, const at::Tensor& w,
+                      const at::Tensor& b, const at::Tensor& residual) {
+  return tensor_parallel::fused_row_linear({}, {.x = x, .kind = kind, .bias = before},
+                                           {w, b, {}, residual}, "test");
+}
+
 at::Tensor norm_reference(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b) {
   if (b.defined()) return at::layer_norm(x, {x.size(-1)}, w, b, 1e-5);
   return x * (x.square().mean(-1, true) + 1e-5).rsqrt() * w;
@@ -116,13 +134,24 @@ TEST(GpuOps, NormsAndNormLinearMatchDoublePrecision) {
       compare(
           "norm and linear",
           [](const Tensors& t) -> Tensors {
-            const auto [y, x] = nn::norm_linear(t[0], {t[1], t[2]}, t[3], t[4]);
+            const auto [y, x] = norm_linear(t[0], {t[1], t[2]}, t[3], t[4]);
             return {y, x};
           },
           [](const Tensors& t) -> Tensors {
             return {at::linear(norm_reference(t[0], t[1], t[2]), t[3], t[4]), t[0]};
           },
           {{2, tokens, cols}, {cols}, {cols}, {24, cols}, {24}});
+      compare(
+          "norm of a sum and linear",
+          [](const Tensors& t) -> Tensors {
+            const auto [y, sum] = norm_linear(t[0], {t[1], {}}, t[2], {}, t[3]);
+            return {y, sum};
+          },
+          [](const Tensors& t) -> Tensors {
+            const at::Tensor sum = t[0] + t[3];
+            return {at::linear(norm_reference(sum, t[1], {}), t[2]), sum};
+          },
+          {{2, tokens, cols}, {cols}, {24, cols}, {2, tokens, cols}});
     }
   }
 }
@@ -138,7 +167,9 @@ TEST(GpuOps, LinearMatchesDoublePrecisionWithEveryOption) {
       [](const Tensors& t) -> Tensors { return {at::linear(t[0], t[1])}; }, {{5, 13}, {7, 13}});
   compare(
       "linear and residual",
-      [](const Tensors& t) -> Tensors { return {nn::linear_add(t[0], t[1], t[2], t[3])}; },
+      [](const Tensors& t) -> Tensors {
+        return {act_linear(Kind::plain, t[0], {}, t[1], t[2], t[3])};
+      },
       [](const Tensors& t) -> Tensors { return {at::linear(t[0], t[1], t[2]) + t[3]}; },
       {{3, 50, 72}, {136, 72}, {136}, {3, 50, 136}});
 }
@@ -155,14 +186,18 @@ TEST(GpuOps, ActivationsAndActivationLinearMatchDoublePrecision) {
         [](const Tensors& t) -> Tensors { return {swiglu_reference(t[0])}; }, {{2, 33, 2 * cols}});
     compare(
         "gelu and linear",
-        [](const Tensors& t) -> Tensors { return {nn::gelu_linear(t[0], t[1], t[2], t[3], t[4])}; },
+        [](const Tensors& t) -> Tensors {
+          return {act_linear(Kind::gelu, t[0], t[1], t[2], t[3], t[4])};
+        },
         [](const Tensors& t) -> Tensors {
           return {at::linear(at::gelu(t[0] + t[1], "tanh"), t[2], t[3]) + t[4]};
         },
         {{2, 33, cols}, {cols}, {48, cols}, {48}, {2, 33, 48}});
     compare(
         "swiglu and linear",
-        [](const Tensors& t) -> Tensors { return {nn::swiglu_linear(t[0], t[1], {}, t[2])}; },
+        [](const Tensors& t) -> Tensors {
+          return {act_linear(Kind::swiglu, t[0], {}, t[1], {}, t[2])};
+        },
         [](const Tensors& t) -> Tensors {
           return {at::linear(swiglu_reference(t[0]), t[1]) + t[2]};
         },
@@ -231,6 +266,55 @@ TEST(GpuOps, LossMatchesDoublePrecisionOverManyBlocks) {
   }
 }
 
+// The classes of two pretended ranks, which exchange maxima and sums by hand: the kernels of both
+// run on the same rows, and the gradients add up to those of all classes.
+TEST(GpuOps, ShardsOfALossMatchTheWhole) {
+  NEEDS_GPU();
+  const std::int64_t rows = 130, own = 520, classes = 1021, cols = 24;
+  at::manual_seed(5);
+  at::Tensor targets = at::randint(classes, {rows}, at::kLong);
+  targets.index_put_({at::tensor({3, 60})}, at::tensor({-1, -1}, at::kLong));
+  const at::Tensor h = at::randn({rows, cols}), w = at::randn({2 * own, cols});
+  const at::Tensor on_gpu = targets.cuda();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor hidden = h.to(at::kCUDA, type), weight = w.to(at::kCUDA, type);
+    const at::Tensor logits = at::linear(hidden, weight).to(at::kFloat);
+    const at::Tensor valid = logits.narrow(1, 0, classes);
+    at::Tensor dh[2], dw[2], loss[2];
+    for (const int rank : {0, 1}) {
+      const at::Tensor x = hidden.clone().set_requires_grad(true);
+      const at::Tensor part = weight.narrow(0, rank * own, own).clone().set_requires_grad(true);
+      const gpu::VocabShard shard{
+          .first = rank * own,
+          .max = [&](const at::Tensor& top) { at::Tensor(top).copy_(valid.amax(1)); },
+          .sum =
+              [&](const at::Tensor& both) {
+                const at::Tensor top = valid.amax(1, true);
+                at::Tensor(both)[0].copy_((valid - top).exp().sum(1));
+                at::Tensor(both)[1].copy_(
+                    valid.gather(1, on_gpu.clamp_min(0).unsqueeze(1)).squeeze(1));
+              }};
+      loss[rank] = gpu::linear_cross_entropy(x, part, on_gpu, classes, shard);
+      loss[rank].backward();
+      dh[rank] = x.grad().to(at::kFloat), dw[rank] = part.grad().to(at::kFloat);
+    }
+    const at::Tensor x = hidden.clone().set_requires_grad(true);
+    const at::Tensor whole = weight.clone().set_requires_grad(true);
+    const at::Tensor wanted = nn::linear_cross_entropy(x, whole, on_gpu, classes);
+    wanted.backward();
+    const double tolerance = type == at::kFloat ? 2e-3 : 3e-2;
+    const auto near = [&](const at::Tensor& got, const at::Tensor& want, const char* what) {
+      const double scale = want.abs().max().item<double>() + 1e-6;
+      EXPECT_LT((got - want).abs().max().item<double>(), tolerance * scale)
+          << what << " in " << c10::toString(type);
+    };
+    near(loss[0], wanted, "loss");
+    EXPECT_EQ(loss[0].item<float>(), loss[1].item<float>());
+    near(dh[0] + dh[1], x.grad().to(at::kFloat), "gradient of the rows");
+    near(at::cat({dw[0], dw[1]}), whole.grad().to(at::kFloat), "gradient of the weight");
+  }
+}
+
 // Hook with a gradient place: the gradients of two passes accumulate in it, with the same bits as
 // without.
 struct Hook final : torch::autograd::PostAccumulateGradHook, GradientPlace {
@@ -275,8 +359,8 @@ TEST(GpuOps, GradientsAreWrittenToTheirPlaces) {
     }
     for (int pass = 0; pass < 2; ++pass) {
       const at::Tensor x = at::randn({40, 64}, on);
-      const auto [wide, same] = nn::norm_linear(x, {params[0], params[1]}, params[2], {});
-      const at::Tensor y = nn::gelu_linear(wide, params[3], params[4], params[5], same);
+      const auto [wide, same] = norm_linear(x, {params[0], params[1]}, params[2], {});
+      const at::Tensor y = act_linear(Kind::gelu, wide, params[3], params[4], params[5], same);
       // The second weight is used twice: one of the uses finds the place taken.
       (y + nn::linear(gelu(wide, params[3]), params[4], {})).square().sum().backward();
     }

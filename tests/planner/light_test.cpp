@@ -56,12 +56,34 @@ TEST(Light, BlocksKeepOnlyTensorsThatAreExpensiveToRecompute) {
   }
 }
 
-TEST(Light, AppliesOnlyToTesseraOnAGpuWithoutTensorParallelism) {
+// Ranks share the tensors between two products; with sequence parallelism the others too.
+TEST(Light, TensorParallelRanksKeepShards) {
+  const std::int64_t layers = 3, width = 1024, heads = 16, n = 4 * 1024;
+  const ModelShape gpt = gpt_shape(layers, width, heads, 50304, 1024);
+  for (const int tp : {2, 4, 8}) {
+    for (const bool sequence : {false, true}) {
+      RunConfig q = on_gpu(gpt, 4, 1024);
+      q.axes.set(Axis::tp, tp);
+      q.sequence_parallel = sequence;
+      q.vocab_multiple = 1;
+      q = resolve(q);
+      const std::int64_t e = q.layout.param, own = sequence ? n / tp : n;
+      const std::int64_t block =
+          own * width * 2 * e + n * width * 8 * e / tp + own * 16 + n * 4 * heads / tp;
+      // The gradient of the head's input is whole; ids that the embedding looks up, and their mask.
+      const std::int64_t head =
+          own * width * e + n * width * e + own * 8 + 512 + 4 * (50304 / tp) * width + n * 9;
+      EXPECT_EQ(run_memory(q).activations, layers * block + head) << tp << sequence;
+    }
+  }
+}
+
+TEST(Light, AppliesToTesseraOnAGpu) {
   const ModelShape gpt = find_model_shape("gpt2-124m");
   EXPECT_TRUE(resolve(on_gpu(gpt, 4, 1024)).fused_activations());
   RunConfig other = on_gpu(gpt, 4, 1024);
   other.axes.set(Axis::tp, 2);
-  EXPECT_FALSE(resolve(other).fused_activations());
+  EXPECT_TRUE(resolve(other).fused_activations());
   other = on_gpu(gpt, 4, 1024);
   other.gpu = false;
   EXPECT_FALSE(resolve(other).fused_activations());

@@ -5,6 +5,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/ops.h"
+#include "tessera/tensor_parallel/fused_linear.h"
 #include "tests/tensor_parallel/ranks.h"
 
 namespace tessera::tensor_parallel {
@@ -84,16 +85,21 @@ void compare(const Make& make, const at::Tensor& x, const std::string& what,
              bool cut_input = true) {
   const LayerRun alone = run(1, false, make, x, cut_input);
   EXPECT_EQ(alone.forward.sent_bytes + alone.backward.sent_bytes, 0u);
-  for (const int tp : {1, 2, 4}) {
-    for (const bool sequence : {false, true}) {
-      const LayerRun ran = run(tp, sequence, make, x, cut_input);
-      const std::string name = str(what, " tp ", tp, sequence ? " sequence" : "");
-      ASSERT_EQ(ran.specs, alone.specs) << name;
-      expect_close(ran.y, alone.y, name);
-      if (alone.dx.defined()) expect_close(ran.dx, alone.dx, name + " dx");
-      for (const auto& [key, grad] : alone.grads) expect_close(ran.grads.at(key), grad, name + key);
+  test::separate_and_fused([&](bool fused) {
+    for (const int tp : {1, 2, 4}) {
+      for (const bool sequence : {false, true}) {
+        const LayerRun ran = run(tp, sequence, make, x, cut_input);
+        const std::string name =
+            str(what, " tp ", tp, sequence ? " sequence" : "", fused ? " fused" : "");
+        ASSERT_EQ(ran.specs, alone.specs) << name;
+        expect_close(ran.y, alone.y, name);
+        if (alone.dx.defined()) expect_close(ran.dx, alone.dx, name + " dx");
+        for (const auto& [key, grad] : alone.grads) {
+          expect_close(ran.grads.at(key), grad, name + key);
+        }
+      }
     }
-  }
+  });
 }
 
 struct Mlp : Net {
@@ -135,7 +141,83 @@ TEST(Layers, ColumnThenRowMatchesThePairOfLinears) {
           EXPECT_EQ(calls(comm::Op::all_gather), sequence ? 2u : 0u);
           EXPECT_EQ(calls(comm::Op::reduce_scatter), sequence ? 2u : 0u);
         }
+        test::separate_and_fused([&](bool fused) {  // backward gathers the sequence again
+          const LayerRun ran = run(tp, true, make, random({s.batch, s.tokens, s.in}, 3));
+          const auto all_reduce =
+              static_cast<std::uint64_t>(2 * (tp - 1) * ((n + tp - 1) / tp) * 4);
+          EXPECT_EQ(ran.forward.sent_bytes, all_reduce);
+          EXPECT_EQ(ran.backward.sent_bytes, all_reduce + (fused ? all_reduce / 2 : 0));
+        });
       }
+    }
+  }
+}
+
+// Linears with the operations around them, as in a block: norms of x and of x plus a branch, an
+// activation function, and a residual.
+struct FusedBlock : Net {
+  using Kind = nn::Operand::Kind;
+  FusedBlock(const Axis& a, std::int64_t width, bool bias, Kind k)
+      : axis(a),
+        kind(k),
+        norm1(make_norm("norm1", width, bias)),
+        norm2(make_norm("norm2", width, bias)) {
+    const std::int64_t wide = 2 * width, gates = kind == Kind::swiglu ? 2 : 1;
+    const auto column = [&](const char* name, std::int64_t out, std::vector<Outputs> outputs = {}) {
+      return register_module(
+          name,
+          ColumnParallelLinear(
+              axis, LinearOptions{
+                        .in = width, .out = out, .bias = bias, .label = name, .outputs = outputs}));
+    };
+    const auto row = [&](const char* name, std::int64_t in) {
+      return register_module(
+          name, RowParallelLinear(
+                    axis, LinearOptions{.in = in, .out = width, .bias = bias, .label = name}));
+    };
+    first = column("first", wide);
+    second = row("second", wide);
+    up = column("up", gates * wide,
+                gates == 2 ? std::vector<Outputs>{{wide}, {wide}} : std::vector<Outputs>{});
+    down = row("down", wide);
+  }
+  nn::NormWeights make_norm(const char* name, std::int64_t width, bool bias) {
+    nn::NormWeights norm;
+    norm.weight = register_parameter(str(name, "_weight"), torch::ones({width}));
+    if (bias) norm.bias = register_parameter(str(name, "_bias"), torch::zeros({width}));
+    return norm;
+  }
+  nn::NormWeights in_use(const nn::NormWeights& norm) const {
+    std::vector<at::Tensor> params = {norm.weight};
+    if (norm.bias.defined()) params.push_back(norm.bias);
+    params = sequence_parallel_params(axis, params, "norm");
+    return {params[0], norm.bias.defined() ? params[1] : at::Tensor(), norm.eps};
+  }
+  at::Tensor run(const at::Tensor& in) override {
+    const auto [wide, x] =
+        first->forward_fused({.x = in, .kind = Kind::norm, .norm = in_use(norm1)});
+    const at::Tensor branch = second->forward_fused({.x = wide.sin()});
+    const auto [more, sum] = up->forward_fused(
+        {.x = x, .kind = Kind::norm, .norm = in_use(norm2), .branch = branch}, kind != Kind::gelu);
+    FusedInput last{.x = more, .kind = kind};
+    if (kind == Kind::gelu) last.bias = up->bias;
+    return down->forward_fused(last, sum);
+  }
+  Axis axis;
+  Kind kind;
+  nn::NormWeights norm1, norm2;
+  ColumnParallelLinear first{nullptr}, up{nullptr};
+  RowParallelLinear second{nullptr}, down{nullptr};
+};
+
+TEST(Layers, FusedLinearsMatchSeparateOperations) {
+  using Kind = nn::Operand::Kind;
+  for (const bool bias : {true, false}) {
+    for (const Kind kind : {Kind::gelu, Kind::swiglu, Kind::plain}) {
+      const Make make = [&](const Axis& axis) {
+        return std::make_shared<FusedBlock>(axis, 20, bias, kind);
+      };
+      compare(make, random({3, 8, 20}, 3), str("kind ", static_cast<int>(kind), " bias ", bias));
     }
   }
 }

@@ -12,12 +12,26 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/nn/operand.h"
 #include "tessera/tensor_parallel/sharded.h"
 #include "tests/ranks.h"
 
 namespace tessera::tensor_parallel::test {
 
 using tessera::over;
+
+// Calls body(false) with separate operations, then body(true) with linears that are fused with the
+// operations around them, as on a GPU.
+template <typename F>
+void separate_and_fused(F&& body) {
+  struct Restore {
+    ~Restore() { nn::fuse_on_cpu(false); }
+  } restore;
+  for (const bool fused : {false, true}) {
+    nn::fuse_on_cpu(fused);
+    body(fused);
+  }
+}
 
 // Returns one value per rank.
 template <typename T>

@@ -38,6 +38,10 @@ void side_by_side(const SideBySide&, void*, float*, float*, Stream) { absent(); 
 void column_sums(const Columns&, Sink, float*, Stream) { absent(); }
 void put_sums(const float*, std::size_t, Sink, Stream) { absent(); }
 void cross_entropy(const CrossEntropy&, void*, float*, int*, Stream) { absent(); }
+void shard_statistics(const ShardCrossEntropy&, const void*, float*, float*, float*, int*, Stream) {
+  absent();
+}
+void shard_gradient(const ShardCrossEntropy&, void*, const float*, Stream) { absent(); }
 
 // gemm.h
 const char* gemm_problem() { return kAbsent; }

@@ -59,31 +59,11 @@ __device__ __forceinline__ float exp_above(float x, float top, float scaled_top)
   }
 }
 
+// Returns the statistics of this thread's part of the first `classes` elements of a row.
 template <class T, int V>
-__global__ void __launch_bounds__(kLossThreads, 2)
-    cross_entropy_kernel(unsigned cols, unsigned classes, const std::int64_t* targets, T* logits,
-                         float* losses, int* bad) {
+__device__ __forceinline__ Sum thread_sum(const T* x, unsigned classes) {
   constexpr float kLog2E = 1.4426950408889634f;
   constexpr unsigned kStep = kLossThreads * kLossPacks;
-  __shared__ Sum shared[32];
-  const std::size_t row = blockIdx.x;
-  const std::int64_t target = targets[row];
-  const bool counts = target >= 0 && target < static_cast<std::int64_t>(classes);
-  T* x = logits + row * cols;
-  if (!counts) {
-    const T zero = narrow<T>(0.0f);
-    for (unsigned c = threadIdx.x; c < cols / V; c += kLossThreads) {
-      Pack<T, V>::zero().store(x + c * V);
-    }
-    for (unsigned c = cols / V * V + threadIdx.x; c < cols; c += kLossThreads) x[c] = zero;
-    if (threadIdx.x == 0) {
-      losses[row] = 0;
-      if (target != -1 && bad != nullptr) *bad = 1 + static_cast<int>(row);
-    }
-    return;
-  }
-
-  const float chosen = wide(x[target]);
   const unsigned packs = classes / V;  // followed by fewer than V single elements
   Sum mine;
   for (unsigned first = threadIdx.x; first < packs; first += kStep) {
@@ -110,15 +90,21 @@ __global__ void __launch_bounds__(kLossThreads, 2)
     }
   }
   const unsigned rest = packs * V + threadIdx.x;
-  float last = 0;
   if (rest < classes) {
-    last = wide(x[rest]);
+    const float last = wide(x[rest]);
     // NaN and infinity make the sum NaN; -infinity adds nothing.
     mine.join({fmaxf(last, kLowest), last < kLowest ? 0.0f : last - last + 1.0f});
   }
-  mine = block_join(mine, shared);  // after this, every thread has read the target's logit
+  return mine;
+}
 
-  const float log_sum = mine.top + logf(mine.sum), scaled = log_sum * kLog2E;
+// Replaces the elements of a row by exp(x - log_sum), and those from `classes` on by zero.
+template <class T, int V>
+__device__ __forceinline__ void write_softmax(T* x, unsigned classes, unsigned cols,
+                                              float log_sum) {
+  constexpr unsigned kStep = kLossThreads * kLossPacks;
+  const unsigned packs = classes / V;
+  const float scaled = log_sum * 1.4426950408889634f;
   for (unsigned first = threadIdx.x; first < packs; first += kStep) {
     Pack<T, V> p[kLossPacks];
 #pragma unroll
@@ -137,27 +123,98 @@ __global__ void __launch_bounds__(kLossThreads, 2)
       Pack<T, V>::of(v).store(x + at * V);
     }
   }
-  if (rest < classes) x[rest] = narrow<T>(exp_above<T>(last, log_sum, scaled));
+  const unsigned rest = packs * V + threadIdx.x;
+  if (rest < classes) x[rest] = narrow<T>(exp_above<T>(wide(x[rest]), log_sum, scaled));
   for (unsigned c = classes + threadIdx.x; c < cols; c += kLossThreads) x[c] = narrow<T>(0.0f);
+}
+
+template <class T, int V>
+__device__ __forceinline__ void write_zeros(T* x, unsigned cols) {
+  const T zero = narrow<T>(0.0f);
+  for (unsigned c = threadIdx.x; c < cols / V; c += kLossThreads) {
+    Pack<T, V>::zero().store(x + c * V);
+  }
+  for (unsigned c = cols / V * V + threadIdx.x; c < cols; c += kLossThreads) x[c] = zero;
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(kLossThreads, 2)
+    cross_entropy_kernel(unsigned cols, unsigned classes, const std::int64_t* targets, T* logits,
+                         float* losses, int* bad) {
+  __shared__ Sum shared[32];
+  const std::size_t row = blockIdx.x;
+  const std::int64_t target = targets[row];
+  T* x = logits + row * cols;
+  if (target < 0 || target >= static_cast<std::int64_t>(classes)) {
+    write_zeros<T, V>(x, cols);
+    if (threadIdx.x == 0) {
+      losses[row] = 0;
+      if (target != -1 && bad != nullptr) *bad = 1 + static_cast<int>(row);
+    }
+    return;
+  }
+  const float chosen = wide(x[target]);
+  // After block_join(), every thread has read the target's logit.
+  const Sum all = block_join(thread_sum<T, V>(x, classes), shared);
+  write_softmax<T, V>(x, classes, cols, all.top + logf(all.sum));
   __syncthreads();
   if (threadIdx.x == 0) {
-    const float loss = mine.top - chosen + logf(mine.sum);
+    const float loss = all.top - chosen + logf(all.sum);
     losses[row] = loss;
     // Not p - 1, which loses precision where p is close to 1.
     x[target] = narrow<T>(expm1f(-loss));
   }
 }
 
+template <class T, int V>
+__global__ void __launch_bounds__(kLossThreads, 2)
+    shard_statistics_kernel(ShardCrossEntropy in, const T* logits, float* top, float* sum,
+                            float* chosen, int* bad) {
+  __shared__ Sum shared[32];
+  const std::size_t row = blockIdx.x;
+  const T* x = logits + row * in.cols;
+  const Sum all = block_join(thread_sum<T, V>(x, static_cast<unsigned>(in.classes)), shared);
+  if (threadIdx.x != 0) return;
+  const std::int64_t target = in.targets[row], own = target - in.first;
+  top[row] = all.top;
+  sum[row] = all.sum;
+  const bool here = target >= 0 && target < in.all_classes && own >= 0 &&
+                    own < static_cast<std::int64_t>(in.classes);
+  chosen[row] = here ? wide(x[own]) : 0.0f;
+  if ((target < -1 || target >= in.all_classes) && bad != nullptr) {
+    *bad = 1 + static_cast<int>(row);
+  }
+}
+
+template <class T, int V>
+__global__ void __launch_bounds__(kLossThreads, 2)
+    shard_gradient_kernel(ShardCrossEntropy in, T* logits, const float* log_sum) {
+  const std::size_t row = blockIdx.x;
+  const std::int64_t target = in.targets[row], own = target - in.first;
+  T* x = logits + row * in.cols;
+  const unsigned cols = static_cast<unsigned>(in.cols), classes = static_cast<unsigned>(in.classes);
+  if (target < 0 || target >= in.all_classes) return write_zeros<T, V>(x, cols);
+  const bool here = own >= 0 && own < static_cast<std::int64_t>(in.classes);
+  const float chosen = here ? wide(x[own]) : 0.0f;
+  __syncthreads();  // before the logit is overwritten
+  write_softmax<T, V>(x, classes, cols, log_sum[row]);
+  __syncthreads();
+  if (threadIdx.x == 0 && here) x[own] = narrow<T>(expm1f(chosen - log_sum[row]));
+}
+
+void check_columns(std::size_t classes, std::size_t cols) {
+  if (classes <= cols && cols <= 0x7fffffffu) return;
+  throw UsageError("cross_entropy: " + std::to_string(classes) + " classes in rows of " +
+                   std::to_string(cols) +
+                   " columns: a row must have a column for every class and fewer than 2^31 "
+                   "columns.");
+}
+
 }  // namespace
 
 void cross_entropy(const CrossEntropy& in, void* logits, float* losses, int* bad, Stream stream) {
   if (in.rows == 0 || in.cols == 0) return;
-  if (in.classes > in.cols || in.cols > 0x7fffffffu) {
-    throw UsageError("cross_entropy: " + std::to_string(in.classes) + " classes in rows of " +
-                     std::to_string(in.cols) +
-                     " columns: a row must have a column for every class and fewer than 2^31 "
-                     "columns.");
-  }
+  check_columns(in.classes, in.cols);
   with_type(in.type, "cross_entropy", [&]<class T>() {
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(logits);
     const auto kernel = whole ? &cross_entropy_kernel<T, kWide<T>> : &cross_entropy_kernel<T, 1>;
@@ -165,6 +222,33 @@ void cross_entropy(const CrossEntropy& in, void* logits, float* losses, int* bad
         static_cast<unsigned>(in.cols), static_cast<unsigned>(in.classes), in.targets,
         static_cast<T*>(logits), losses, bad);
     check_launch("cross_entropy", in.rows, in.cols);
+  });
+}
+
+void shard_statistics(const ShardCrossEntropy& in, const void* logits, float* top, float* sum,
+                      float* chosen, int* bad, Stream stream) {
+  if (in.rows == 0 || in.cols == 0) return;
+  check_columns(in.classes, in.cols);
+  with_type(in.type, "cross_entropy", [&]<class T>() {
+    const bool whole = in.cols % kWide<T> == 0 && is_aligned(logits);
+    const auto kernel =
+        whole ? &shard_statistics_kernel<T, kWide<T>> : &shard_statistics_kernel<T, 1>;
+    kernel<<<static_cast<unsigned>(in.rows), kLossThreads, 0, native(stream)>>>(
+        in, static_cast<const T*>(logits), top, sum, chosen, bad);
+    check_launch("shard_statistics", in.rows, in.cols);
+  });
+}
+
+void shard_gradient(const ShardCrossEntropy& in, void* logits, const float* log_sum,
+                    Stream stream) {
+  if (in.rows == 0 || in.cols == 0) return;
+  check_columns(in.classes, in.cols);
+  with_type(in.type, "cross_entropy", [&]<class T>() {
+    const bool whole = in.cols % kWide<T> == 0 && is_aligned(logits);
+    const auto kernel = whole ? &shard_gradient_kernel<T, kWide<T>> : &shard_gradient_kernel<T, 1>;
+    kernel<<<static_cast<unsigned>(in.rows), kLossThreads, 0, native(stream)>>>(
+        in, static_cast<T*>(logits), log_sum);
+    check_launch("shard_gradient", in.rows, in.cols);
   });
 }
 

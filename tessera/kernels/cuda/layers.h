@@ -111,4 +111,22 @@ struct CrossEntropy {
 };
 void cross_entropy(const CrossEntropy& in, void* logits, float* losses, int* bad, Stream stream);
 
+// The same in two steps, for ranks that each have the columns of some classes: classes [first,
+// first
+// + classes). For each row, shard_statistics() writes the maximum of this rank's logits to top
+// (-1e38 without any), the sum of exp(logit - top) to sum, and the logit of the target to chosen (0
+// if another rank has it or the target is -1). A target below -1 or not less than `all_classes` is
+// treated as -1, and sets *bad as above.
+struct ShardCrossEntropy {
+  DType type = DType::bf16;
+  std::size_t rows = 0, cols = 0, classes = 0;  // cols includes padding
+  std::int64_t first = 0, all_classes = 0;
+  const std::int64_t* targets = nullptr;
+};
+void shard_statistics(const ShardCrossEntropy& in, const void* logits, float* top, float* sum,
+                      float* chosen, int* bad, Stream stream);
+// Given the logarithm of the sum of exp(logit) over all ranks, replaces the logits by their
+// gradient as cross_entropy() does.
+void shard_gradient(const ShardCrossEntropy& in, void* logits, const float* log_sum, Stream stream);
+
 }  // namespace tessera::kernels::cuda
