@@ -35,11 +35,26 @@ ON_A_GPU = [
     "--dp 2 --dp-replicate 2 --zero 2",
     "--pp 2 --recompute selective",
 ]
+# Other models and settings, on a GPU on every tensor-parallel mesh: their operations are fused there.
+VARIANTS = [
+    "--model llama-tiny",
+    "--model qwen3-0.6b --kv-heads 2 --ffn 96",
+    "--model gemma2-2b --kv-heads 2 --ffn 96",
+    "--lora-rank 4 --lora-targets all",
+    "--dropout 0.1",
+]
+VARIED = [
+    "--tp 2",
+    "--tp 4 --recompute selective",
+    "--tp 2 --sequence-parallel --recompute full",
+    "--tp 2 --sequence-parallel --zero 2 --dp 2",
+]
 COMMON = ("--layers 4 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 16 --steps 6 "
           "--warmup 0 --samples 0 --threads 1").split()
 
 
 def losses(program, flags, folder):
+    """Returns the losses of a run. Exits if it fails, or if it did not send what was predicted."""
     metrics = pathlib.Path(folder) / "metrics.jsonl"
     command = [program, "train", *COMMON, *flags, "--metrics", str(metrics)]
     try:
@@ -64,17 +79,21 @@ def main():
     parser.add_argument("--backend", default="auto")
     given = parser.parse_args()
     device = ["--device", given.device]
-    meshes = MESHES + (ON_A_GPU if given.device == "cuda" else [])
+    runs = {"": MESHES}
+    if given.device == "cuda":
+        runs = {"": MESHES + ON_A_GPU, **{variant: VARIED for variant in VARIANTS}}
     with tempfile.TemporaryDirectory() as folder:
-        want = losses(given.program, ["--dp", "1", "--micro-batch", "16", *device], folder)
-        for mesh in meshes:
-            backend = [] if mesh.startswith("--dp 1") or "--backend" in mesh else ["--backend", given.backend]
-            flags = [*mesh.split(), "--micro-batch", "2", *device, *backend]
-            got = losses(given.program, flags, folder)
-            worst = max(abs(a - b) / a for a, b in zip(want, got))
-            print(f"{given.device}: {mesh:60} losses differ by at most {worst:.1e}", flush=True)
-            if len(got) != len(want) or worst > 1e-4:
-                sys.exit(f"{mesh}: {got}, but one process has {want}")
+        for variant, meshes in runs.items():
+            same = [*variant.split(), *device]
+            want = losses(given.program, ["--dp", "1", "--micro-batch", "16", *same], folder)
+            for mesh in meshes:
+                backend = [] if mesh.startswith("--dp 1") or "--backend" in mesh else ["--backend", given.backend]
+                got = losses(given.program, [*mesh.split(), "--micro-batch", "2", *same, *backend], folder)
+                worst = max(abs(a - b) / a for a, b in zip(want, got))
+                name = f"{variant} {mesh}".strip()
+                print(f"{given.device}: {name:76} losses differ by at most {worst:.1e}", flush=True)
+                if len(got) != len(want) or worst > 1e-4:
+                    sys.exit(f"{name}: {got}, but one process has {want}")
 
 
 if __name__ == "__main__":
