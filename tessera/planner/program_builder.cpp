@@ -280,7 +280,9 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
   const double head = real(m.head_dim()), seq = real(in.seq), batch = real(in.batch) * heads;
   const double scores = batch * seq * m.keys_seen(in.seq);
   op.square_flops = 4 * scores * head;
-  const bool matrix = !in.fused && in.attention == Attention::unfused;
+  // On a GPU, attention with dropout or capped scores runs in ATen's operations.
+  const bool capped = m.attention_cap > 0, drops = ledger_ && in.gpu && in.drops;
+  const bool matrix = drops || (!in.fused && in.attention == Attention::unfused);
   if (matrix) {
     const bool separate = static_cast<std::int64_t>(batch) % kSoftmaxGroup != 0;
     const Product with_keys{seq, seq, head, batch}, with_values{seq, head, seq, batch};
@@ -302,17 +304,19 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
   keep(op, heads_apart, kIfBackward);
   // Dropout keeps one byte per value. Models without biases are trained without dropout.
   const double mask = m.biases.out ? 1 : 0;
-  // Capped scores use ATen's operations: tanh and softmax keep their fp32 results, and selective
-  // recomputation keeps the product of queries and keys. The mask has one byte per score.
-  const bool capped = m.attention_cap > 0;
-  if (capped) {
-    keep_held(op, tensor(rows * heads * seq, e < 4 ? 8 + e : 8), kIfBackward);
+  // ATen's softmax keeps its fp32 result, tanh of capped scores too, and the product with the
+  // values keeps what it multiplies. Selective recomputation keeps the product of queries and keys.
+  // The mask has one byte per score.
+  if (capped || drops) {
+    const double cap = capped ? 4 : 0, multiplied = drops || e < 4 ? e : 0;
+    keep_held(op, tensor(rows * heads * seq, 4 + cap + multiplied), kIfBackward);
     keep_held(op, tensor(seq * seq, 1), kIfBackward);
     keep_held(op, tensor(rows * heads * seq, e), kSelective);
+    if (drops && kv < heads) keep_held(op, tensor(rows * 3 * context, e), kIfBackward);
   }
   if (ledger_) {
     keep(op, out, kSelective | (in.gpu || in.fused ? kUnlessAgain : 0));
-    if (!capped) keep(op, tensor(rows * heads, 4), kIfBackward | kSelective);
+    if (!capped && !drops) keep(op, tensor(rows * heads, 4), kIfBackward | kSelective);
   } else if (matrix) {
     op.keeps.push_back({tensor(rows * heads * seq, 2 * e + mask), kUnlessAgain});
   }

@@ -222,11 +222,8 @@ struct RunConfig {
   }
   // Returns true if the host launches kernels one by one: [Note: host and device].
   bool launches() const { return !fused_activations() || cuda_graph == CudaGraph::off || pp() > 1; }
-  // Returns true if Tessera's fused operations of a GPU run: [Note: fused operations]. With dropout
-  // they do too, but attention does not, which costs more than the others save.
-  bool fused_activations() const {
-    return software == Software::tessera && gpu.value_or(false) && dropout == 0;
-  }
+  // Returns true if Tessera's fused operations of a GPU run: [Note: fused operations].
+  bool fused_activations() const { return software == Software::tessera && gpu.value_or(false); }
 
  private:
   friend void set(RunConfig&, const struct Field&, std::string_view);
