@@ -44,7 +44,7 @@ soak: setup
 bench: build
 	@scripts/bench.sh
 
-package: build
+package: setup
 	@scripts/package.sh
 
 docs:

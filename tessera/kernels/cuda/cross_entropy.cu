@@ -4,8 +4,8 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// Two blocks of this size fill an SM. The rows that all blocks process stay in the L2 cache until
-// they are read the second time.
+// One or two blocks of this size fill an SM. The rows that all blocks process stay in the L2 cache
+// until they are read the second time.
 constexpr int kLossThreads = 1024;
 constexpr int kLossPacks = 2;  // packs in flight per thread
 
@@ -60,7 +60,7 @@ __device__ __forceinline__ float exp_above(float x, float top, float scaled_top)
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(kLossThreads, 2)
+__global__ void __launch_bounds__(kLossThreads, kSmThreads / kLossThreads)
     cross_entropy_kernel(unsigned cols, unsigned classes, const std::int64_t* targets, T* logits,
                          float* losses, int* bad) {
   constexpr float kLog2E = 1.4426950408889634f;
