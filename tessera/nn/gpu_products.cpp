@@ -15,6 +15,7 @@
 #include "tessera/kernels/cuda/layers.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/gradient_place.h"
+#include "tessera/nn/matmul_precision.h"
 #include "tessera/nn/ops_support.h"
 #include "tessera/nn/recompute.h"
 
@@ -35,8 +36,7 @@ StreamOf::StreamOf(const at::Tensor& tensor)
       stream_(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor.device()).native_handle()) {}
 
 bool recording(const at::Tensor& tensor) {
-  return tensor.is_cuda() && kernels::cuda::built() &&
-         kernels::cuda::capturing(stream_of(tensor));
+  return tensor.is_cuda() && kernels::cuda::built() && kernels::cuda::capturing(stream_of(tensor));
 }
 
 DType type_of(const at::Tensor& tensor) {
@@ -92,6 +92,7 @@ namespace {
 // Returns whether cuBLASLt computed it.
 bool run_gemm(Gemm& args, const at::Tensor& on) {
   if (kernels::cuda::gemm_problem() != nullptr) return false;
+  if (args.type == DType::f32) args.tf32 = allows_tf32();
   // The caching allocator reuses it for whatever comes next on this stream.
   const auto bytes = static_cast<std::int64_t>(kernels::cuda::kGemmWorkspace);
   const at::Tensor workspace = at::empty({bytes}, on.options().dtype(at::kByte));
