@@ -3,12 +3,13 @@
 # TORCH_DIR=…  LibTorch 2.11 to 2.13 to use instead of the one in .venv
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test sanitize soak bench package docs site lint format clean
+.PHONY: help setup build train test test-gpu sanitize soak bench package docs site lint format clean
 export JOBS TORCH_DIR
 
 help:
 	@echo 'make train    set up, build the trainer, and train a small GPT on 2 ranks with ZeRO-2'
 	@echo 'make test     set up, lint, build and run all tests'
+	@echo 'make test-gpu build and run the tests that need a GPU; installs nothing'
 	@echo 'make sanitize set up and run the torch-free tests under the sanitizers (.ci/run runs it after make test)'
 	@echo 'make build    set up and build into build/ (programs in build/bin)'
 	@echo 'make bench    set up, build, and compare with Gloo, Open MPI, DDP, FSDP2 and DeepSpeed'
@@ -35,6 +36,10 @@ train:
 test: setup
 	@scripts/test.sh
 
+# Without setup: machines with GPUs often have no package installation.
+test-gpu:
+	@scripts/test_gpu.py
+
 sanitize: setup
 	@scripts/test.sh sanitize
 
@@ -44,7 +49,7 @@ soak: setup
 bench: build
 	@scripts/bench.sh
 
-package: build
+package: setup
 	@scripts/package.sh
 
 docs:

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """Compares training steps of Tessera and PyTorch on the GPU of this machine.
 
-GPT-2 of 1.5 and 0.1 billion parameters, sequences of 1024, AdamW with fp32 masters (layout bf16):
-  rows    xl15, xl1 (gpt2-xl, batch 15 and 1), s4, s32 (gpt2-124m, batch 4 and 32)
-  peers   PyTorch eager and torch.compile (benchmarks/peer_gpu.py), which take turns in one process;
-          --autocast adds variants with fp32 parameters under torch.autocast
+AdamW with fp32 masters (layout bf16):
+  rows    xl15, xl1 (gpt2-xl, T 1024, batch 15 and 1), s4, s32 (gpt2-124m, T 1024, batch 4 and 32)
+          wide6 (GPT of 24 layers, width 1536, 12 heads of 128, 32,000 tokens; T 2048, batch 6)
+          l1b4, l1b1 (llama3.2-1b, T 2048, batch 4, and T 8192, batch 1), l3b2 (llama3.2-3b, T 2048, batch 2)
+          s4fp32 (gpt2-124m, T 1024, batch 4, all in fp32 with products in TF32)
+  peers   PyTorch eager and torch.compile with modes default and max-autotune-no-cudagraphs
+          (benchmarks/peer_gpu.py), which take turns in one process; --autocast adds variants with fp32
+          parameters under torch.autocast
 For each row all programs take turns, --turns times; a turn is a warm-up and --reps repetitions of
 --steps steps. Peers release unused memory after their turn. Prints a table of the median and minimum
 step time and of the allocator's peak, writes build/bench/gpu.json and, with --write, the table in
@@ -20,6 +24,7 @@ prints {"ms": [of each repetition], "peak": bytes, "loss": x, …}; on "quit" it
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -35,11 +40,39 @@ import time
 import served
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Model, batch, and targets: milliseconds and GB at the peak.
-ROWS = {"xl15": ("gpt2-xl", 15, 265, 50), "xl1": ("gpt2-xl", 1, 40, None),
-        "s4": ("gpt2-124m", 4, 11, None), "s32": ("gpt2-124m", 32, 55, None)}
-LABELS = {"tessera": "Tessera", "eager": "PyTorch eager", "compile": "PyTorch compile",
-          "autocast-eager": "PyTorch autocast", "autocast-compile": "PyTorch autocast, compile"}
+
+
+@dataclasses.dataclass
+class Row:
+    model: str  # of peer_gpu.py
+    seq: int
+    batch: int
+    ratio: float  # target: time of the fastest compiled variant over Tessera's
+    gb: float = 0  # target: peak of the allocator; 0: none
+    layout: str = "bf16"
+    flags: tuple = ()  # model of tessera train; empty: that of the peers
+
+    def title(self):
+        return f"{self.model}, T {self.seq}, B {self.batch}" + ("" if self.layout == "bf16" else f", {self.layout}")
+
+
+WIDE = ("--model", "gpt2-124m", "--layers", 24, "--hidden", 1536, "--heads", 12, "--vocab", 32000,
+        "--positions", 2048)
+ROWS = {"xl15": Row("gpt2-xl", 1024, 15, 1.2, 49), "xl1": Row("gpt2-xl", 1024, 1, 1.9),
+        "s4": Row("gpt2-124m", 1024, 4, 2.3), "s32": Row("gpt2-124m", 1024, 32, 1.2),
+        "wide6": Row("gpt-24x1536", 2048, 6, 1.2, flags=WIDE),
+        "l1b4": Row("llama3.2-1b", 2048, 4, 1.2), "l1b1": Row("llama3.2-1b", 8192, 1, 1.2),
+        "l3b2": Row("llama3.2-3b", 2048, 2, 1.15, 55),
+        "s4fp32": Row("gpt2-124m", 1024, 4, 1.0, layout="fp32")}
+# What --device cpu trains instead, to test this program.
+TINY = {"gpt": Row("test", 64, 2, 1, flags=("--layers", 2, "--hidden", 64, "--heads", 2, "--vocab", 256,
+                                            "--positions", 1024)),
+        "llama": Row("test-llama", 64, 2, 1, flags=("--model", "llama-tiny", "--layers", 2, "--hidden", 64,
+                                                    "--heads", 4, "--kv-heads", 2, "--ffn", 256,
+                                                    "--vocab", 256))}
+KINDS = {"eager": "eager", "compile": "compile", "max-autotune": "compile, max-autotune"}
+LABELS = {"tessera": "Tessera", **{kind: f"PyTorch {text}" for kind, text in KINDS.items()},
+          **{f"autocast-{kind}": f"PyTorch autocast, {text}" for kind, text in KINDS.items()}}
 WARMUP = 4  # uncounted steps of Tessera: GEMM algorithms are selected, the graph is captured
 BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 ADAMW = ["--weight-decay", "0.1", "--beta1", "0.9", "--beta2", "0.95"]
@@ -54,12 +87,10 @@ def arguments():
     parser.add_argument("--steps", type=int, default=10, help="steps per repetition (10)")
     parser.add_argument("--quick", action="store_true",
                         help="one turn of three repetitions; compiles blocks, not the whole model")
-    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
-    parser.add_argument("--no-eager", action="store_true")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="variants of the peers, comma-separated (all)")
     parser.add_argument("--no-tessera", action="store_true")
     parser.add_argument("--autocast", action="store_true", help="also run the peers under autocast")
     parser.add_argument("--compile", choices=["whole", "blocks"], default=None)
-    parser.add_argument("--compile-mode", default="default")
     parser.add_argument("--attention", default="default", help="attention of the peers: default, cudnn, flash")
     parser.add_argument("--curves", action="store_true", help="compare losses instead")
     parser.add_argument("--curve-steps", type=int, default=200)
@@ -83,6 +114,10 @@ def arguments():
     unknown = [row for row in o.rows if row not in ROWS]
     if unknown:
         parser.error(f"--rows {unknown[0]}: must be some of {', '.join(ROWS)}")
+    o.kinds = o.kinds.split(",") if o.kinds else []
+    unknown = [kind for kind in o.kinds if kind not in KINDS]
+    if unknown:
+        parser.error(f"--kinds {unknown[0]}: must be some of {', '.join(KINDS)}")
     for name in ("turns", "reps", "steps", "curve_steps", "curve_batch"):
         if getattr(o, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(o, name)}: must be at least 1")
@@ -138,26 +173,25 @@ class Peer(served.Served):
         return self._answer("ms", timeout)
 
 
-def start_peer(o, model, batch, layout, data):
-    words = [o.python, ROOT / "benchmarks/peer_gpu.py", "--serve", "--model", model, "--batch",
-             batch, "--layout", layout, "--data", data, "--compile", o.compile, "--compile-mode",
-             o.compile_mode, "--attention", o.attention, "--device", o.device]
+def start_peer(o, row, layout, data):
+    words = [o.python, ROOT / "benchmarks/peer_gpu.py", "--serve", "--model", row.model, "--seq", row.seq,
+             "--batch", row.batch, "--layout", layout, "--data", data, "--compile", o.compile,
+             "--attention", o.attention, "--device", o.device]
     if o.device == "cpu":
-        words += ["--seq", 64, "--vocab", 256]
+        words += ["--vocab", 256]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore",
                    "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    log = o.build / f"bench/logs/gpu-{model}-{batch}-{layout}.log"
-    return Peer(f"{layout} {model} {batch}", words, environment, log)
+    log = o.build / f"bench/logs/gpu-{row.model}-{row.seq}-{row.batch}-{layout}.log"
+    return Peer(f"{layout} {row.model} {row.batch}", words, environment, log)
 
 
-def tessera_words(o, model, batch, steps, data, metrics, more=()):
-    sizes = ["--model", model, "--seq", 1024]
-    if o.device == "cpu":
-        sizes = ["--layers", 2, "--hidden", 64, "--heads", 2, "--vocab", 256, "--positions", 1024,
-                 "--seq", 64]
-    words = [o.build / "bin/tessera", "train", "--device", o.device, "--ranks", 1, *sizes,
-             "--micro-batch", batch, "--layout", "bf16", "--steps", steps, "--data", data,
+def tessera_words(o, row, steps, data, metrics, more=()):
+    words = [o.build / "bin/tessera", "train", "--device", o.device, "--ranks", 1,
+             *(row.flags or ("--model", row.model)), "--seq", row.seq,
+             "--micro-batch", row.batch, "--layout", row.layout, "--steps", steps, "--data", data,
              "--metrics", metrics, "--samples", 0, "--lr", "1e-4", "--clip", 1, *ADAMW, *more]
+    if row.layout == "fp32" and o.device == "cuda":
+        words += ["--matmul-precision", "high"]
     if o.hardware:
         words += ["--hardware", o.hardware]
         if o.hardware_file:
@@ -165,7 +199,7 @@ def tessera_words(o, model, batch, steps, data, metrics, more=()):
     return [str(word) for word in words] + o.tessera_args.split()
 
 
-def run_tessera(o, model, batch, steps, data, folder, more=()):
+def run_tessera(o, row, steps, data, folder, more=()):
     """Returns the metrics lines, each with its arrival time, and the lines of the summary."""
     pipe = folder / "metrics.pipe"
     if pipe.exists():
@@ -181,8 +215,8 @@ def run_tessera(o, model, batch, steps, data, folder, more=()):
     # A daemon thread does not block the exit if the program never opens the pipe.
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    words = tessera_words(o, model, batch, steps, data, pipe, more)
-    log = o.build / f"bench/logs/gpu-tessera-{model}-{batch}.log"
+    words = tessera_words(o, row, steps, data, pipe, more)
+    log = o.build / f"bench/logs/gpu-tessera-{row.model}-{row.seq}-{row.batch}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as out:
         began = time.monotonic()
@@ -204,9 +238,9 @@ def run_tessera(o, model, batch, steps, data, folder, more=()):
     return began, taken, summary
 
 
-def tessera_turn(o, model, batch, data, folder):
+def tessera_turn(o, row, data, folder):
     steps = WARMUP + o.reps * o.steps
-    began, taken, summary = run_tessera(o, model, batch, steps, data, folder)
+    began, taken, summary = run_tessera(o, row, steps, data, folder)
     ms = []
     for rep in range(o.reps):
         first = WARMUP - 1 + rep * o.steps
@@ -220,23 +254,27 @@ def tessera_turn(o, model, batch, data, folder):
             "predicted": summary.get("predicted"), "measured": summary.get("measured")}
 
 
-def peer_kinds(o):
-    return [kind for kind, out in (("eager", o.no_eager), ("compile", o.no_compile)) if not out]
+def row_on(o, name):
+    """Returns the row that this device trains."""
+    row = ROWS[name]
+    if o.device == "cuda":
+        return row
+    return dataclasses.replace(TINY["llama" if "llama" in row.model else "gpt"], layout=row.layout)
 
 
 def measure_row(o, row, data, folder, left_out):
     """Returns the results of the turns by kind."""
-    model, batch, _, _ = ROWS[row]
-    if o.device == "cpu":
-        model, batch = "test", min(batch, 2)
+    trained = row_on(o, row)
     answers = {}
     peers = {}
-    layouts = {"bf16": ""} | ({"autocast": "autocast-"} if o.autocast else {})
+    layouts = {trained.layout: ""}
+    if o.autocast and trained.layout == "bf16":
+        layouts["autocast"] = "autocast-"
     try:
         for turn in range(o.turns):
             work = [] if o.no_tessera else [("tessera", None, None)]
             work += [(before + kind, layout, kind) for layout, before in layouts.items()
-                     for kind in peer_kinds(o)]
+                     for kind in o.kinds]
             at = turn % max(len(work), 1)
             for name, layout, kind in work[at:] + work[:at]:
                 if name in left_out.get(row, {}):
@@ -244,10 +282,10 @@ def measure_row(o, row, data, folder, left_out):
                 began = time.monotonic()
                 try:
                     if layout is None:
-                        answer = tessera_turn(o, model, batch, data, folder)
+                        answer = tessera_turn(o, trained, data, folder)
                     else:
                         if layout not in peers:
-                            peers[layout] = start_peer(o, model, batch, layout, data)
+                            peers[layout] = start_peer(o, trained, layout, data)
                         answer = peers[layout].turn(kind, o.steps, o.reps, o.timeout)
                 except (served.ProgramFailed, BrokenPipeError) as error:
                     left_out.setdefault(row, {})[name] = str(error)
@@ -273,15 +311,19 @@ def summary(answers):
 def markdown(results):
     kinds = [kind for kind in LABELS if any(kind in r["programs"] for r in results)]
     lines = ["| ms a step, median (least) / peak GB | " + " | ".join(LABELS[k] for k in kinds)
-             + " | want |", "|---|" + "---|" * (len(kinds) + 1)]
+             + " | ratio | want |", "|---|" + "---|" * (len(kinds) + 2)]
     for result in results:
-        model, batch, want, peak = ROWS[result["row"]]
+        row = ROWS[result["row"]]
         cells = []
         for kind in kinds:
             s = result["programs"].get(kind)
             cells.append(f"{s['median']:.1f} ({s['least']:.1f}) / {s['peak'] / 1e9:.1f}" if s else "–")
-        want = f"≤ {want}" + (f" / ≤ {peak}" if peak else "")
-        lines.append(f"| {model}, batch {batch} | " + " | ".join(cells) + f" | {want} |")
+        ours = result["programs"].get("tessera")
+        compiled = [s["median"] for kind, s in result["programs"].items()
+                    if kind.endswith(("compile", "max-autotune"))]
+        cells.append(f"{min(compiled) / ours['median']:.2f}" if ours and compiled else "–")
+        want = f"≥ {row.ratio:g}" + (f" / ≤ {row.gb:g} GB" if row.gb else "")
+        lines.append(f"| {row.title()} | " + " | ".join(cells) + f" | {want} |")
     return "\n".join(lines)
 
 
@@ -313,10 +355,11 @@ def description(report):
     peers, commit = report["peers"], report["commit"]
     return (f"{report['date']}: {report['card'] or peers['gpu']}. Tessera {commit}; "
             f"torch {peers['torch']}, CUDA {peers['cuda']}, cuDNN {peers.get('cudnn')}. "
-            f"Sequences of 1024, layout bf16 with fp32 masters; {report['turns']} turns of "
+            f"Layout bf16 with fp32 masters, or fp32 with products in TF32; {report['turns']} turns of "
             f"{report['reps']} × {report['steps']} steps; compile: "
-            f"{'the whole model' if report['compile'] == 'whole' else 'each block'}, mode "
-            f"{report['compile_mode']}; attention of PyTorch: {report['attention']}.")
+            f"{'the whole model' if report['compile'] == 'whole' else 'each block'}, modes default and "
+            f"max-autotune-no-cudagraphs; attention of PyTorch: {report['attention']}. Ratio: the fastest "
+            "compiled variant over Tessera, medians.")
 
 
 def write_docs(report):
@@ -342,7 +385,7 @@ def compare(o, about, data, folder):
                                                  for kind, every in answers.items()}})
     report = {"date": datetime.date.today().isoformat(), "card": card(), "peers": about,
               "commit": commit(), "turns": o.turns, "reps": o.reps, "steps": o.steps,
-              "compile": o.compile, "compile_mode": o.compile_mode, "attention": o.attention,
+              "compile": o.compile, "attention": o.attention,
               "left_out": left_out, "results": results, "table": markdown(results)}
     print(f"{description(report)}\n\n{report['table']}\n\n{extras(results)}")
     return report
@@ -371,17 +414,18 @@ def peer_curve(o, model, data, start, lrs, seed, folder):
 
 def curves(o, about, data, folder):
     """Compares the losses, with the same initial parameters, data and learning rates for both."""
-    model = "gpt2-124m" if o.device == "cuda" else "test"
+    row = dataclasses.replace(row_on(o, "s4"), batch=o.curve_batch)
+    model = row.model
     shape = ("--lr", "3e-4", "--lr-schedule", "constant", "--warmup", 20, "--seed", 0)
     # A step with learning rate 0 does not change the parameters, so its checkpoint is the start.
     first = folder / "first"
-    run_tessera(o, model, o.curve_batch, 1, data, folder,
+    run_tessera(o, row, 1, data, folder,
                 ("--lr", 0, "--seed", 0, "--save", first))
     start = folder / "start.safetensors"
     subprocess.run([str(o.build / "bin/tessera"), "checkpoint", "export", str(first), str(start)],
                    check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(first)
-    _, taken, _ = run_tessera(o, model, o.curve_batch, o.curve_steps, data, folder, shape)
+    _, taken, _ = run_tessera(o, row, o.curve_steps, data, folder, shape)
     ours = [line["loss"] for _, line in taken]
     lrs = folder / "lrs.txt"
     lrs.write_text("".join(f"{line['lr']!r}\n" for _, line in taken))

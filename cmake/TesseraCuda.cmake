@@ -3,9 +3,11 @@
 #   TESSERA_NVCC                 path of nvcc, or OFF; empty: search for it
 #   TESSERA_CUDA_ARCHITECTURES   80, 90, …: machine code for each, and PTX of the last; empty: the
 #                                GPUs of this machine, or 80 if it has none. Newer GPUs compile
-#                                the PTX when a program first runs on them
-# Defines TESSERA_CUDA_KERNELS (TRUE if they can be compiled), TESSERA_CUDART (the static runtime),
-# TESSERA_CUDA_INCLUDE, and tessera_cuda_sources.
+#                                the PTX when a program first runs on them. Packages have several:
+#                                scripts/package.sh
+# Defines TESSERA_CUDA_KERNELS (TRUE if they can be compiled), TESSERA_CUDA_CODE (the architectures;
+# empty without kernels), TESSERA_CUDART (the static runtime), TESSERA_CUDA_INCLUDE, and
+# tessera_cuda_sources.
 set(TESSERA_NVCC "" CACHE STRING "nvcc for the CUDA kernels; empty: search for it; OFF: no CUDA kernels")
 set(TESSERA_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures to compile kernels for; empty: this machine's")
 set(architectures "${TESSERA_CUDA_ARCHITECTURES}")
@@ -98,8 +100,8 @@ else()
     set(note "disabled: nvcc was not found (scripts/setup.sh nvcc installs it into .venv; or set -DTESSERA_NVCC=path)")
   else()
     tessera_try_nvcc("${nvcc}" problem)
-    if(NOT problem STREQUAL "" AND NOT TESSERA_NVCC STREQUAL "")
-      message(FATAL_ERROR "TESSERA_NVCC: ${problem}")
+    if(NOT problem STREQUAL "" AND NOT "${TESSERA_NVCC}${TESSERA_CUDA_ARCHITECTURES}" STREQUAL "")
+      message(FATAL_ERROR "TESSERA_NVCC, TESSERA_CUDA_ARCHITECTURES: ${problem}")
     elseif(NOT problem STREQUAL "")
       set(note "disabled: ${problem}")
     else()
@@ -110,6 +112,11 @@ else()
   endif()
 endif()
 message(STATUS "CUDA kernels: ${note}")
+set(code "")
+if(TESSERA_CUDA_KERNELS)
+  set(code "${architectures}")
+endif()
+set(TESSERA_CUDA_CODE "${code}" CACHE INTERNAL "GPU architectures that the kernels have code for")
 
 # tessera_cuda_sources(<target> <stub> <source>…): adds sources of this folder, .cu for nvcc and .cpp
 # for the C++ compiler; or the stub if there is no nvcc. Links the CUDA runtime statically, so that

@@ -141,7 +141,7 @@ function(tessera_executable)
 endfunction()
 
 # tessera_test(NAME <target> SOURCES … [LINK …] [TIMEOUT seconds] [PROCESSORS n] [COST seconds]
-#              [LABELS …] [WHOLE] [THREADS | UNSANITIZED] [TOML …])
+#              [LABELS …] [GPU filter] [WHOLE] [THREADS | UNSANITIZED] [TOML …])
 # Adds a GoogleTest program in build/tests, registered with ctest case by case, or as one test with WHOLE
 # (for programs that start slowly or spawn processes). THREADS: its threads share memory; only these
 # tests run under ThreadSanitizer. UNSANITIZED: not run under sanitizers, because it starts a program
@@ -149,9 +149,11 @@ endfunction()
 # PROCESSORS: 2 for tests whose ranks busy-wait or whose deadlines are short. Other tests run beside
 # a second one.
 # COST: approximate duration. ctest starts long tests first, and has no measured times in a fresh clone.
+# GPU: --gtest_filter of the cases that need a GPU; "*" for all. They are one test with the label gpu,
+# named <name>.gpu if the program has others too. `make test-gpu` builds and runs the tests with this label.
 # TOML: sources whose tests need toml++. Without toml++, a skipped test reports them.
 function(tessera_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS;UNSANITIZED" "NAME;TIMEOUT;PROCESSORS;COST" "SOURCES;LINK;LABELS;TOML")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS;UNSANITIZED" "NAME;TIMEOUT;PROCESSORS;COST;GPU" "SOURCES;LINK;LABELS;TOML")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tessera_test: unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -202,13 +204,27 @@ function(tessera_test)
   if(arg_LABELS)
     list(APPEND properties LABELS "${arg_LABELS}")
   endif()
+  unset(others)  # filter of the cases that need no GPU
+  if(arg_GPU)
+    add_dependencies(gpu_programs ${arg_NAME})
+    set(gpu_test ${arg_NAME})
+    if(NOT arg_GPU STREQUAL "*")
+      string(APPEND gpu_test .gpu)
+      set(others "--gtest_filter=-${arg_GPU}")
+    endif()
+    add_test(NAME ${gpu_test} COMMAND ${arg_NAME} "--gtest_filter=${arg_GPU}")
+    set_tests_properties(${gpu_test} PROPERTIES ${properties} LABELS gpu)
+    if(NOT DEFINED others)
+      return()
+    endif()
+  endif()
   if(arg_WHOLE)
-    add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
+    add_test(NAME ${arg_NAME} COMMAND ${arg_NAME} ${others})
     set_tests_properties(${arg_NAME} PROPERTIES ${properties})
   else()
     include(GoogleTest)
     gtest_discover_tests(${arg_NAME} TEST_PREFIX "${arg_NAME}." DISCOVERY_TIMEOUT 60
-                         PROPERTIES ${properties})
+                         TEST_FILTER "-${arg_GPU}" PROPERTIES ${properties})
   endif()
 endfunction()
 

@@ -38,9 +38,12 @@ if [ "$what" = all ]; then
     if [ "$word" = --rounds ]; then previous="number "; else previous=; fi
   done
 fi
-scripts/build.sh release
 # The peer is the CUDA build of torch that is installed on the machine.
-if [ "$what" = gpu ]; then exec python3 benchmarks/compare_gpu.py "$@"; fi
+if [ "$what" = gpu ]; then
+  scripts/build.sh release tessera_cli tessera_torch_cli
+  exec python3 benchmarks/compare_gpu.py --build "$(realpath "${TESSERA_BUILD_DIR:-build}")" "$@"
+fi
+scripts/build.sh release
 scripts/peers.sh
 if [ "$what" = peers ]; then exec python3 benchmarks/peers.py "$@"; fi
 for part in "${parts[@]}"; do

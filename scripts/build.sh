@@ -2,8 +2,10 @@
 # Builds a preset. Configures it first if it is new or was configured with other options.
 #   scripts/build.sh [preset] [target…]      JOBS=… TORCH_DIR=… TESSERA_UNITY=ON|OFF TESSERA_NVCC=OFF
 # TESSERA_UNITY=OFF compiles each source separately: slower from scratch, faster after an edit.
-# TESSERA_NVCC=OFF omits the CUDA kernels. TESSERA_TORCH=OFF configures release without
-# LibTorch; objects of torch-free libraries stay valid when the next call configures it with LibTorch.
+# TESSERA_NVCC=OFF omits the CUDA kernels. TESSERA_CUDA_ARCHITECTURES="80;90" selects the GPUs that they
+# have code for; default: this machine's. TESSERA_BUILD_DIR=… is the folder of the release build; default:
+# build/. TESSERA_CMAKE_OPTIONS="-D… -D…" are passed to cmake. TESSERA_TORCH=OFF configures release without LibTorch; objects of torch-free libraries stay
+# valid when the next call configures it with LibTorch. Without ninja, make builds.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
@@ -11,7 +13,7 @@ cd "$root"
 preset="${1:-release}"
 shift || true
 case "$preset" in
-  release) dir=build ;;
+  release) dir="${TESSERA_BUILD_DIR:-build}" ;;
   debug | asan | tsan) dir="build-$preset" ;;
   *) fail "build.sh: preset \"$preset\": must be release, debug, asan or tsan" ;;
 esac
@@ -19,10 +21,17 @@ esac
 jobs="$(jobs_count)"
 torch_dir=""
 unity="${TESSERA_UNITY:-ON}"
-key="presets $(cksum <CMakePresets.json) unity $unity"
+generator=Ninja
+command -v ninja >/dev/null || generator="Unix Makefiles"
+key="presets $(cksum <CMakePresets.json) unity $unity generator $generator"
 options=(-DTESSERA_UNITY="$unity")
+# Such as -DTESSERA_HIGHWAY=dir, for headers in an unusual folder.
+read -ra more <<<"${TESSERA_CMAKE_OPTIONS:-}"
+options+=("${more[@]}")
+key+=" ${more[*]}"
 if [ "$preset" = release ] || [ "$preset" = debug ]; then
-  options+=(-DTESSERA_TORCH="${TESSERA_TORCH:-ON}" -DTESSERA_NVCC="${TESSERA_NVCC:-}")
+  options+=(-DTESSERA_TORCH="${TESSERA_TORCH:-ON}" -DTESSERA_NVCC="${TESSERA_NVCC:-}"
+    -DTESSERA_CUDA_ARCHITECTURES="${TESSERA_CUDA_ARCHITECTURES:-}")
   key+=" ${options[*]}"
   if [ -n "${TORCH_DIR:-}" ]; then
     torch_dir="$(realpath -m "$TORCH_DIR")"
@@ -34,17 +43,18 @@ if [ "$preset" = release ] || [ "$preset" = debug ]; then
 fi
 
 stamp="$dir/.tessera-configured"
-if [ ! -f "$dir/build.ninja" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
+if [ ! -f "$dir/CMakeCache.txt" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
   say "configuring $preset in $dir/"
   fresh=()
-  # A build folder of another source folder (a copied tree) cannot be reused.
+  # A build folder of another source folder (a copied tree) or generator cannot be reused.
   if [ -f "$dir/CMakeCache.txt" ] &&
-    ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$dir/CMakeCache.txt"; then
+    ! { grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$dir/CMakeCache.txt" &&
+      grep -qxF "CMAKE_GENERATOR:INTERNAL=$generator" "$dir/CMakeCache.txt"; }; then
     fresh=(--fresh)
   fi
   mkdir -p "$dir"
   rm -f "$stamp"
-  if ! cmake --preset "$preset" "${fresh[@]}" -DTORCH_DIR="$torch_dir" \
+  if ! cmake --preset "$preset" -B "$dir" -G "$generator" "${fresh[@]}" -DTORCH_DIR="$torch_dir" \
     "${options[@]}" >"$dir/configure.log" 2>&1; then
     cat "$dir/configure.log" >&2
     exit 1

@@ -20,6 +20,7 @@
 #include "tessera/core/publish.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/nn/matmul_precision.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/process/cpu_topology.h"
 #include "tessera/process/own_ranks.h"
@@ -118,6 +119,8 @@ Measured measure_gpu(const Bench& bench) {
   if (known == nullptr) {
     machine.peak_16bit = *std::max_element(rates.begin(), rates.end());
     machine.peak_fp32 = product_rate(bench, at::kFloat, 4096, 4096, 4096);
+    const nn::MatmulPrecisionScope tf32(MatmulPrecision::high);
+    machine.peak_tf32 = product_rate(bench, at::kFloat, 4096, 4096, 4096);
   }
   machine.product_efficiency = 1;
   double share = 0;  // sum of log(time at the peak / measured time)

@@ -256,7 +256,7 @@ std::string explain_step(const ExplainArguments& a) {
     return "The parameter count alone does not define the time of a step; use --model, or --layers "
            "--hidden --heads.\n";
   }
-  const double peak = q.layout.param >= 4 ? q.hardware.peak_fp32 : q.hardware.peak_16bit;
+  const double peak = q.hardware.product_peak(q.layout.param);
   const double ideal = a.plan.model_flops / (q.world() * peak);
   Table table("lrl");
   table.row({"compute", format_time(t.compute),

@@ -112,6 +112,14 @@ struct EnumNames<CudaGraph> {
   static constexpr std::array<std::string_view, 3> kNames{"auto", "on", "off"};
 };
 
+// Precision of matrix products of fp32 tensors on GPUs. high: inputs may be rounded to TF32.
+enum class MatmulPrecision : std::uint8_t { highest, high };
+// Names on the command line.
+template <>
+struct EnumNames<MatmulPrecision> {
+  static constexpr std::array<std::string_view, 2> kNames{"highest", "high"};
+};
+
 // Communication between ranks. off: for benchmarks only.
 enum class Comm : std::uint8_t { on, off };
 // Names on the command line.

@@ -15,6 +15,7 @@
 #include "tessera/kernels/cuda/layers.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/gradient_place.h"
+#include "tessera/nn/matmul_precision.h"
 #include "tessera/nn/ops_support.h"
 #include "tessera/nn/recompute.h"
 
@@ -91,6 +92,7 @@ namespace {
 // Returns whether cuBLASLt computed it.
 bool run_gemm(Gemm& args, const at::Tensor& on) {
   if (!on.is_cuda() || kernels::cuda::gemm_problem() != nullptr) return false;
+  if (args.type == DType::f32) args.tf32 = allows_tf32();
   // The caching allocator reuses it for whatever comes next on this stream.
   const auto bytes = static_cast<std::int64_t>(kernels::cuda::kGemmWorkspace);
   const at::Tensor workspace = at::empty({bytes}, on.options().dtype(at::kByte));

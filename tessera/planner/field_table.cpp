@@ -315,6 +315,9 @@ void add_run(Table& t) {
   t.add("cuda-graph", &S::cuda_graph,
         "a step as one CUDA graph: auto where it can be, on or an error that says why not, off")
       .train();
+  t.add("matmul-precision", &S::matmul_precision,
+        "of products of fp32 tensors on GPUs; high: inputs may be rounded to TF32, which is faster")
+      .plan("highest");
   t.add("comm", &S::comm, "off: ranks do not synchronize, for measuring only").train();
   t.add("threads", &S::threads, "of each rank; 0: its share of the cores").range(0, 4096).train();
   t.add("memory-limit", &S::memory_limit,

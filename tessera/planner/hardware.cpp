@@ -20,6 +20,14 @@ void Hardware::run_by(std::string_view wanted) {
   software = wanted;
 }
 
+Hardware with_precision(Hardware hardware, MatmulPrecision precision) {
+  hardware.tf32 = precision == MatmulPrecision::high;
+  if (!hardware.tf32 || hardware.peak_tf32 > 0) return hardware;
+  throw UsageError(Flag("matmul-precision"),
+                   str("got ", precision, ", but ", hardware.name,
+                       " has no TF32 (its hardware entry has no peak_tf32); must be highest"));
+}
+
 Topology Hardware::topology(int devices) const {
   Topology t;
   t.per_node = devices > 0 ? devices : per_node;

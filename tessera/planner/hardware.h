@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/core/model_shape.h"
+#include "tessera/core/run_options.h"
 #include "tessera/planner/topology.h"
 
 namespace tessera::planner {
@@ -41,6 +42,7 @@ struct Hardware : SoftwareFigures {
   double usable = 1;            // share of `memory` that can be used in spite of fragmentation
   double peak_16bit = 0;        // FLOP/s, dense
   double peak_fp32 = 0;         // FLOP/s of the products in fp32 training
+  double peak_tf32 = 0;         // FLOP/s, dense; 0: the device has no TF32
   double memory_bandwidth = 0;  // bytes/s
   bool fused_attention = true;  // false: attention stores the matrix of scores
   bool bf16 = true;             // false: 16-bit products only in fp16
@@ -66,6 +68,12 @@ struct Hardware : SoftwareFigures {
 
   std::string software;  // software whose figures are active; the default for plans
   std::vector<std::pair<std::string, SoftwareFigures>> figures;  // by software
+  // Products of fp32 tensors run in TF32. Set by with_precision().
+  bool tf32 = false;
+  // Returns the peak of products of elements of this number of bytes.
+  double product_peak(int element) const {
+    return element < 4 ? peak_16bit : tf32 ? peak_tf32 : peak_fp32;
+  }
   // Activates the figures of that software, if there are any.
   void run_by(std::string_view name);
 
@@ -73,6 +81,9 @@ struct Hardware : SoftwareFigures {
   // scales with it.
   Topology topology(int devices = 0) const;
 };
+
+// Returns the device with this precision of fp32 products. Throws UsageError if it lacks it.
+Hardware with_precision(Hardware hardware, MatmulPrecision precision);
 
 // Built-in hardware catalog, with optional user files on top. An entry with a known name overrides
 // the keys that it sets. A new entry either names another entry in `like` or sets all keys. Throws

@@ -27,6 +27,11 @@ void about_memory(const Plan& plan, Lines& out) {
     out.push_back(
         "selective recomputation saves nothing: fused attention does not store the scores");
   }
+  if (q.matmul_precision != MatmulPrecision::highest && q.layout.param < 4) {
+    out.push_back(str("--matmul-precision ", q.matmul_precision,
+                      " has no effect: products of --layout ", q.layout.name,
+                      " have 16-bit inputs"));
+  }
   if (q.layout.master == 0 && q.layout.name == "bf16-nomaster") {
     out.push_back(
         "bf16-nomaster has no fp32 master copy: it trains well only with stochastic rounding");

@@ -61,7 +61,7 @@ Plan plan_numbers(const RunConfig& q) {
     plan.interval = step_interval(q, plan.time.step());
     plan.model_flops = model_flops(q);
     const double step = plan.time.step(), world = q.world();
-    const double peak = q.layout.param >= 4 ? q.hardware.peak_fp32 : q.hardware.peak_16bit;
+    const double peak = q.hardware.product_peak(q.layout.param);
     if (step > 0) {
       plan.tokens_per_s = real(q.global_batch) * real(q.seq) / step;
       if (peak > 0) plan.mfu = plan.model_flops / (step * world * peak);

@@ -95,10 +95,6 @@ constexpr Tile kTiles[] = {
 constexpr double kFill = 16;      // columns of k, see [Note: kernels]
 constexpr double kOverlap = 3.8;  // see [Note: host and device]
 
-double peak(const Hardware& hardware, int element) {
-  return element >= 4 ? hardware.peak_fp32 : hardware.peak_16bit;
-}
-
 }  // namespace
 
 std::int64_t Param::rows_on_rank(int tp) const {
@@ -302,7 +298,7 @@ double adapters_on_rank(const Program& program) {
 double product_time(const Hardware& hardware, int element, double m, double n, double k,
                     double batch) {
   const double units = hardware.units;
-  const double rate = peak(hardware, element) * hardware.product_efficiency / units;
+  const double rate = hardware.product_peak(element) * hardware.product_efficiency / units;
   double best = std::numeric_limits<double>::infinity();
   for (const Tile& tile : kTiles) {
     const double tiles = std::ceil(m / tile.rows) * std::ceil(n / tile.columns) * batch;
@@ -318,7 +314,9 @@ double pass_time(const Hardware& hardware, double bytes) {
 }
 
 double fused_attention_time(const Hardware& hardware, int element, double flops) {
-  return flops / (peak(hardware, element) * hardware.attention_efficiency);
+  // Kernels for fp32 keep their precision at any setting of that of products.
+  const double peak = element >= 4 ? hardware.peak_fp32 : hardware.peak_16bit;
+  return flops / (peak * hardware.attention_efficiency);
 }
 
 double elapsed(const Hardware& hardware, const Work& work) {

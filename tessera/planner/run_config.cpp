@@ -388,6 +388,10 @@ RunConfig resolve(RunConfig q) {
                      str("got ", q.layout.name, ", but ", q.hardware.name,
                          " has no bf16; must be fp16, fp32 or bytes such as 2,2,12"));
   }
+  // Runs without --hardware have no rates.
+  if (q.hardware.peak_fp32 > 0 && q.layout.param >= 4) {
+    q.hardware = with_precision(std::move(q.hardware), q.matmul_precision);
+  }
   resolve_mesh(q);
   resolve_order(q);
   resolve_software(q);

@@ -154,6 +154,7 @@ struct RunConfig {
   std::string dry_rank;
   std::string link_bandwidth, link_latency;
   CudaGraph cuda_graph = CudaGraph::automatic;
+  MatmulPrecision matmul_precision = MatmulPrecision::highest;
   Comm comm = Comm::on;
   std::int64_t threads = 0;
   std::int64_t memory_limit = 0;

@@ -152,8 +152,8 @@ std::int64_t boundary(const RunConfig& q) {
 
 // [Note: engine buffers] Two buffers of the largest bucket if gradients are reduced every
 // micro-batch or sent in another type than they are stored in; with replicas, two shards of it for
-// the sums to all-reduce ([Note: hybrid sharding]); the units gathered by stage 3; and the
-// gradients that a pipeline receives: one in use and one arriving.
+// the sums to all-reduce ([Note: hybrid sharding]); the units gathered by stage 3; the gradients
+// that a pipeline receives: one in use and one arriving; and the exchange of matrices on a GPU.
 std::int64_t buffer_bytes(const RunConfig& q, const Coordinate& at,
                           const std::vector<Placed>& params) {
   std::int64_t bytes = 0;
@@ -163,6 +163,7 @@ std::int64_t buffer_bytes(const RunConfig& q, const Coordinate& at,
   if (q.replicas() > 1) bytes += 2 * largest_bucket(q, params) / q.shards() * q.travel();
   bytes += gathered_buffers(q, at, params);
   if (sends_on(q, at)) bytes += 2 * boundary(q);
+  if (needs_whole_matrices(q)) bytes += matrix_buffer_bytes(q, at);
   return bytes;
 }
 

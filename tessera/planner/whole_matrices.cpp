@@ -1,7 +1,10 @@
 #include "tessera/planner/whole_matrices.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
+#include "tessera/core/matrix_batches.h"
 #include "tessera/core/shard.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/run_parts.h"
@@ -14,12 +17,42 @@ constexpr std::int64_t kFp32 = 4;
 bool in_shards(const RunConfig& q) { return sharding_of_stage(q.zero).optimizer && q.shards() > 1; }
 
 // Returns the bytes of orthogonalization besides the matrix: x and the next x, the Gram matrix and
-// its polynomial. On a GPU these are bf16; the matrix is cast before and after.
-std::int64_t orthogonalization_bytes(const RunConfig& q, const HiddenMatrix& matrix) {
+// its polynomial.
+std::int64_t orthogonalization_bytes(const HiddenMatrix& matrix) {
   const std::int64_t x = matrix.elements, gram = matrix.smaller_side * matrix.smaller_side;
-  if (!q.gpu.value_or(false)) return kFp32 * (2 * x + 2 * gram);
-  constexpr std::int64_t bf16 = 2;
-  return std::max((kFp32 + bf16) * x, bf16 * (2 * x + 2 * gram));
+  return kFp32 * (2 * x + 2 * gram);
+}
+
+// Returns the batches of a GPU: [Note: batches of matrices].
+std::vector<MatrixBatch> batches_on_gpu(const RunConfig& q, const std::vector<HiddenMatrix>& all) {
+  std::vector<MatrixRound> rounds;
+  for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(q.shards())) {
+    const std::int64_t largest = all[first].elements;
+    rounds.push_back({largest, in_shards(q) ? shard_size(largest, q.shards()) : largest});
+  }
+  return matrix_batches(rounds, q.shards());
+}
+
+// The matrices of equal shape of a batch are orthogonalized together, in bf16; shards are joined in
+// fp32 before.
+std::int64_t update_bytes_on_gpu(const RunConfig& q, const std::vector<HiddenMatrix>& all,
+                                 const Coordinate& at) {
+  constexpr std::int64_t kBf16 = 2;
+  const auto ranks = static_cast<std::size_t>(q.shards());
+  std::int64_t most = 0;
+  for (const MatrixBatch& batch : batches_on_gpu(q, all)) {
+    std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> stacks;  // bytes by shape
+    for (std::size_t round = batch.begin; round < batch.end; ++round) {
+      const std::size_t own = round * ranks + static_cast<std::size_t>(at[Axis::dp_shard]);
+      if (own >= all.size()) continue;
+      const std::int64_t x = all[own].elements, side = all[own].smaller_side;
+      const std::int64_t joined = in_shards(q) ? shard_size(x, q.shards()) * q.shards() : 0;
+      std::int64_t& stack = stacks[{x, side}];
+      stack += kFp32 * joined + kBf16 * (2 * x + 2 * side * side);
+      most = std::max(most, stack);
+    }
+  }
+  return most;
 }
 
 }  // namespace
@@ -50,18 +83,28 @@ std::int64_t matrix_traffic(const RunConfig& q, const Coordinate& at) {
   return kFp32 * (q.shards() - 1) * elements;
 }
 
+std::int64_t matrix_buffer_bytes(const RunConfig& q, const Coordinate& at) {
+  if (!q.gpu.value_or(false)) return 0;
+  std::int64_t row = 0;
+  for (const MatrixBatch& batch : batches_on_gpu(q, hidden_matrices(q, at))) {
+    row = std::max(row, batch.row);
+  }
+  return kFp32 * row * q.shards() * (q.shards() > 1 ? 2 : 1);
+}
+
 // Handles as many matrices at a time as there are ranks; this rank computes one of them. Sharded:
 // one send row and one receive row per rank, sized for the largest matrix, and a copy without gaps
 // if the rank's own matrix is smaller. Not sharded: the result, plus the matrix and its
 // temporaries, or all results.
 std::int64_t matrix_update_bytes(const RunConfig& q, const Coordinate& at) {
   const std::vector<HiddenMatrix> all = hidden_matrices(q, at);
+  if (q.gpu.value_or(false)) return update_bytes_on_gpu(q, all, at);
   const std::int64_t ranks = q.shards();
   std::int64_t most = 0;
   for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(ranks)) {
     const std::size_t own = first + static_cast<std::size_t>(at[Axis::dp_shard]);
     const HiddenMatrix* const mine = own < all.size() ? &all[own] : nullptr;
-    const std::int64_t computing = mine != nullptr ? orthogonalization_bytes(q, *mine) : 0;
+    const std::int64_t computing = mine != nullptr ? orthogonalization_bytes(*mine) : 0;
     const std::int64_t largest = all[first].elements;
     std::int64_t bytes = 0;
     if (in_shards(q)) {

@@ -21,7 +21,9 @@ std::vector<HiddenMatrix> hidden_matrices(const RunConfig& run, const Coordinate
 
 // Returns the bytes that a rank sends in a step.
 std::int64_t matrix_traffic(const RunConfig& run, const Coordinate& at = {});
-// Returns the peak bytes of a rank while it updates the matrices.
+// Returns the bytes of the buffers that a GPU keeps for the exchange; 0 on a CPU.
+std::int64_t matrix_buffer_bytes(const RunConfig& run, const Coordinate& at = {});
+// Returns the peak bytes of a rank while it updates the matrices, without those buffers.
 std::int64_t matrix_update_bytes(const RunConfig& run, const Coordinate& at = {});
 
 }  // namespace tessera::planner

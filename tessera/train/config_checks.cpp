@@ -88,6 +88,12 @@ void check_combinations(const RunConfig& config, int ranks) {
                      "got on with --device cpu, which has no CUDA graphs. Use auto, or --device "
                      "cuda.");
   }
+  if (config.device == Device::cpu && config.matmul_precision != MatmulPrecision::highest) {
+    throw UsageError(Flag("matmul-precision"),
+                     str("got ", config.matmul_precision,
+                         " with --device cpu, whose products of fp32 tensors have one precision. "
+                         "Use highest, or --device cuda."));
+  }
   if (comm::backend_kind(config.backend).simulated) {
     for (const auto& [asked, flag] :
          {std::pair(!config.save.empty(), "--save"), std::pair(config.resume != "none", "--resume"),
@@ -207,6 +213,8 @@ std::vector<std::string> idle_settings(const RunConfig& config, const Resolved& 
   idle.need(!synthetic, "to files, not to --data synthetic", {"order", "documents", "pack"});
   idle.need(config.epochs > 0, "with --epochs", {"last-batch"});
 
+  idle.need(config.layout.param >= 4, "to fp32 parameters, with --layout fp32",
+            {"matmul-precision"});
   idle.need(resolved.axes.pp() > 1, "to pipelines, with --pp 2 or more",
             {"schedule", "split", "chunks"});
   idle.need(resolved.ranks > 1, "between replicas, with --dp 2 or more",

@@ -79,7 +79,8 @@ void Saver::save(std::int64_t steps, std::int64_t samples) {
                  {"seq", str(resolved_.seq)},
                  {"global_batch", str(resolved_.global_batch)},
                  {"micro_batch", str(config_.micro_batch)},
-                 {"overlap_tp", config_.overlap_tp ? "yes" : "no"}};
+                 {"overlap_tp", config_.overlap_tp ? "yes" : "no"},
+                 {"matmul_precision", str(config_.matmul_precision)}};
   // Adapters are loaded with their base model, perhaps from another working directory.
   if (!config_.init_from.empty()) {
     extra["init_from"] = std::filesystem::absolute(config_.init_from).lexically_normal().string();
@@ -140,6 +141,13 @@ std::vector<std::string> Saver::differences(const Loaded& loaded) const {
     notes.push_back(str("different order of summation: ", folder, " was saved with ", before,
                         ", and this run has ", now,
                         ". Results are equal within rounding, not bit for bit"));
+  }
+  const std::string precision(was("matmul_precision"));
+  if (const std::string mine = str(config_.matmul_precision);
+      (precision.empty() ? str(MatmulPrecision::highest) : precision) != mine) {
+    notes.push_back(str("different precision of fp32 products: ", folder,
+                        " was saved with --matmul-precision ", precision, ", and this run has ",
+                        mine));
   }
   return notes;
 }

@@ -13,6 +13,7 @@
 #include "tessera/memory/allocator.h"
 #include "tessera/memory/device_memory.h"
 #include "tessera/models/language_model.h"
+#include "tessera/nn/matmul_precision.h"
 #include "tessera/process/nvml.h"
 #include "tessera/train/from_config.h"
 #include "tessera/train/phase_clock.h"
@@ -105,6 +106,7 @@ struct Trainer::Impl {
   const std::optional<double> predicted_s = predicted_step(config, resolved);  // of a step
   const std::shared_ptr<memory::Ledger> ledger;
   const c10::Device device;
+  const nn::MatmulPrecisionScope precision{config.matmul_precision};
   const memory::DeviceLimit limit;  // before any allocation on the device
   const std::unique_ptr<data::Source> source;
   const std::unique_ptr<data::Source> validation;  // null if there is none

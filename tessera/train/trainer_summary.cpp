@@ -40,6 +40,7 @@ Summary Trainer::expected() const {
              {"pp", str(impl.config.axes.pp())},
              {"zero", str(impl.config.zero)},
              {"layout", impl.config.layout.name},
+             {"matmul_precision", str(impl.config.matmul_precision)},
              {"lr", str(impl.resolved.lr)},
              {"global_batch", str(impl.resolved.global_batch)},
              {"micro_batch", str(impl.config.micro_batch)},
@@ -115,8 +116,10 @@ std::string Trainer::describe() const {
       plural(impl.resolved.seq, "token"), " = ",
       plural(impl.resolved.axes.dp(), "data-parallel rank"), " × ", impl.resolved.grad_accum, " × ",
       plural(impl.config.micro_batch, "sequence"), "\nZeRO-", impl.config.zero, ", ",
-      impl.config.layout.name, ", ", impl.world.size() == 1 ? "one rank" : impl.world.backend(),
-      ", ", plural(at::get_num_threads(), "thread"), " per rank on ",
+      impl.config.layout.name,
+      impl.config.matmul_precision == MatmulPrecision::high ? ", fp32 products in TF32, " : ", ",
+      impl.world.size() == 1 ? "one rank" : impl.world.backend(), ", ",
+      plural(at::get_num_threads(), "thread"), " per rank on ",
       impl.device.is_cpu() ? "the CPU" : "a GPU", "; ", impl.model.describe(), "\n", scaling);
 }
 

@@ -1,8 +1,11 @@
 // Muon: momentum with orthogonalized matrices.
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -17,18 +20,31 @@ namespace tessera::zero {
 // Five Newton–Schulz iterations X ← aX + (bA + cA²)X, A = XXᵀ, with the coefficients of Jordan et
 // al., 2024, which quickly bring all singular values near 1 (0.7 to 1.2). In fp32 on the CPU; in
 // bf16 elsewhere, which is many times faster and, as the authors found, equally good.
+constexpr double kNewtonA = 3.4445, kNewtonB = -4.7750, kNewtonC = 2.0315;
+constexpr int kNewtonIterations = 5;
+
 at::Tensor orthogonalized(const at::Tensor& matrix) {
-  constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
-  constexpr int iterations = 5;
   const bool tall = matrix.size(0) > matrix.size(1);  // transposed, so that A is the smaller one
   at::Tensor x = matrix / (matrix.norm() + 1e-7);
   if (!matrix.is_cpu()) x = x.to(at::kBFloat16);
   x = (tall ? x.t() : x).contiguous();
-  for (int i = 0; i < iterations; ++i) {
+  for (int i = 0; i < kNewtonIterations; ++i) {
     const at::Tensor gram = at::mm(x, x.t());
-    x = at::addmm(x, at::addmm(gram, gram, gram, b, c), x, a);
+    x = at::addmm(x, at::addmm(gram, gram, gram, kNewtonB, kNewtonC), x, kNewtonA);
   }
   return (tall ? x.t() : x).to(matrix.scalar_type());
+}
+
+at::Tensor newton_schulz(at::Tensor x) {
+  for (int i = 0; i < kNewtonIterations; ++i) {
+    const at::Tensor gram = at::bmm(x, x.transpose(1, 2));
+    x = at::baddbmm(x, at::baddbmm(gram, gram, gram, kNewtonB, kNewtonC), x, kNewtonA);
+  }
+  return x;
+}
+
+double muon_scale(std::int64_t rows, std::int64_t columns) {
+  return 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
 }
 
 namespace {
@@ -41,7 +57,8 @@ class MuonUpdate final : public Update {
         matrices_(context.plan, context.groups.shard, sharded_),
         first_(make_state()),
         second_(plan_.params.size()),
-        by_matrix_(plan_.params.size()) {
+        by_matrix_(plan_.params.size()),
+        elementwise_(how.elementwise) {
     default_lr_ = how.lr;
     for (std::size_t i = 0; i < plan_.params.size(); ++i) {
       const Param& p = plan_.params[i];
@@ -59,6 +76,10 @@ class MuonUpdate final : public Update {
                 "which trains it with AdamW"));
       }
     }
+    matrix_rule_ = {{how.momentum, how.nesterov},
+                    how.weight_decay,
+                    how.lr == 0 ? 0 : how.elementwise.lr / how.lr,
+                    by_matrix_};
   }
 
   void apply(const Reducer& reducer, const std::vector<bool>& used, const StepSettings& settings,
@@ -107,13 +128,22 @@ class MuonUpdate final : public Update {
             const Param& p = param(index);
             ShardTensors shard = tensors(index, reducer);
             shard.grad = direction;
-            const auto largest = static_cast<double>(std::max(p.sizes[0], p.sizes[1]));
-            update_shard(rules::Descent{0.2 * std::sqrt(largest)},
+            update_shard(rules::Descent{muon_scale(p.sizes[0], p.sizes[1])},
                          step_of(index, settings.lr_of(index), decay, 1), shard);
           });
     }
   }
 
+  ShardTensors shard(int index, const Reducer& reducer) const override {
+    ShardTensors result = tensors(index, reducer);
+    result.a = shard_of_state(first_, index);
+    if (!by_matrix_[static_cast<std::size_t>(index)]) result.b = second_of(index);
+    return result;
+  }
+  // Without a learning rate of matrices, that of the other parameters does not follow step()'s.
+  const rules::Rule* rule() const override { return how_.lr == 0 ? nullptr : &elementwise_; }
+  double weight_decay() const override { return how_.elementwise.weight_decay; }
+  const MatrixRule* matrix_rule() const override { return &matrix_rule_; }
   std::string settings() const override { return settings_text(how_); }
 
   std::vector<std::pair<std::string, at::Tensor>> states(int index) const override {
@@ -137,6 +167,8 @@ class MuonUpdate final : public Update {
   const std::vector<Buffer> first_;  // momentum, or AdamW's first moment
   std::vector<Buffer> second_;       // per parameter: AdamW's second moment
   std::vector<bool> by_matrix_;      // per parameter
+  const rules::Rule elementwise_;
+  MatrixRule matrix_rule_;
 };
 
 }  // namespace

@@ -29,5 +29,10 @@ std::string settings_text(const Rule& rule) {
 
 // Returns an approximation of the nearest (semi-)orthogonal matrix, as Muon applies it to momentum.
 at::Tensor orthogonalized(const at::Tensor& matrix);
+// Same for a stack of matrices [count, rows, columns], with rows ≤ columns and Frobenius norms of
+// at most 1, in the type of `x`.
+at::Tensor newton_schulz(at::Tensor x);
+// Returns the factor of the step of a matrix: rules::Descent::scale.
+double muon_scale(std::int64_t rows, std::int64_t columns);
 
 }  // namespace tessera::zero

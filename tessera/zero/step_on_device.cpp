@@ -168,6 +168,7 @@ StepOnDevice::StepOnDevice(const UpdateContext& context, const Update& update,
       device_(context.plan.params.front().tensor.device()),
       rule_(*update.rule()),
       weight_decay_(update.weight_decay()),
+      lr_factors_(context.plan.params.size(), 1.0),
       scaled_(is_scaled(context.plan)),
       bytes_((context.plan.params.size() + 7) / 8 * 8 + sizeof(RankStep)) {
   const memory::OwnerScope owner(ledger_);
@@ -197,6 +198,15 @@ StepOnDevice::StepOnDevice(const UpdateContext& context, const Update& update,
                     .squeeze(0);
   updates_ = at::zeros({static_cast<std::int64_t>(params)}, at::device(device_).dtype(at::kLong));
   make_tables(update, reducer, options_.seed);
+  const MatrixRule* const rule = update.matrix_rule();
+  if (rule == nullptr) return;
+  matrix_weight_decay_ = rule->weight_decay;
+  for (std::size_t i = 0; i < params; ++i) {
+    if (!rule->by_matrix[i]) lr_factors_[i] = rule->elementwise_lr;
+  }
+  const auto any = std::find(rule->by_matrix.begin(), rule->by_matrix.end(), true);
+  if (any == rule->by_matrix.end()) return;
+  matrices_ = std::make_unique<MatricesOnDevice>(context, update, reducer, *rule);
 }
 
 bool StepOnDevice::capturing() const { return nn::gpu::recording(sums_); }
@@ -237,10 +247,11 @@ void StepOnDevice::make_tables(const Update& update, const Reducer& reducer, std
   squares_ = on_device(squares.data(), squares.size() * sizeof(cuda::SquarePiece));
   partials_ = memory(std::max<std::size_t>(1, squares.size()) * sizeof(double));
 
+  const MatrixRule* const matrix_rule = update.matrix_rule();
   std::vector<std::vector<cuda::UpdatePiece>> pieces(plan_.spaces.size());
   for (std::size_t i = 0; i < plan_.params.size(); ++i) {
     const Param& p = plan_.params[i];
-    if (p.bucket < 0) continue;
+    if (p.bucket < 0 || (matrix_rule != nullptr && matrix_rule->by_matrix[i])) continue;
     const ShardTensors shard = update.shard(static_cast<int>(i), reducer);
     const auto moved = [](const at::Tensor& tensor, std::int64_t at) {
       return tensor.defined() ? tensor.mutable_data_ptr<float>() + at : nullptr;
@@ -297,12 +308,14 @@ void StepOnDevice::set_settings(const StepSettings& settings, const RankStep& ow
   input.lr = settings.lr;
   input.clip_norm = settings.clip_norm;
   input.weight_decay = settings.weight_decay.value_or(weight_decay_);
+  input.matrix_weight_decay = settings.weight_decay.value_or(matrix_weight_decay_);
   std::memcpy(input_.data(), &input, sizeof(input));
   std::memcpy(input_.data() + input_.size() - sizeof(own), &own, sizeof(own));
   bool same = true;
   for (std::size_t i = 0; i < sent_infos_.size(); ++i) {
-    same = same && sent_infos_[i].lr_scale == settings.lr_scales[i];
-    sent_infos_[i].lr_scale = settings.lr_scales[i];
+    const double scale = settings.lr_scales[i] * lr_factors_[i];
+    same = same && sent_infos_[i].lr_scale == scale;
+    sent_infos_[i].lr_scale = scale;
   }
   if (same) return;
   const std::size_t bytes = sent_infos_.size() * sizeof(cuda::ParamInfo);
@@ -346,6 +359,7 @@ void StepOnDevice::decide(const at::Tensor& loss, const std::vector<bool>& used,
   what.steps = data_of<cuda::ParamStep>(steps_);
   what.result = data_of<cuda::StepResult>(result_);
   cuda::decide(rule_, what, stream());
+  if (matrices_) matrices_->decide(what);
 }
 
 // Returns true if sums are exchanged through host memory.
@@ -407,6 +421,7 @@ void StepOnDevice::update() {
     cuda::update(rule_, space.types, data_of<cuda::UpdatePiece>(space.pieces), space.count,
                  data_of<cuda::ParamStep>(steps_), stream());
   }
+  if (matrices_) matrices_->update();
 }
 
 PendingStep StepOnDevice::result() { return capturing() ? PendingStep() : replayed(); }

@@ -9,6 +9,7 @@
 #include "tessera/kernels/cuda/optimizer.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/zero/engine.h"
+#include "tessera/zero/matrices_on_device.h"
 #include "tessera/zero/step_sums.h"
 #include "tessera/zero/update.h"
 
@@ -84,6 +85,9 @@ class StepOnDevice {
   const c10::Device device_;
   const rules::Rule rule_;
   const double weight_decay_;
+  // Of matrices that are updated as a whole; factors of the learning rate by parameter.
+  double matrix_weight_decay_ = 0;
+  std::vector<double> lr_factors_;
   const bool scaled_;
   // StepInput followed by bytes_ bytes: one per parameter, padded to a multiple of eight, and a
   // RankStep. The kernels treat all of these bytes like those of parameters. input_: current
@@ -100,6 +104,7 @@ class StepOnDevice {
   std::shared_ptr<const SquareOwners> square_owners_;
   std::size_t square_count_ = 0;
   std::vector<SpaceTable> spaces_;
+  std::unique_ptr<MatricesOnDevice> matrices_;  // null: there are none
 };
 
 }  // namespace tessera::zero

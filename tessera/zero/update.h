@@ -33,6 +33,15 @@ struct StepSettings {
   double lr_of(int param) const { return lr * lr_scales[static_cast<std::size_t>(param)]; }
 };
 
+// Update of an optimizer's matrices: rules::Momentum, orthogonalization, rules::Descent.
+struct MatrixRule {
+  rules::Momentum momentum;
+  double weight_decay = 0;
+  // Learning rate of the other parameters, as a multiple of that of the matrices.
+  double elementwise_lr = 1;
+  std::vector<bool> by_matrix;  // by parameter
+};
+
 // Optimizer for this rank's elements of every parameter: its shard, or all elements at stage 0. An
 // elementwise rule gives the same result for any sharding; a rule that needs whole matrices
 // exchanges them as described in [Note: matrices].
@@ -60,9 +69,13 @@ class Update {
   virtual ShardTensors shard(int param, const Reducer& reducer) const {
     return tensors(param, reducer);
   }
-  // Returns the rule if the optimizer consists of one elementwise rule, otherwise null.
+  // Returns the rule of all parameters that are not matrices of matrix_rule(); null if there is
+  // more than one.
   virtual const rules::Rule* rule() const { return nullptr; }
+  // Returns the weight decay of rule().
   virtual double weight_decay() const { return 0; }
+  // Returns the rule of matrices that are updated as a whole; null if there are none.
+  virtual const MatrixRule* matrix_rule() const { return nullptr; }
   // Returns true if StepSettings::weight_decay can be set.
   virtual bool sets_weight_decay() const { return true; }
 

@@ -58,6 +58,24 @@ TEST(Fields, BucketSizeHasTwoNames) {
   }
 }
 
+TEST(Fields, MatmulPrecisionIsHighestUnlessGiven) {
+  RunConfig run;
+  EXPECT_EQ(run.matmul_precision, MatmulPrecision::highest);
+  run.set("matmul-precision", "high");
+  EXPECT_EQ(run.matmul_precision, MatmulPrecision::high);
+  EXPECT_TRUE(contains(error_of([&] { run.set("matmul-precision", "medium"); }),
+                       "must be one of highest, high"));
+  EXPECT_FALSE(ask({{"layout", "fp32"}}).hardware.tf32);
+  EXPECT_TRUE(ask({{"layout", "fp32"}, {"matmul-precision", "high"}}).hardware.tf32);
+  EXPECT_FALSE(ask({{"matmul-precision", "high"}}).hardware.tf32);  // bf16 products
+  for (const char* without : {"v100-32", "cpu"}) {
+    EXPECT_TRUE(
+        contains(refusal({{"layout", "fp32"}, {"matmul-precision", "high"}, {"hardware", without}}),
+                 str("--matmul-precision: got high, but ", without, " has no TF32")))
+        << without;
+  }
+}
+
 TEST(Fields, AcceptSizesWithoutAModelName) {
   const RunConfig q = ask(
       {{"layers", "24"}, {"hidden", "1024"}, {"heads", "16"}, {"vocab", "51200"}, {"seq", "1024"}});

@@ -73,6 +73,23 @@ TEST(Plan, FlopsMatchTheMegatronPaper) {
   EXPECT_NEAR(model_flops(q) / want, 1, 1e-12);
 }
 
+// Products of fp32 tensors run at the TF32 peak; attention and the update do not.
+TEST(Plan, HighMatmulPrecisionShortensStepsInFp32) {
+  const auto step = [](const char* layout, const char* precision) {
+    return make_plan(question_of({{"model", "gpt2-124m"},
+                                  {"hardware", "h200"},
+                                  {"micro-batch", "4"},
+                                  {"layout", layout},
+                                  {"matmul-precision", precision}}))
+        .time.step();
+  };
+  const double highest = step("fp32", "highest"), high = step("fp32", "high");
+  EXPECT_LT(high, highest / 2);
+  EXPECT_GT(high, highest * 67 / 494);
+  EXPECT_GT(high, step("bf16", "highest"));
+  EXPECT_EQ(step("bf16", "high"), step("bf16", "highest"));
+}
+
 TEST(Plan, ComputesPriceAndEnergy) {
   RunConfig q = question_of({{"dp", "4"}, {"price-per-hour", "2"}, {"watts", "700"}});
   const Plan plan = make_plan(q);
@@ -260,6 +277,8 @@ TEST(Advice, NotesUnusualButValidSettings) {
         {"hardware", "a100-80"}},
        "--overlap-grad-reduce saves"},
       {{{"checkpoint-activations", "full"}}, "--recompute none saves"},
+      {{{"matmul-precision", "high"}},
+       "--matmul-precision high has no effect: products of --layout bf16"},
       {{{"checkpoint-activations", "selective"}}, "saves nothing"},
       {{{"sequence-parallel", "true"}}, "has no effect with tp 1"},
       {{{"model", "gpt3-6.7b"}, {"pp", "4"}, {"grad-accum", "64"}, {"schedule", "gpipe"}},

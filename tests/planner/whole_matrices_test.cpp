@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/core/matrix_batches.h"
 #include "tessera/planner/run.h"
 #include "tests/planner/run_case.h"
 
@@ -49,9 +50,33 @@ TEST(WholeMatrices, AreCountedDuringTheUpdate) {
             rows + kMiddle + 2 * kMiddle + 2 * kGram);
   // More ranks than matrices: the last ranks have none to compute.
   EXPECT_EQ(matrix_update_bytes(muon(2, 16), {{Axis::dp_shard, 15}}), 2 * kLarge);
-  RunConfig gpu = muon(0, 1);
-  gpu.gpu = true;  // in bf16, after a cast
-  EXPECT_EQ(matrix_update_bytes(gpu), 2 * kLarge + kLarge + kLarge / 2);
+  EXPECT_EQ(matrix_buffer_bytes(muon(2, 2)), 0);
+}
+
+// On a GPU all matrices of this model are one batch: its buffer is kept, and those of equal shape
+// are orthogonalized together in bf16.
+TEST(WholeMatrices, AreUpdatedInBatchesOnAGpu) {
+  const auto on_gpu = [](int stage, int dp) {
+    RunConfig q = muon(stage, dp);
+    q.gpu = true;
+    return q;
+  };
+  const std::int64_t all = 4 * kLarge + 2 * kMiddle + 2 * kGram;
+  EXPECT_EQ(matrix_buffer_bytes(on_gpu(0, 1)), all);
+  EXPECT_EQ(matrix_buffer_bytes(on_gpu(3, 1)), all);
+  const std::int64_t stack = 4 * (kLarge + kGram);  // two x and two Gram matrices, 16 bits
+  EXPECT_EQ(matrix_update_bytes(on_gpu(0, 1)), stack);
+  // With two ranks each owns half of the matrices, and there are a send and a receive buffer: of
+  // whole matrices, or of shards.
+  EXPECT_EQ(matrix_buffer_bytes(on_gpu(0, 2)), 2 * all);
+  EXPECT_EQ(matrix_buffer_bytes(on_gpu(2, 2)), all);
+  EXPECT_EQ(matrix_update_bytes(on_gpu(0, 2)), stack / 2);
+  EXPECT_EQ(matrix_update_bytes(on_gpu(2, 2)), stack / 2 + 2 * kLarge);  // joined in fp32
+  // Batches of a large model are bounded.
+  RunConfig large = on_gpu(0, 1);
+  large.model = gpt_shape(48, 1600, 25, 50304, 1024);
+  EXPECT_LE(matrix_buffer_bytes(large), 4 * kMatrixBatch);
+  EXPECT_GT(matrix_buffer_bytes(large), 3 * kMatrixBatch);
 }
 
 TEST(WholeMatrices, AreIncludedInThePlan) {

@@ -147,6 +147,43 @@ TEST_F(CudaTrain, ErrorAtMemoryLimitIncludesTheLedger) {
   EXPECT_GT(trainer.step().mem_peak_bytes, 700'000'000);
 }
 
+// Muon's batched orthogonalization is part of the graph.
+TEST_F(CudaTrain, MuonStepsRunAsAGraph) {
+  for (const char* stage : {"0", "2"}) {
+    std::vector<std::vector<double>> losses;
+    for (const char* graph : {"off", "on"}) {
+      RunConfig run = config();
+      run.set("optimizer", "muon");
+      run.set("zero", stage);
+      run.set("cuda-graph", graph);
+      Trainer trainer(run, comm::Group());
+      std::vector<double>& mine = losses.emplace_back();
+      for (int i = 0; i < run.steps; ++i) mine.push_back(trainer.step().loss);
+      EXPECT_LT(mine.back(), mine.front());
+    }
+    for (std::size_t i = 0; i < losses[0].size(); ++i) {
+      EXPECT_NEAR(losses[1][i], losses[0][i], 2e-2 * losses[0][i])
+          << "stage " << stage << ", " << i;
+    }
+  }
+}
+
+TEST_F(CudaTrain, HighMatmulPrecisionChangesLossesByRounding) {
+  std::vector<std::vector<double>> losses;
+  for (const MatmulPrecision precision : {MatmulPrecision::highest, MatmulPrecision::high}) {
+    RunConfig run = config();
+    run.set("layout", "fp32");
+    run.matmul_precision = precision;
+    Trainer trainer(run, comm::Group());
+    std::vector<double>& mine = losses.emplace_back();
+    for (int i = 0; i < run.steps; ++i) mine.push_back(trainer.step().loss);
+  }
+  EXPECT_NE(losses[0], losses[1]);
+  for (std::size_t i = 0; i < losses[0].size(); ++i) {
+    EXPECT_NEAR(losses[1][i], losses[0][i], 1e-3 * losses[0][i]) << i;
+  }
+}
+
 TEST_F(CudaTrain, FreesAllMemory) {
   const c10::Device gpu(c10::kCUDA, 0);
   at::empty({1}, at::device(gpu));

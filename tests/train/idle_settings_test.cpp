@@ -58,6 +58,7 @@ TEST(IdleSettings, NamesSettingsWithoutEffect) {
       {"async-save", "false", {{"save", "runs/a"}}},
       {"save-retries", "1", {{"save", "runs/a"}}},
       {"trace-steps", "5", {{"trace", "trace.json"}}},
+      {"matmul-precision", "high", {{"layout", "fp32"}}, {{"device", "cuda"}, {"layout", "bf16"}}},
       {"last-batch", "pad", {}},
       {"order", "sequential", {}},
       {"documents", "separate", {}},
@@ -87,6 +88,15 @@ TEST(IdleSettings, RejectsCudaGraphsWithoutGpu) {
   EXPECT_TRUE(
       contains(error_of([&] { resolve(config, 1); }), "--cuda-graph: got on with --device cpu"));
   config.cuda_graph = CudaGraph::off;
+  EXPECT_NO_THROW(resolve(config, 1));
+}
+
+TEST(IdleSettings, RejectsMatmulPrecisionWithoutGpu) {
+  RunConfig config;
+  config.matmul_precision = MatmulPrecision::high;
+  EXPECT_TRUE(contains(error_of([&] { resolve(config, 1); }),
+                       "--matmul-precision: got high with --device cpu"));
+  config.device = Device::cuda;
   EXPECT_NO_THROW(resolve(config, 1));
 }
 

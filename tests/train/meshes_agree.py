@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Trains the same small model on several meshes, each rank a process, and compares the losses.
 
-    meshes_agree.py build/bin/tessera [--device cuda [--backend nccl]]
+    meshes_agree.py build/bin/tessera [--device cuda [--backend nccl]] [--jobs N] [--report FILE]
 """
 import argparse
+import concurrent.futures
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 MESHES = [
     "--dp 2 --zero 3",
@@ -53,47 +55,89 @@ COMMON = ("--layers 4 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 1
           "--warmup 0 --samples 0 --threads 1").split()
 
 
+class Failed(Exception):
+    """A run that failed, or whose result is wrong."""
+
+
 def losses(program, flags, folder):
-    """Returns the losses of a run. Exits if it fails, or if it did not send what was predicted."""
-    metrics = pathlib.Path(folder) / "metrics.jsonl"
+    """Trains and returns the loss of each step. `folder` gets the metrics."""
+    metrics = folder / "metrics.jsonl"
     command = [program, "train", *COMMON, *flags, "--metrics", str(metrics)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired as late:
-        said = (late.stderr or b"").decode(errors="replace")
-        sys.exit(f"{' '.join(command)}\nstood still for {late.timeout} s; it had said:\n{said}")
+        printed = (late.stderr or b"").decode(errors="replace")
+        raise Failed(f"{' '.join(command)}\ndid not end within {late.timeout} s; it printed:\n{printed}")
     if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\nfailed with status {done.returncode}:\n{done.stderr}")
+        raise Failed(f"{' '.join(command)}\nfailed with status {done.returncode}:\n{done.stderr}")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     summary = lines[-1]["summary"]
     if summary["predicted"]["sent"] != summary["measured"]["sent"]:
-        sys.exit(f"{' '.join(flags)}: sent {summary['measured']['sent']}, "
-                 f"but {summary['predicted']['sent']} was predicted")
+        raise Failed(f"{' '.join(flags)}: sent {summary['measured']['sent']}, "
+                     f"but {summary['predicted']['sent']} was predicted")
     return [line["loss"] for line in lines[:-1]]
 
 
+def compare(program, mesh, flags, want):
+    """Trains on a mesh. Returns a row of the report."""
+    began = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            got = losses(program, flags, pathlib.Path(folder))
+        worst = max(abs(a - b) / a for a, b in zip(want, got))
+        if len(got) != len(want) or worst > 1e-4:
+            raise Failed(f"{mesh}: {got}, but one process has {want}")
+        problem, result = "", f"losses differ by at most {worst:.1e}"
+    except Failed as failed:
+        problem, result = str(failed), "FAILED"
+    return {"name": mesh, "result": result, "problem": problem, "seconds": time.monotonic() - began}
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--backend", default="auto", help="nccl: only meshes that use a backend")
+    parser.add_argument("--jobs", type=int, default=1, help="meshes at the same time (1)")
+    parser.add_argument("--report", type=pathlib.Path, help="write the rows as JSON")
     given = parser.parse_args()
     device = ["--device", given.device]
-    runs = {"": MESHES}
+    runs = [("", mesh) for mesh in MESHES]
     if given.device == "cuda":
-        runs = {"": MESHES + ON_A_GPU, **{variant: VARIED for variant in VARIANTS}}
-    with tempfile.TemporaryDirectory() as folder:
-        for variant, meshes in runs.items():
-            same = [*variant.split(), *device]
-            want = losses(given.program, ["--dp", "1", "--micro-batch", "16", *same], folder)
-            for mesh in meshes:
-                backend = [] if mesh.startswith("--dp 1") or "--backend" in mesh else ["--backend", given.backend]
-                got = losses(given.program, [*mesh.split(), "--micro-batch", "2", *same, *backend], folder)
-                worst = max(abs(a - b) / a for a, b in zip(want, got))
-                name = f"{variant} {mesh}".strip()
-                print(f"{given.device}: {name:76} losses differ by at most {worst:.1e}", flush=True)
-                if len(got) != len(want) or worst > 1e-4:
-                    sys.exit(f"{name}: {got}, but one process has {want}")
+        runs += [("", mesh) for mesh in ON_A_GPU]
+        runs += [(variant, mesh) for variant in VARIANTS for mesh in VARIED]
+    if given.backend == "nccl":
+        runs = [(variant, mesh) for variant, mesh in runs if not has_own_backend(mesh)]
+    want = {}  # by variant
+    try:
+        for variant in dict(runs):
+            with tempfile.TemporaryDirectory() as folder:
+                want[variant] = losses(given.program, ["--dp", "1", "--micro-batch", "16",
+                                                       *variant.split(), *device], pathlib.Path(folder))
+    except Failed as failed:
+        sys.exit(str(failed))
+
+    def run(case):
+        variant, mesh = case
+        name = f"{variant} {mesh}".strip()
+        backend = [] if has_own_backend(mesh) else ["--backend", given.backend]
+        flags = [*name.split(), "--micro-batch", "2", *device, *backend]
+        row = compare(given.program, name, flags, want[variant])
+        print(f"{given.device}: {name:76} {row['result']}; {row['seconds']:.0f} s", flush=True)
+        return row
+
+    with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
+        rows = list(pool.map(run, runs))
+    if given.report:
+        given.report.write_text(json.dumps(rows))
+    problems = [row["problem"] for row in rows if row["problem"]]
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+def has_own_backend(mesh):
+    """Returns true if --backend does not apply: the mesh has one rank, or names its backend."""
+    return mesh.startswith("--dp 1 ") or "--backend" in mesh
 
 
 if __name__ == "__main__":

@@ -59,6 +59,33 @@ void compare_stages(const comm::Group& group, bool ordered) {
   }
 }
 
+// Muon's batched update on the device: all stages have equal bits, send the bytes of the formula,
+// and stay near the slow update of the CPU.
+void compare_muon(const comm::Group& group) {
+  for (const std::string net : {"mlp", "tied", "odd"}) {
+    for (const char* layout : {"fp32", "bf16", "bf16-nomaster"}) {
+      std::vector<Result> stages;
+      Case run;
+      for (int stage = 0; stage < 4; ++stage) {
+        run.net = net;
+        run.ranks = group.size();
+        run.device = c10::Device(c10::kCUDA, 0);
+        run.options.stage = stage;
+        run.options.layout = parse_state_layout(layout);
+        run.options.clip_norm = 0.5;
+        run.options.optimizer = Muon{.lr = 0.02, .elementwise = {.lr = 0.01, .weight_decay = 0.2}};
+        stages.push_back(train(group, run));
+        EXPECT_EQ(stages.back().hash, stages.front().hash) << run.describe();
+      }
+      if (layout != std::string("fp32") || net == "odd") continue;
+      const Result alone = train_alone(run);  // orthogonalizes in fp32
+      for (std::size_t step = 0; step < alone.losses.size(); ++step) {
+        EXPECT_NEAR(stages[3].losses[step], alone.losses[step], 5e-2) << run.describe();
+      }
+    }
+  }
+}
+
 // A hook that all-reduces has the bits of no hook.
 void compare_hook(const comm::Group& group) {
   for (const char* layout : {"fp32", "bf16"}) {
@@ -321,6 +348,7 @@ TEST(EngineOnCuda, TrainsOnTwoRanksOverSharedMemory) {
   run_gpu_ranks(2, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers>) {
     const comm::Group group(host);
     compare_stages(group, /*ordered=*/true);
+    compare_muon(group);
     compare_recompute(group);
     compare_hook(group);
   });
@@ -338,6 +366,7 @@ TEST(EngineOnCuda, TrainsOnTwoRanksOverNccl) {
   run_gpu_ranks(2, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers> peers) {
     const comm::Group group(comm::nccl::make_backend(host, peers, 0, {}));
     compare_stages(group, /*ordered=*/true);
+    compare_muon(group);
     compare_hook(group);
   });
 }

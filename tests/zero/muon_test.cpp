@@ -2,6 +2,7 @@
 // stages give the same bits, and states can be saved and loaded.
 
 #include <ATen/ops/linalg_svdvals.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <gtest/gtest.h>
 
 #include "tessera/core/errors.h"
@@ -104,6 +105,18 @@ TEST(Muon, BringsSingularValuesNearOne) {
     }
   }
   EXPECT_TRUE(orthogonalized(at::zeros({3, 4})).equal(at::zeros({3, 4})));
+}
+
+// The stack that GPUs orthogonalize at once, compared with one matrix at a time.
+TEST(Muon, StackEqualsMatricesOneByOne) {
+  for (const auto& [rows, columns] : {std::pair{1, 1}, {3, 3}, {8, 40}, {64, 65}}) {
+    const at::Tensor all = numbers({5 * rows, columns}, 6).view({5, rows, columns});
+    const at::Tensor norms = at::linalg_vector_norm(all, 2, at::IntArrayRef{1, 2}, true);
+    const at::Tensor stack = newton_schulz(all / (norms + 1e-7));
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_TRUE(at::allclose(stack[i], orthogonalized(all[i]), 1e-4, 1e-5)) << rows << columns;
+    }
+  }
 }
 
 // Uneven shapes, empty shards, and unused, transposed and frozen parameters.

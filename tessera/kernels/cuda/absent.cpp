@@ -66,6 +66,7 @@ void sum_of_squares(const SquarePiece*, std::size_t, double*, const double*, con
 }
 void add_sums(const void*, int, std::size_t, bool, void*, Stream) { absent(); }
 void decide(const rules::Rule&, const Decision&, Stream) { absent(); }
+void decide_matrices(const rules::Momentum&, const MatrixDecision&, Stream) { absent(); }
 void update(const rules::Rule&, const UpdateTypes&, const UpdatePiece*, std::size_t,
             const ParamStep*, Stream) {
   absent();

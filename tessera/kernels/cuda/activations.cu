@@ -200,8 +200,8 @@ void gelu_forward(const Gelu& in, void* y, Stream stream) {
   with_type(in.type, "gelu_forward", [&]<class T>() {
     const bool whole =
         in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.bias) && is_aligned(y);
-    const Tiles tiles =
-        make_long_tiles(in.rows, in.cols, whole ? kWide<T> : 1, kGeluStep, 132 * kGeluBlocksPerSm);
+    const Tiles tiles = make_long_tiles(in.rows, in.cols, whole ? kWide<T> : 1, kGeluStep,
+                                        sm_count() * kGeluBlocksPerSm);
     const auto kernel = whole ? &gelu_forward_kernel<T, kWide<T>> : &gelu_forward_kernel<T, 1>;
     kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(
         tiles, in.cols, static_cast<const T*>(in.x), Columnwise{in.bias, in.bias_type},

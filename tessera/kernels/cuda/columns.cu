@@ -8,7 +8,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr std::size_t kScratchFloats = 4'400'000;  // 18 MB
-constexpr std::size_t kMinGroups = 132, kMaxGroups = 792;
+constexpr std::size_t kMinGroups = kSumBlocks, kMaxGroups = 6 * kSumBlocks;
 constexpr int kFinishRows = 32;
 constexpr int kFinishAtOnce = 8;
 constexpr int kPutThreads = 128;
@@ -117,8 +117,9 @@ Tiles make_tiles(std::size_t rows, std::size_t cols, int pack, bool sums) {
   tiles.across = static_cast<unsigned>(divide_up(tiles.packs, 32));
   tiles.group_rows = kTileStep;
   if (sums && rows > 0) {
-    // Enough blocks to fill a large GPU several times, with at most eight steps each.
-    const std::size_t steps = rows * tiles.across / (kTileStep * 132 * 16);
+    // Enough blocks to fill a large GPU several times, with at most eight steps each. Not by the
+    // card's SMs: [Note: bits and cards].
+    const std::size_t steps = rows * tiles.across / (kTileStep * kSumBlocks * 16);
     tiles.group_rows *= std::clamp<std::size_t>(steps, 1, 8);
     const std::size_t fewest = divide_up(rows, max_column_groups(rows, cols));
     tiles.group_rows = std::max(tiles.group_rows, divide_up(fewest, kTileStep) * kTileStep);

@@ -4,8 +4,8 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// Two blocks of this size fill an SM. The rows that all blocks process stay in the L2 cache until
-// they are read the second time.
+// One or two blocks of this size fill an SM. The rows that all blocks process stay in the L2 cache
+// until they are read the second time.
 constexpr int kLossThreads = 1024;
 constexpr int kLossPacks = 2;  // packs in flight per thread
 
@@ -138,7 +138,7 @@ __device__ __forceinline__ void write_zeros(T* x, unsigned cols) {
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(kLossThreads, 2)
+__global__ void __launch_bounds__(kLossThreads, kSmThreads / kLossThreads)
     cross_entropy_kernel(unsigned cols, unsigned classes, const std::int64_t* targets, T* logits,
                          float* losses, int* bad) {
   __shared__ Sum shared[32];
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kLossThreads, 2)
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(kLossThreads, 2)
+__global__ void __launch_bounds__(kLossThreads, kSmThreads / kLossThreads)
     shard_statistics_kernel(ShardCrossEntropy in, const T* logits, float* top, float* sum,
                             float* chosen, int* bad) {
   __shared__ Sum shared[32];
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kLossThreads, 2)
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(kLossThreads, 2)
+__global__ void __launch_bounds__(kLossThreads, kSmThreads / kLossThreads)
     shard_gradient_kernel(ShardCrossEntropy in, T* logits, const float* log_sum) {
   const std::size_t row = blockIdx.x;
   const std::int64_t target = in.targets[row], own = target - in.first;

@@ -24,7 +24,7 @@ enum class Status : int {
 };
 
 enum class DataType : int { f32 = 0, f16 = 2, bf16 = 14 };
-enum class Compute : int { f32 = 68 };
+enum class Compute : int { f32 = 68, f32_tf32 = 77 };
 
 enum class OperationField : int {
   transpose_a = 3,  // int32: 0 or 1

@@ -53,6 +53,14 @@ __device__ __forceinline__ std::uint32_t narrow_pair(float low, float high) {
   }
 }
 
+// Maximum number of threads per SM of the architecture that is being compiled for.
+#if defined(__CUDA_ARCH__) && \
+    ((__CUDA_ARCH__ >= 860 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1100)
+constexpr int kSmThreads = 1536;
+#else
+constexpr int kSmThreads = 2048;
+#endif
+
 // Number of elements in 16 bytes.
 template <class T>
 constexpr int kWide = 16 / static_cast<int>(sizeof(T));
@@ -238,6 +246,24 @@ inline void check_launch(const char* kernel, std::size_t rows, std::size_t cols)
   if (error == cudaSuccess) return;
   throw Error(std::string("Launching the CUDA kernel ") + kernel + " on [" + std::to_string(rows) +
               ", " + std::to_string(cols) + "] failed: " + cudaGetErrorString(error));
+}
+
+// [Note: bits and cards] The order of additions must not depend on the card. So a kernel that adds
+// over rows makes a number of partial sums that follows from the sizes and from constants:
+// kSumBlocks is their unit. It equals the number of SMs of an H100 or H200, which such kernels
+// therefore fill exactly; cards with fewer SMs run the blocks in turns. Grids of kernels whose
+// results do not depend on the grid use sm_count().
+constexpr std::size_t kSumBlocks = 132;
+
+// Returns the number of SMs of this thread's device.
+inline std::size_t sm_count() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    cudaGetLastError();
+    throw Error("The number of multiprocessors of the GPU cannot be read.");
+  }
+  return static_cast<std::size_t>(count);
 }
 
 constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }

@@ -50,6 +50,8 @@ const void* bias_of(const Gemm& args) {
   return args.epilogue == Epilogue::bias_gradient ? args.bias_gradient : args.bias;
 }
 
+bool uses_tf32(const Gemm& args) { return args.tf32 && args.type == DType::f32; }
+
 // Everything that the choice of an algorithm depends on.
 using PlanKey = std::array<std::int64_t, 7>;
 struct PlanKeyHash {
@@ -65,12 +67,12 @@ struct PlanKeyHash {
 
 PlanKey plan_key(const Gemm& args, std::size_t workspace, int device) {
   std::int64_t flags = 0, alignments = 0;
-  for (const int x :
-       {static_cast<int>(args.type), static_cast<int>(args.out_type),
-        static_cast<int>(args.epilogue), args.transpose_a ? 1 : 0, args.transpose_b ? 1 : 0,
-        args.c == nullptr  ? 0
-        : args.c == args.d ? 1
-                           : 2}) {
+  for (const int x : {static_cast<int>(args.type), static_cast<int>(args.out_type),
+                      static_cast<int>(args.epilogue), args.transpose_a ? 1 : 0,
+                      args.transpose_b ? 1 : 0, uses_tf32(args) ? 1 : 0,
+                      args.c == nullptr  ? 0
+                      : args.c == args.d ? 1
+                                         : 2}) {
     flags = flags * 16 + x;
   }
   for (const void* pointer : {args.a, args.b, args.c, static_cast<const void*>(args.d),
@@ -164,7 +166,8 @@ bool is_supported(const Gemm& args, lt::DataType& type, lt::DataType& out_type) 
 
 void make_plan(Plan& plan, const Gemm& args, lt::DataType type, lt::DataType out_type) {
   const lt::Api& api = cublaslt();
-  api.check(api.operation_create(&plan.operation, lt::Compute::f32, lt::DataType::f32),
+  const lt::Compute compute = uses_tf32(args) ? lt::Compute::f32_tf32 : lt::Compute::f32;
+  api.check(api.operation_create(&plan.operation, compute, lt::DataType::f32),
             "cublasLtMatmulDescCreate");
   set_field(plan.operation, OperationField::transpose_a, std::int32_t{args.transpose_b ? 1 : 0});
   set_field(plan.operation, OperationField::transpose_b, std::int32_t{args.transpose_a ? 1 : 0});

@@ -28,6 +28,7 @@ struct Gemm {
   DType out_type = DType::bf16;  // type of c and d
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false;
+  bool tf32 = false;  // if a and b are f32: may round them to TF32, which has a mantissa of 10 bits
   const void* a = nullptr;
   const void* b = nullptr;
   const void* c = nullptr;

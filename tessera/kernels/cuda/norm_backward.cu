@@ -30,8 +30,8 @@ struct RowMeans {
 // an SM runs one block of several groups. A thread processes fixed columns and accumulates their
 // sums in registers over all rows of its group. To keep memory busy during the arithmetic, the next
 // rows are copied to shared memory meanwhile: each thread copies what it will read itself, so it
-// synchronizes with others only for the means over the row.
-constexpr unsigned kNormBlocks = 132;   // number of SMs of a large GPU
+// synchronizes with others only for the means over the row. The sums of a block are one partial
+// sum, so the number of blocks is kSumBlocks on every card: [Note: bits and cards].
 constexpr unsigned kMaxRowGroups = 15;  // a block has 16 barriers, one of which is for all threads
 constexpr unsigned kMaxStages = 3;
 
@@ -267,7 +267,7 @@ std::size_t start_norm_backward(const Backward<T>& in, std::size_t packs, bool d
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                        static_cast<int>(stage * stages));
   // One group on every SM is better than all groups on a few SMs.
-  const std::size_t blocks = std::min<std::size_t>(in.rows, kNormBlocks);
+  const std::size_t blocks = std::min(in.rows, kSumBlocks);
   kernel<<<static_cast<unsigned>(blocks), threads * groups, stage * stages, stream>>>(
       in, threads, static_cast<unsigned>(stages));
   return blocks;

@@ -231,8 +231,8 @@ __global__ void __launch_bounds__(32 * kTileRows, kRecomputeBlocksPerSm)
 template <class T, class W, int K, int G, bool Residual>
 void start_norm_forward(const Forward<T>& in, cudaStream_t stream) {
   constexpr int kRows = G == 32 ? 4 : 1;
-  const std::size_t blocks =
-      std::min<std::size_t>(divide_up(in.rows, kRows), 132 * min_blocks_per_sm<K, G, Residual>());
+  const std::size_t blocks = std::min<std::size_t>(
+      divide_up(in.rows, kRows), sm_count() * min_blocks_per_sm<K, G, Residual>());
   const std::size_t weights = G == 32 ? 2 * in.cols * sizeof(W) : 0;
   norm_forward_kernel<T, W, K, G, Residual>
       <<<static_cast<unsigned>(blocks), G * kRows, weights, stream>>>(in);
@@ -308,7 +308,7 @@ void norm_recompute(const Norm& in, const float* mean, const float* rstd, void* 
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.weight) &&
                        is_aligned(in.bias) && is_aligned(y);
     const Tiles tiles = make_long_tiles(in.rows, in.cols, whole ? kWide<T> : 1, kRecomputeStep,
-                                        132 * kRecomputeBlocksPerSm);
+                                        sm_count() * kRecomputeBlocksPerSm);
     const auto kernel = whole ? &norm_recompute_kernel<T, kWide<T>> : &norm_recompute_kernel<T, 1>;
     kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(tiles, args);
     check_launch("norm_recompute", in.rows, in.cols);

@@ -164,6 +164,7 @@ __global__ void __launch_bounds__(kDecideThreads) decide_step(const R rule, cons
     const double clip = what.input->clip_norm;
     if (clip > 0) factor = fmin(1.0, clip / (result.norm + 1e-6));
     scale = factor / result.loss_scale;
+    result.grad_scale = scale;
     lr = what.input->lr;
     weight_decay = what.input->weight_decay;
     if (what.scaled && !go) {
@@ -197,6 +198,34 @@ __global__ void __launch_bounds__(kDecideThreads) decide_step(const R rule, cons
   }
 }
 
+__global__ void __launch_bounds__(kDecideThreads)
+    decide_matrix_steps(const rules::Momentum rule, const MatrixDecision what) {
+  using Momentum = Formula<rules::Momentum>;
+  using Descent = Formula<rules::Descent>;
+  static_assert(sizeof(Momentum) <= sizeof(ParamStep::numbers));
+  static_assert(sizeof(Descent) <= sizeof(ParamStep::numbers));
+  const std::size_t i = std::size_t{blockIdx.x} * kDecideThreads + threadIdx.x;
+  if (i >= what.params) return;
+  const ParamStep& decided = what.decided[i];
+  ParamStep momentum, descent;
+  if (decided.active != 0 && what.scales[i] != 0) {
+    momentum.active = descent.active = 1;
+    momentum.count = descent.count = decided.count;
+    momentum.stream = descent.stream = decided.stream;
+    const ParamInfo info = what.infos[i];
+    const std::int64_t count = decided.count;
+    const double decay = info.decays != 0 ? what.input->matrix_weight_decay : 0.0;
+    rules::Descent scaled;
+    scaled.scale = what.scales[i];
+    *reinterpret_cast<Momentum*>(momentum.numbers) =
+        Momentum(rule, 0, 0, count, what.result->grad_scale);
+    *reinterpret_cast<Descent*>(descent.numbers) =
+        Descent(scaled, what.input->lr * info.lr_scale, decay, count, 1);
+  }
+  what.momentum[i] = momentum;
+  what.descent[i] = descent;
+}
+
 }  // namespace
 
 void sum_of_squares(const SquarePiece* pieces, std::size_t count, double* partials,
@@ -224,6 +253,12 @@ void decide(const rules::Rule& rule, const Decision& what, Stream stream) {
     decide_step<F><<<1, kDecideThreads, 0, native(stream)>>>(settings, what);
   });
   check_launch("decide_step", 1, what.params);
+}
+
+void decide_matrices(const rules::Momentum& rule, const MatrixDecision& what, Stream stream) {
+  decide_matrix_steps<<<static_cast<unsigned>(divide_up(what.params, kDecideThreads)),
+                        kDecideThreads, 0, native(stream)>>>(rule, what);
+  check_launch("decide_matrix_steps", 1, what.params);
 }
 
 }  // namespace tessera::kernels::cuda

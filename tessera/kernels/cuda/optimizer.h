@@ -10,6 +10,7 @@
 //   sum_of_squares   of this rank's gradients; also its loss and which parameters have a gradient
 //   add_sums         adds the sums of several ranks after they have exchanged them
 //   decide           norm, clipping, finite or not; counts updates; the numbers of every parameter
+//   decide_matrices  the numbers of matrices that Muon orthogonalizes between two updates
 //   update           of all elements of a flat space
 // Tables hold the addresses; they are built once. All structs are read and written on the device,
 // so a captured graph contains no values of a particular step.
@@ -24,6 +25,7 @@ struct StepInput {
   double factor = 1;  // factor of the loss: 1 / tokens
   float factor32 = 1;
   float unused = 0;
+  double matrix_weight_decay = 0;  // of decide_matrices()
 };
 
 // Sums of one rank or of all ranks. The bytes of StepInput follow in memory; see sums_bytes().
@@ -47,6 +49,7 @@ struct StepResult {
   double loss = 0;
   double norm = 0;        // before clipping, of the gradient without the loss scale
   double loss_scale = 1;  // used in this step
+  double grad_scale = 1;  // factor of gradients in the update, from clipping and the loss scale
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
 };
@@ -105,6 +108,20 @@ struct Decision {
   StepResult* result = nullptr;
 };
 void decide(const rules::Rule& rule, const Decision& what, Stream stream);
+
+// Inputs and outputs of decide_matrices().
+struct MatrixDecision {
+  const StepInput* input = nullptr;
+  const StepResult* result = nullptr;
+  std::size_t params = 0;
+  const ParamInfo* infos = nullptr;
+  const ParamStep* decided = nullptr;  // by decide(): active and count are used
+  const double* scales = nullptr;      // rules::Descent::scale by parameter; 0: not a matrix
+  ParamStep* momentum = nullptr;       // one per parameter
+  ParamStep* descent = nullptr;
+};
+// Computes the steps of Muon's two rules for matrices, after decide().
+void decide_matrices(const rules::Momentum& rule, const MatrixDecision& what, Stream stream);
 
 // Contiguous piece of one parameter. Fast if 16-byte aligned.
 struct UpdatePiece {

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "tessera/core/run_options.h"
+
+namespace tessera::nn {
+
+// Precision of fp32 matrix products on GPUs while the object lives. `high`: Tessera's and
+// LibTorch's products may round their inputs to TF32. `highest` changes nothing. Applies to the
+// whole process, because LibTorch's setting does; objects in several threads are allowed.
+class MatmulPrecisionScope {
+ public:
+  explicit MatmulPrecisionScope(MatmulPrecision precision);
+  ~MatmulPrecisionScope();
+  MatmulPrecisionScope(const MatmulPrecisionScope&) = delete;
+  MatmulPrecisionScope& operator=(const MatmulPrecisionScope&) = delete;
+
+ private:
+  bool high_;
+};
+
+// Returns whether an object with `high` lives.
+bool allows_tf32();
+
+}  // namespace tessera::nn
