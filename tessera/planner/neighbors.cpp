@@ -24,7 +24,9 @@ std::string exact_size(double bytes) {
 
 class Neighborhood {
  public:
-  explicit Neighborhood(const RunConfig& q) : q_(q), fuses_(can_fuse(q)) {}
+  using Visit = std::function<void(Edit&)>;
+  Neighborhood(const RunConfig& q, const Visit& visit)
+      : q_(q), visit_(visit), fuses_(can_fuse(q)), edit_{"", "", {q, 0, false, 0, {}}} {}
 
   void replicas();
   void stages();
@@ -36,18 +38,21 @@ class Neighborhood {
   void schedules();
   void meshes();
   void all_at_once();
-  std::vector<Edit> take() { return std::move(all_); }
 
  private:
-  using Change = std::function<void(RunConfig&)>;
-  void add(const char* family, std::string flags, const Change& change) {
-    Edit& edit = all_.emplace_back(Edit{family, std::move(flags), q_});
-    change(edit.config);
+  // `change` edits a RunConfig.
+  template <typename Change>
+  void add(const char* family, std::string flags, const Change& change, bool same_parts = false) {
+    edit_.family = family;
+    edit_.flags = std::move(flags);
+    edit_.same_parts = same_parts;
+    edit_.candidate.config = q_;
+    change(edit_.candidate.config);
+    visit_(edit_);
   }
-  // Adds an edit with same_parts.
+  template <typename Change>
   void add_same_parts(const char* family, std::string flags, const Change& change) {
-    add(family, std::move(flags), change);
-    all_.back().same_parts = true;
+    add(family, std::move(flags), change, /*same_parts=*/true);
   }
   void mesh(int tp, int pp, int dp);
   static bool can_fuse(const RunConfig& q) {
@@ -55,8 +60,9 @@ class Neighborhood {
   }
 
   const RunConfig& q_;
+  const Visit& visit_;
   bool fuses_;  // fused attention is possible, and not in use
-  std::vector<Edit> all_;
+  Edit edit_;
 };
 
 // [Note: hybrid sharding] Fewer replicas if there are several; and replicas that fill nodes.
@@ -82,7 +88,7 @@ void Neighborhood::stages() {
     if (stage == q_.zero) continue;
     const bool drops = stage == 0 && q_.replicas() > 1;
     add_same_parts("zero", str("--zero ", stage, drops ? " --dp-replicate 1" : ""),
-                   [&](RunConfig& o) { o = o.at_stage(stage); });
+                   [&](RunConfig& o) { o.set_stage(stage); });
   }
 }
 
@@ -255,8 +261,8 @@ void Neighborhood::all_at_once() {
 
 }  // namespace
 
-std::vector<Edit> neighborhood(const RunConfig& q) {
-  Neighborhood all(q);
+void for_each_neighbor(const RunConfig& q, const std::function<void(Edit&)>& visit) {
+  Neighborhood all(q, visit);
   all.replicas();
   all.stages();
   all.recomputation();
@@ -267,11 +273,10 @@ std::vector<Edit> neighborhood(const RunConfig& q) {
   all.schedules();
   all.meshes();
   all.all_at_once();
-  return all.take();
 }
 
 Candidate Candidate::of(RunConfig config) {
-  config = resolve(std::move(config));
+  settle(config);
   const double memory = needed_memory(config);
   return of_settled(std::move(config), memory);
 }
@@ -282,12 +287,21 @@ Candidate Candidate::of_settled(RunConfig config, double memory) {
 }
 
 std::optional<Candidate> Candidate::beside(const RunConfig& now, RunConfig config) {
-  if (newly_lacks(config, now)) return std::nullopt;
+  std::optional<Candidate> candidate = of_settled(std::move(config), 0);
+  if (!candidate->settle_beside(now)) candidate.reset();
+  return candidate;
+}
+
+bool Candidate::settle_beside(const RunConfig& now) {
+  if (newly_lacks(config, now)) return false;
   try {
-    return of(std::move(config));
+    settle(config);
+    memory = needed_memory(config);
   } catch (const UsageError&) {  // impossible
-    return std::nullopt;
+    return false;
   }
+  fits = memory <= usable_memory(config.hardware);
+  return true;
 }
 
 bool Candidate::time_step(double longest, const PartTimes* parts) {

@@ -320,9 +320,9 @@ double fused_attention_time(const Hardware& hardware, int element, double flops)
   return flops / (peak(hardware, element) * hardware.attention_efficiency);
 }
 
-double elapsed(const Hardware& hardware, const Work& work) {
-  const double device = work.device + work.launches * hardware.kernel_start;
-  const double host = work.launches * hardware.launch;
+double elapsed(const SoftwareFigures& figures, const Work& work) {
+  const double device = work.device + work.launches * figures.kernel_start;
+  const double host = work.launches * figures.launch;
   const double longer = std::max(host, device);
   if (longer <= 0) return 0;
   const double shorter = std::min(host, device) / longer;

@@ -211,9 +211,12 @@ struct RunConfig {
   // Returns a copy at another ZeRO stage: at stage 0 without replicas, which shard nothing there.
   RunConfig at_stage(int stage) const {
     RunConfig other = *this;
-    other.zero = stage;
-    if (stage == 0) other.axes.set_given(Axis::dp_replicate, 1);
+    other.set_stage(stage);
     return other;
+  }
+  void set_stage(int stage) {
+    zero = stage;
+    if (stage == 0) axes.set_given(Axis::dp_replicate, 1);
   }
   ReducePolicy policy() const { return grad_reduce.value_or(default_reduce_policy(zero)); }
   // Bytes of a gradient element when it is sent.
@@ -261,6 +264,8 @@ void check_replicas_at(int stage, const Axes& axes);
 // Fills in what was left open (accumulation and global batch from each other, nodes, sequence
 // length). Throws UsageError for the impossible; accepts the unusual.
 RunConfig resolve(RunConfig config);
+// As resolve(), in place.
+void settle(RunConfig& config);
 
 // Layers of one pipeline stage; the first stage also has the embedding, the last one the head.
 struct StageLayers {

@@ -18,17 +18,17 @@ namespace {
 constexpr double kMostPieces = 1024;
 
 // Times a part of the model. `reduce` is one collective along tp.
-StepChunk part_time(const Hardware& hardware, const PartWork& part, const Work& reduce) {
+StepChunk part_time(const SoftwareFigures& figures, const PartWork& part, const Work& reduce) {
   StepChunk time;
-  time.forward = elapsed(hardware, part.forward + reduce * part.forward_reduces);
-  time.tp_forward = time.forward - elapsed(hardware, part.forward);
+  time.forward = elapsed(figures, part.forward + reduce * part.forward_reduces);
+  time.tp_forward = time.forward - elapsed(figures, part.forward);
   const Work backward = part.recompute + part.backward_input + part.backward_weight;
   const double all =
-      elapsed(hardware, backward + reduce * (part.recompute_reduces + part.backward_reduces));
-  time.tp_backward = all - elapsed(hardware, backward);
+      elapsed(figures, backward + reduce * (part.recompute_reduces + part.backward_reduces));
+  time.tp_backward = all - elapsed(figures, backward);
   // Splits backward in proportion to the time that each half takes alone.
-  const double weight = elapsed(hardware, part.backward_weight);
-  const double input = elapsed(hardware, part.recompute + part.backward_input);
+  const double weight = elapsed(figures, part.backward_weight);
+  const double input = elapsed(figures, part.recompute + part.backward_input);
   const double own = all - time.tp_backward;
   time.backward_weight = weight + input > 0 ? own * weight / (weight + input) : 0;
   time.backward_input = all - time.backward_weight;
@@ -43,16 +43,16 @@ void add(StepChunk& to, const StepChunk& part, double times) {
   to.tp_backward += times * part.tp_backward;
 }
 
-// Returns the hardware as this run uses it: a CUDA graph has no launch cost per kernel.
-Hardware as_launched(const RunConfig& q) {
-  Hardware hardware = q.hardware;
-  if (!q.launches()) hardware.launch = 0;
-  return hardware;
+// Returns the figures as this run uses them: a CUDA graph has no launch cost per kernel.
+SoftwareFigures as_launched(const RunConfig& q) {
+  SoftwareFigures figures = q.hardware;
+  if (!q.launches()) figures.launch = 0;
+  return figures;
 }
 
 // Counts reading and writing the state, every pass over the gradients (norm, clipping, clearing)
 // and writing the parameters.
-double optimizer_time(const RunConfig& q, const Hardware& hardware, double params) {
+double optimizer_time(const RunConfig& q, const SoftwareFigures& figures, double params) {
   const Sharding sharded = sharding_of_stage(q.zero);
   const double state = (2.0 * q.layout.optimizer() + q.layout.param) *
                        (params / (sharded.optimizer ? q.shards() : 1));
@@ -61,7 +61,7 @@ double optimizer_time(const RunConfig& q, const Hardware& hardware, double param
   const double grads =
       q.hardware.gradient_passes * q.layout.grad * (params / (whole ? 1 : q.shards()));
   const double launches = q.fused_activations() ? 4 : 30;
-  return elapsed(hardware, {pass_time(q.hardware, state + grads), launches});
+  return elapsed(figures, {pass_time(q.hardware, state + grads), launches});
 }
 
 bool alike(const StageLayers& a, const StageLayers& b) {
@@ -91,7 +91,7 @@ bool has_buckets(const RunConfig& q) {
 
 // Reuses the previous chunk or rank where it is equal, as most are.
 void add_chunks(const RunConfig& q, const PartTimes& parts, Step& step) {
-  const Hardware hardware = as_launched(q);
+  const SoftwareFigures figures = as_launched(q);
   std::optional<GradSizes> grads;
   if (has_buckets(q)) grads.emplace(q, parts.programs);
   step.bucket_bytes = 0;
@@ -122,7 +122,7 @@ void add_chunks(const RunConfig& q, const PartTimes& parts, Step& step) {
       rank.push_back(chunk);
     }
     step.bucket_bytes = std::max(step.bucket_bytes, own_limit);
-    step.optimizer = std::max(step.optimizer, optimizer_time(q, hardware, params));
+    step.optimizer = std::max(step.optimizer, optimizer_time(q, figures, params));
   }
 }
 
@@ -306,12 +306,12 @@ PartTimes part_times(const RunConfig& q) {
         "and --vocab",
         "params");
   }
-  const Hardware hardware = as_launched(q);
+  const SoftwareFigures figures = as_launched(q);
   const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
   PartTimes parts;
   parts.programs = all_programs(program_input(q));
   const auto time_of = [&](const Program& program) {
-    return part_time(hardware, part_work(q, program), reduce);
+    return part_time(figures, part_work(q, program), reduce);
   };
   parts.layer = time_of(parts.programs.layer);
   parts.first = q.model.lora.any() ? time_of(parts.programs.first_layer) : parts.layer;

@@ -130,20 +130,20 @@ TEST(Advice, EditsWithSamePartsKeepTheTimesOfParts) {
   for (const AdvisedCase& one : grid()) {
     const RunConfig q = resolve(look_up(one.settings, built_in()));
     const PartTimes parts = part_times(q);
-    for (const Edit& edit : neighborhood(q)) {
+    for_each_neighbor(q, [&](const Edit& edit) {
       if (!edit.same_parts) {
         ++others;
-        continue;
+        return;
       }
       try {
-        const PartTimes then = part_times(resolve(edit.config));
+        const PartTimes then = part_times(resolve(edit.candidate.config));
         ++alike;
         EXPECT_TRUE(then.layer == parts.layer && then.first == parts.first &&
                     then.embedding == parts.embedding && then.head == parts.head)
             << one.words << " | " << edit.flags;
       } catch (const UsageError&) {  // not possible
       }
-    }
+    });
   }
   EXPECT_GT(alike, 1000);
   EXPECT_GT(others, 1000);
