@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "tessera/core/errors.h"
+#include "tessera/planner/layer_program.h"
 #include "tessera/planner/neighbors.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/rank_load.h"
@@ -117,16 +118,29 @@ std::string consequences(const RunConfig& q, const Plan& plan, const std::string
   return text;
 }
 
+// Parts of the model of a plan, which edits with same_parts share. Empty if only its size is known.
+struct PlanParts {
+  explicit PlanParts(const RunConfig& q) {
+    if (q.state_only()) return;
+    times = part_times(q);
+    in_memory = programs_in_memory(q);
+  }
+  PartTimes times;
+  Programs in_memory;
+};
+
 // Evaluates an edit. Returns nullopt if it is not worth reporting or not better than the best of
 // its family: [Note: neighbors].
-std::optional<Offer> evaluate(const Plan& plan, const PartTimes* parts, Edit& edit,
+std::optional<Offer> evaluate(const Plan& plan, const PlanParts& parts, Edit& edit,
                               const Offer* best) {
   Candidate& candidate = edit.candidate;
   if (plan.fits && candidate.config.zero > plan.question.zero &&
       leaves_ample_memory(plan.needed(), plan.question.hardware)) {
     return std::nullopt;  // prefer the simplest stage that fits; about_stage() reports a faster one
   }
-  if (!candidate.settle_beside(plan.question) || !candidate.fits) return std::nullopt;
+  const PlanParts* const same = edit.same_parts && !plan.question.state_only() ? &parts : nullptr;
+  const bool possible = candidate.settle_beside(plan.question, same ? &same->in_memory : nullptr);
+  if (!possible || !candidate.fits) return std::nullopt;
   Advice advice{"", edit.flags, edit.family};
   advice.bytes = plan.needed() - candidate.memory;
   advice.fits = true;
@@ -138,7 +152,7 @@ std::optional<Offer> evaluate(const Plan& plan, const PartTimes* parts, Edit& ed
                                          : std::min(now * (1 - kRealGain), plan.interval.low);
     }
     if (best != nullptr) longest = std::min(longest, best->candidate.step + kNoLoss * now);
-    if (!candidate.time_step(longest, edit.same_parts ? parts : nullptr)) return std::nullopt;
+    if (!candidate.time_step(longest, same ? &same->times : nullptr)) return std::nullopt;
     advice.seconds = now - candidate.step;
     advice.faster = time_share(plan, advice) >= kRealGain &&
                     !indistinguishable(now, plan.interval, candidate.step, candidate.interval);
@@ -265,14 +279,13 @@ bool leaves_ample_memory(double needed, const Hardware& hardware) {
 
 std::vector<Advice> advice_for(const Plan& plan) {
   std::map<std::string, Offer> best;  // by family
-  std::optional<PartTimes> parts;     // of the plan, and of edits with same_parts
-  if (!plan.question.state_only()) parts = part_times(plan.question);
+  const PlanParts parts(plan.question);
   for_each_neighbor(plan.question, [&](Edit& edit) {
     // Combined edits are advised only if no single edit makes the plan fit.
     if (edit.family == "all" && (plan.fits || !best.empty())) return;
     const auto at = best.find(edit.family);
     const Offer* const so_far = at == best.end() ? nullptr : &at->second;
-    if (auto offer = evaluate(plan, parts ? &*parts : nullptr, edit, so_far)) {
+    if (auto offer = evaluate(plan, parts, edit, so_far)) {
       best[edit.family] = std::move(*offer);
     }
   });

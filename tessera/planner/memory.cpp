@@ -160,8 +160,12 @@ std::optional<Assumed> assumed_for(const RunConfig& q) {
 }
 
 double needed_memory(const RunConfig& q) {
+  return needed_memory(q, q.state_only() ? Programs{} : programs_in_memory(q));
+}
+
+double needed_memory(const RunConfig& q, const Programs& programs) {
   if (const auto assumed = assumed_for(q)) return assumed->memory.total();
-  return memory_of(q).total();
+  return memory_of(q, programs).total();
 }
 
 }  // namespace tessera::planner

@@ -292,11 +292,11 @@ std::optional<Candidate> Candidate::beside(const RunConfig& now, RunConfig confi
   return candidate;
 }
 
-bool Candidate::settle_beside(const RunConfig& now) {
+bool Candidate::settle_beside(const RunConfig& now, const Programs* programs) {
   if (newly_lacks(config, now)) return false;
   try {
     settle(config);
-    memory = needed_memory(config);
+    memory = programs != nullptr ? needed_memory(config, *programs) : needed_memory(config);
   } catch (const UsageError&) {  // impossible
     return false;
   }

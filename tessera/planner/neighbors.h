@@ -35,8 +35,9 @@ struct Candidate {
   // As of(); nullopt if settle_beside() returns false.
   static std::optional<Candidate> beside(const RunConfig& now, RunConfig config);
   // Settles `config` in place and plans its memory. Returns false if it is impossible, or uses a
-  // feature that `now` does not use and the software lacks.
-  bool settle_beside(const RunConfig& now);
+  // feature that `now` does not use and the software lacks. `programs`: programs_in_memory() of the
+  // configuration, if they are known.
+  bool settle_beside(const RunConfig& now, const Programs* programs = nullptr);
   // Computes the step, unless a lower bound shows that it takes longer than `longest` seconds;
   // returns whether it did. `parts`: part_times() of the configuration, if they are known.
   bool time_step(double longest = std::numeric_limits<double>::infinity(),

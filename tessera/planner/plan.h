@@ -113,6 +113,7 @@ std::optional<Assumed> assumed_for(const RunConfig& settled);
 // Returns the bytes that have to fit: all memory if the shape is known; otherwise the state with
 // the estimate of assumed_for(), or only the state.
 double needed_memory(const RunConfig& settled);
+double needed_memory(const RunConfig& settled, const Programs& programs);  // the same
 // Returns the traffic of the rank that sends most along each axis.
 Traffic traffic_of(const RunConfig& settled);
 // Returns the floating-point operations of a step: three times those of forward, without
