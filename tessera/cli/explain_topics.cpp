@@ -242,7 +242,7 @@ std::string bubble_text(const ExplainArguments& a) {
 
 std::string explain_bubble(const ExplainArguments& a) {
   const RunConfig& q = a.plan.question;
-  if (q.pp() == 1) return bubble_text(a);
+  if (!q.pipelined()) return bubble_text(a);
   return str(bubble_text(a), "\n\nHeld on the first rank: ", in_flight(q, 0),
              in_flight(q, 0) == 1 ? " activation with " : " activations with ", q.schedule,
              "; gpipe would hold ", q.grad_accum,

@@ -186,7 +186,7 @@ std::string over_more_gpus(const RunConfig& q) {
   std::string text = "split the model over more GPUs: ";
   if (more_tp) text += str("--tp up to ", q.per_node, " inside a host, then ");
   text += str("--pp across hosts");
-  if (q.dp() == 1) return text + ", or shard it with --zero 3 and --dp";
+  if (!q.averages_gradients()) return text + ", or shard it with --zero 3 and --dp";
   return text + (q.zero == 3 ? ", or raise --dp" : "");
 }
 
@@ -321,10 +321,9 @@ std::string least_change_that_fits(const RunConfig& q) {
                   " fits and keeps the global batch", std::string_view(fits).substr(5));
       return;
     }
-    const std::string shards = family == "dp-replicate"
-                                   ? str(", sharded over ", changed.shards(),
-                                         " ranks instead of ", q.shards())
-                                   : "";
+    const std::string shards = family == "dp-replicate" ? str(", sharded over ", changed.shards(),
+                                                              " ranks instead of ", q.shards())
+                                                        : "";
     first = str(edit.flags, fits, shards, new_stage_in_software(changed, q));
   });
   return first;

@@ -33,7 +33,7 @@ double buffers_of(const RunConfig& q, const RankParts& rank) {
   const bool table = rank.embedding || rank.head;
   const bool lanes = sharded.grads && q.policy() == ReducePolicy::each;
   const bool copies = lanes || q.travel() != q.layout.grad;
-  if (q.dp() > 1 && (copies || q.replicas() > 1)) {
+  if (q.averages_gradients() && (copies || q.replicas() > 1)) {
     const double matrix = real(q.model.hidden * q.model.ffn) / q.tp();
     const double largest = std::max(matrix, table ? vocab : 0) * q.travel();
     const double bucket = std::max(bucket_bytes(q, rank.params), largest);
@@ -45,7 +45,7 @@ double buffers_of(const RunConfig& q, const RankParts& rank) {
     const double units = q.keep_params ? rank.params : layer + std::max(layer, table ? vocab : 0);
     bytes += std::min(units, rank.params) * q.layout.param;
   }
-  if (q.pp() > 1) bytes += 2 * boundary_on_rank(q);
+  if (q.pipelined()) bytes += 2 * boundary_on_rank(q);
   return bytes;
 }
 

@@ -196,7 +196,7 @@ void resolve_schedule(RunConfig& q) {
                      str("got ", q.chunks, ", but ", name(q.schedule),
                          " has one on every rank; --schedule interleaved takes more"));
   }
-  if (q.pp() == 1) return;
+  if (!q.pipelined()) return;
   in_range("grad-accum", q.micros(), 1, kMaxMicros);
   if (q.schedule == ScheduleChoice::interleaved && q.micros() < q.pp()) {
     throw UsageError(
@@ -220,9 +220,9 @@ void check_cuts(const RunConfig& q) {
   }
   const std::int64_t stages = std::int64_t{q.pp()} * q.chunks;
   if (q.model.layers < stages) {
-    throw UsageError(Flag("layers"),
-                     str("got ", q.model.layers, " for pp ", q.pp(), " · chunks ", q.chunks, " = ",
-                         stages, " stages", whose(), "; each needs a layer: lower --pp or --chunks"));
+    throw UsageError(Flag("layers"), str("got ", q.model.layers, " for pp ", q.pp(), " · chunks ",
+                                         q.chunks, " = ", stages, " stages", whose(),
+                                         "; each needs a layer: lower --pp or --chunks"));
   }
   layers_of_stages(q.model, static_cast<int>(stages), q.split);
 }

@@ -206,6 +206,9 @@ struct RunConfig {
   int replicas() const { return axes.size(Axis::dp_replicate); }
   int tp() const { return axes.tp(); }
   int pp() const { return axes.pp(); }
+  bool pipelined() const { return pp() > 1; }
+  // Returns true if several ranks train the same parameters, so that their gradients are averaged.
+  bool averages_gradients() const { return dp() > 1; }
   // Number of ranks over which sequence parallelism shards each sequence.
   int sequence_ranks() const { return sequence_parallel ? axes.tp() : 1; }
   // Returns a copy at another ZeRO stage: at stage 0 without replicas, which shard nothing there.
@@ -221,10 +224,12 @@ struct RunConfig {
   ReducePolicy policy() const { return grad_reduce.value_or(default_reduce_policy(zero)); }
   // Bytes of a gradient element when it is sent.
   int travel() const {
-    return dp() > 1 ? traveling_grad(layout.grad, grad_compression) : layout.grad;
+    return averages_gradients() ? traveling_grad(layout.grad, grad_compression) : layout.grad;
   }
   // Returns true if the host launches kernels one by one: [Note: host and device].
-  bool launches() const { return !fused_activations() || cuda_graph == CudaGraph::off || pp() > 1; }
+  bool launches() const {
+    return !fused_activations() || cuda_graph == CudaGraph::off || pipelined();
+  }
   // Returns true if Tessera's fused operations of a GPU run: [Note: fused operations].
   bool fused_activations() const {
     return software == Software::tessera && gpu.value_or(false) && tp() == 1 && dropout == 0 &&

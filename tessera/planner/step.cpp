@@ -86,7 +86,7 @@ StepChunk chunk_of(const RunConfig& q, const PartTimes& parts, const StageLayers
 // Returns whether gradients are reduced in buckets. Software other than Tessera reduces units at
 // stage 3.
 bool has_buckets(const RunConfig& q) {
-  return q.dp() > 1 && (q.zero < 3 || q.software == Software::tessera);
+  return q.averages_gradients() && (q.zero < 3 || q.software == Software::tessera);
 }
 
 // Reuses the previous chunk or rank where it is equal, as most are.
@@ -200,7 +200,7 @@ double core_share(const Hardware& hardware, double busy) {
 // Returns the mean share of the step during which ranks are busy. Waiting for collectives counts as
 // busy, because CPU ranks move the bytes themselves.
 double busy_share(const Step& step) {
-  if (step.pp() == 1) return 1;
+  if (!step.pipelined()) return 1;
   const PlayedStep played = play_step(step, step.places());
   double busy = 0;
   for (std::size_t r = 0; r < step.chunks.size(); ++r) {
@@ -209,12 +209,12 @@ double busy_share(const Step& step) {
     }
     busy += played.ranks[r].comm[Axis::dp_shard] + played.ranks[r].comm[Axis::dp_replicate];
   }
-  return played.end > 0 ? std::min(1.0, busy / (played.end * step.pp())) : 1;
+  return played.end > 0 ? std::min(1.0, busy / (played.end * real(step.mesh().size(Axis::pp)))) : 1;
 }
 
 }  // namespace
 
-std::vector<AxisSize> Step::ordered() const { return in_order(order, axes.with(Axis::pp, pp())); }
+std::vector<AxisSize> Step::ordered() const { return in_order(order, mesh()); }
 
 Places Step::places() const { return places_on(topology, ordered()); }
 
@@ -307,7 +307,7 @@ PartTimes part_times(const RunConfig& q) {
         "params");
   }
   const SoftwareFigures figures = as_launched(q);
-  const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
+  const Work reduce = tensor_reduce(q);
   PartTimes parts;
   parts.programs = all_programs(program_input(q));
   const auto time_of = [&](const Program& program) {
@@ -334,7 +334,7 @@ Step describe_step(const RunConfig& q, const PartTimes& parts) {
   step.replica_interference =
       q.hardware.interference * pace_of(step.topology, on.along[Axis::dp_replicate]);
   add_chunks(q, parts, step);
-  if (q.pp() > 1) {
+  if (q.pipelined()) {
     step.hop_bytes = hop_bytes(q);
     step.hop_latency = 2 * q.hardware.launch;
     if (q.schedule != ScheduleChoice::zb_v) step.tied_bytes = tied_bytes(q);
@@ -354,7 +354,7 @@ void check(const Step& s) {
   if (s.chunks.empty() || s.chunks.front().empty()) {
     throw UsageError("chunks: every pipeline rank must have at least one");
   }
-  const Axes axes = s.axes.with(Axis::pp, s.pp());
+  const Axes axes = s.mesh();
   for (const Axis axis : kAllAxes) {
     require(axes.size(axis) >= 1, axis_name(axis), axes.size(axis), "be at least 1");
   }
