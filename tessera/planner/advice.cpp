@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "tessera/core/errors.h"
-#include "tessera/planner/layer_program.h"
 #include "tessera/planner/neighbors.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/rank_load.h"
@@ -117,17 +116,6 @@ std::string consequences(const RunConfig& q, const Plan& plan, const std::string
   }
   return text;
 }
-
-// Parts of the model of a plan, which edits with same_parts share. Empty if only its size is known.
-struct PlanParts {
-  explicit PlanParts(const RunConfig& q) {
-    if (q.state_only()) return;
-    times = part_times(q);
-    in_memory = programs_in_memory(q);
-  }
-  PartTimes times;
-  Programs in_memory;
-};
 
 // Evaluates an edit. Returns nullopt if it is not worth reporting or not better than the best of
 // its family: [Note: neighbors].
@@ -277,9 +265,8 @@ bool leaves_ample_memory(double needed, const Hardware& hardware) {
   return usable - needed >= kAmple * usable;
 }
 
-std::vector<Advice> advice_for(const Plan& plan) {
+std::vector<Advice> advice_for(const Plan& plan, const PlanParts& parts) {
   std::map<std::string, Offer> best;  // by family
-  const PlanParts parts(plan.question);
   for_each_neighbor(plan.question, [&](Edit& edit) {
     // Combined edits are advised only if no single edit makes the plan fit.
     if (edit.family == "all" && (plan.fits || !best.empty())) return;

@@ -331,6 +331,7 @@ double elapsed(const SoftwareFigures& figures, const Work& work) {
   const double longer = std::max(host, device);
   if (longer <= 0) return 0;
   const double shorter = std::min(host, device) / longer;
+  if (shorter <= 0) return longer;
   return longer * portable::pow(1 + portable::pow(shorter, kOverlap), 1 / kOverlap);
 }
 

@@ -46,6 +46,7 @@ void split_traffic(StageAnswer& answer) {
 std::vector<StageAnswer> compare_stages(const RunConfig& q) {
   static constexpr const char* kNames[] = {"DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"};
   std::vector<StageAnswer> all;
+  const PlanParts parts(q);
   for (int stage = 0; stage <= 3; ++stage) {
     StageAnswer& answer = all.emplace_back();
     answer.stage = stage;
@@ -53,7 +54,7 @@ std::vector<StageAnswer> compare_stages(const RunConfig& q) {
     const RunConfig other = q.at_stage(stage);
     answer.sharded = sharding_of_stage(stage);
     answer.sharded.grads = answer.sharded.grads && other.policy() == ReducePolicy::each;
-    answer.plan = plan_numbers(other);
+    answer.plan = plan_numbers(other, parts);
     split_traffic(answer);
     answer.held = state_of_replica(answer.plan) * q.dp();
   }
