@@ -14,7 +14,7 @@
 namespace tessera::planner {
 
 std::int64_t tied_elements(std::int64_t own, int shards, int shard, bool sharded) {
-  const std::int64_t kept = sharded ? shard_of(own, shards, shard).size : own;
+  const std::int64_t kept = sharded ? nth_shard(own, shard_size(own, shards), shard).size : own;
   return (kept + 1) / 2 * 2;
 }
 
