@@ -125,7 +125,7 @@ std::string traffic_table(const Plan& plan) {
   const planner::Traffic& t = plan.traffic;
   const RunConfig& q = plan.question;
   const std::string unknown =
-      q.state_only() && (q.tp() > 1 || q.pipelined())
+      q.state_only() && q.axes.model_ranks() > 1
           ? "  tp and pp send activations, unknown from the parameter count and not counted\n"
           : "";
   if (t.rows.empty()) return unknown.empty() ? "" : "\nBytes a rank sends per step\n" + unknown;

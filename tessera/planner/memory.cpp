@@ -7,7 +7,6 @@
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
-#include "tessera/planner/run_parts.h"
 #include "tessera/planner/state.h"
 
 namespace tessera::planner {

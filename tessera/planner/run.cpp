@@ -7,7 +7,6 @@
 #include "tessera/core/shard.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
-#include "tessera/planner/run_parts.h"
 #include "tessera/planner/whole_matrices.h"
 #include "tessera/schedule/schedule.h"
 

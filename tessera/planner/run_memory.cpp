@@ -10,7 +10,6 @@
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
-#include "tessera/planner/run_parts.h"
 #include "tessera/planner/whole_matrices.h"
 #include "tessera/schedule/schedule.h"
 

@@ -120,7 +120,8 @@ WaysCompared compare_ways(const RunConfig& question, std::int64_t most) {
                      "--hidden and --heads");
   }
   RunConfig base = question;
-  const std::int64_t given = base.axes.model_ranks() * std::max(1, base.axes.dp());
+  base.axes.check_replicas();
+  const std::int64_t given = std::max(base.axes.world(), base.axes.model_ranks());  // dp may be 0
   if (base.gpus == 0) {
     base.gpus = given > 1 ? static_cast<int>(std::min<std::int64_t>(given, 1 << 20))
                           : std::max(1, base.hardware.per_node);

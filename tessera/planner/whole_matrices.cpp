@@ -4,7 +4,6 @@
 
 #include "tessera/core/shard.h"
 #include "tessera/planner/parameters.h"
-#include "tessera/planner/run_parts.h"
 
 namespace tessera::planner {
 namespace {
