@@ -147,16 +147,16 @@ std::string time_table(const Plan& plan) {
   if (plan.question.state_only()) return "";
   const planner::StepTime& t = plan.time;
   Table table("lrr");
-  for (const auto& [name, seconds] : {std::pair{"compute", t.compute},
-                                      {"waiting for tp", t.comm[Axis::tp]},
-                                      {"waiting for pp", t.comm[Axis::pp]},
-                                      {"waiting for dp", t.comm[Axis::dp_shard]},
-                                      {"waiting for replicas", t.comm[Axis::dp_replicate]},
-                                      {"bubble", t.bubble},
-                                      {"optimizer", t.optimizer},
-                                      {"step", t.step()}}) {
-    if (seconds > 0) table.row({name, format_time(seconds), percent(seconds / t.step())});
-  }
+  const auto row = [&](std::string name, double seconds) {
+    if (seconds > 0) {
+      table.row({std::move(name), format_time(seconds), percent(seconds / t.step())});
+    }
+  };
+  row("compute", t.compute);
+  for (const Axis axis : kTableAxes) row(str("waiting for ", axis_title(axis)), t.comm[axis]);
+  row("bubble", t.bubble);
+  row("optimizer", t.optimizer);
+  row("step", t.step());
   const double per_rank = plan.model_flops / (t.step() * plan.question.world());
   std::string text =
       str("\nTime of a step\n", table.text(), "  four of five such runs take ",
