@@ -292,7 +292,7 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
     const Axis axis = read_axis(item.key(), mesh);
     about.mesh.set_given(axis, static_cast<int>(mesh.at(item.key()).number(1, kMaxRanks)));
   }
-  if (about.mesh.dp() % about.mesh.given(Axis::dp_replicate) != 0) {
+  if (!about.mesh.replicas_divide()) {
     mesh.refuse("a mesh whose dp_replicate divides dp");
   }
   if (about.mesh.world() > kMaxRanks) mesh.refuse(str("a mesh of at most ", kMaxRanks, " ranks"));

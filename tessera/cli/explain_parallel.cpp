@@ -62,7 +62,7 @@ std::string ways_text(const planner::WaysCompared& compared) {
     if (&way == &compared.ways.back()) {
       with = str(q.axes.words(" · "), ", ZeRO ", q.zero, ", ", with);
     }
-    if (q.pp() > 1) with += str(", ", q.schedule, q.chunks > 1 ? str("×", q.chunks) : "");
+    if (q.pipelined()) with += str(", ", q.schedule, q.chunks > 1 ? str("×", q.chunks) : "");
     if (q.sequence_parallel) with += ", sequence parallel";
     if (q.recompute != Recompute::none) with += str(", recompute ", name(q.recompute));
     if (!plan.fits) with = "does not fit";

@@ -242,11 +242,22 @@ std::string bubble_text(const ExplainArguments& a) {
 
 std::string explain_bubble(const ExplainArguments& a) {
   const RunConfig& q = a.plan.question;
-  if (q.pp() == 1) return bubble_text(a);
+  if (!q.pipelined()) return bubble_text(a);
   return str(bubble_text(a), "\n\nHeld on the first rank: ", in_flight(q, 0),
              in_flight(q, 0) == 1 ? " activation with " : " activations with ", q.schedule,
              "; gpipe would hold ", q.grad_accum,
              "\n\nCommon mistake: each slot costs T_f + T_b, not the larger of the two.\n");
+}
+
+// Describes the exposed communication along an axis.
+const char* sent_along(Axis axis) {
+  switch (axis) {
+    case Axis::tp: return "all-reduces inside the layers";
+    case Axis::dp_shard: return "gradients and parameters that nothing hides";
+    case Axis::dp_replicate: return "sums of gradients over replicas that nothing hides";
+    case Axis::pp: return "hops between stages";
+  }
+  return "";
 }
 
 std::string explain_step(const ExplainArguments& a) {
@@ -261,13 +272,9 @@ std::string explain_step(const ExplainArguments& a) {
   Table table("lrl");
   table.row({"compute", format_time(t.compute),
              str("forward, backward and recomputation (", name(q.recompute), ") of a rank")});
-  table.row({"waiting for tp", format_time(t.comm[Axis::tp]), "all-reduces inside the layers"});
-  table.row({"waiting for pp", format_time(t.comm[Axis::pp]), "hops between stages"});
-  table.row({"waiting for dp", format_time(t.comm[Axis::dp_shard]),
-             "gradients and parameters that nothing hides"});
-  if (q.replicas() > 1) {
-    table.row({"waiting for replicas", format_time(t.comm[Axis::dp_replicate]),
-               "sums of gradients over replicas that nothing hides"});
+  for (const Axis axis : kTableAxes) {
+    if (axis == Axis::dp_replicate && q.replicas() == 1) continue;
+    table.row({str("waiting for ", axis_title(axis)), format_time(t.comm[axis]), sent_along(axis)});
   }
   table.row({"bubble", format_time(t.bubble), "waiting for other stages"});
   table.row({"optimizer", format_time(t.optimizer), ""});

@@ -83,21 +83,16 @@ void read_plan_config(const std::string& path, planner::RunConfig& settings) {
   for (const planner::FileSetting& each : planner::parse_settings(text, where)) {
     std::string name = each.key;
     std::replace(name.begin(), name.end(), '_', '-');
-    const planner::Field* const train = find_setting(name, planner::Command::train);
-    const planner::Field* const plan = find_setting(name, planner::Command::plan);
-    if (train == nullptr && plan == nullptr) {
-      std::vector<std::string> names;
-      for (const planner::Field& field : planner::fields(planner::Command::train)) {
-        names.push_back(field.name);
-      }
-      throw UsageError(str(where, ", line ", each.line, ": ", quote(each.key),
-                           " is not a setting of a run", did_you_mean(name, names)));
-    }
     choose_as_run(name, each.text, settings);
     if (name == "ranks") ranks = each.text;
-    axis_given |= name == "dp" && each.text != "0";
-    axis_given |= (name == "tp" || name == "pp") && each.text != "1";
+    for (const Axis axis : kFactorAxes) {
+      const char* const open = axis == Axis::dp_shard ? "0" : "1";  // the value of an omitted flag
+      axis_given |= "--" + name == axis_flag(axis) && each.text != open;
+    }
     try {
+      if (!find_setting(name, planner::Command::plan)) {
+        planner::find_field(planner::Command::train, each.key);  // throws for an unknown name
+      }
       take_run_setting(name, each.text, settings);
     } catch (const UsageError& error) {
       throw error.within(str(where, ", line ", each.line));

@@ -44,7 +44,7 @@ std::string mesh_words(const RunConfig& q) {
 }
 
 std::string schedule_words(const RunConfig& q) {
-  if (q.pp() == 1) return "-";
+  if (!q.pipelined()) return "-";
   return q.chunks > 1 ? str(q.schedule, "×", q.chunks) : str(q.schedule);
 }
 
@@ -60,7 +60,7 @@ std::string heading(const Plan& plan) {
             q.grad_accum, " × dp ", q.dp(), "; recompute ", name(q.recompute), "; attention ",
             q.attention == planner::Attention::fused ? "fused" : "unfused", "; as ",
             planner::title(q.software.value_or(planner::Software::megatron)), " runs it");
-    if (q.pp() > 1) text += str("; schedule ", schedule_words(q));
+    if (q.pipelined()) text += str("; schedule ", schedule_words(q));
     text += "\n";
   }
   text += str("\nParameters  ", grouped(plan.parameters));
@@ -115,7 +115,7 @@ std::string memory_table(const Plan& plan) {
                         : sized           ? "  fits, by this estimate,"
                                           : "  fits";
   return str("\nMemory of a rank (", q.hardware.name,
-             q.pp() > 1 ? str(", pipeline rank ", plan.rank) : "", ")\n", table.text(),
+             q.pipelined() ? str(", pipeline rank ", plan.rank) : "", ")\n", table.text(),
              sized ? assumed_words(plan) : "", verdict, " in the ", size(usable_memory(q.hardware)),
              " that ", q.hardware.name, " can fill: ", size(std::abs(plan.margin)),
              plan.fits ? " left\n" : " too much\n");
@@ -125,7 +125,7 @@ std::string traffic_table(const Plan& plan) {
   const planner::Traffic& t = plan.traffic;
   const RunConfig& q = plan.question;
   const std::string unknown =
-      q.state_only() && (q.tp() > 1 || q.pp() > 1)
+      q.state_only() && q.axes.model_ranks() > 1
           ? "  tp and pp send activations, unknown from the parameter count and not counted\n"
           : "";
   if (t.rows.empty()) return unknown.empty() ? "" : "\nBytes a rank sends per step\n" + unknown;
@@ -147,16 +147,16 @@ std::string time_table(const Plan& plan) {
   if (plan.question.state_only()) return "";
   const planner::StepTime& t = plan.time;
   Table table("lrr");
-  for (const auto& [name, seconds] : {std::pair{"compute", t.compute},
-                                      {"waiting for tp", t.comm[Axis::tp]},
-                                      {"waiting for pp", t.comm[Axis::pp]},
-                                      {"waiting for dp", t.comm[Axis::dp_shard]},
-                                      {"waiting for replicas", t.comm[Axis::dp_replicate]},
-                                      {"bubble", t.bubble},
-                                      {"optimizer", t.optimizer},
-                                      {"step", t.step()}}) {
-    if (seconds > 0) table.row({name, format_time(seconds), percent(seconds / t.step())});
-  }
+  const auto row = [&](std::string name, double seconds) {
+    if (seconds > 0) {
+      table.row({std::move(name), format_time(seconds), percent(seconds / t.step())});
+    }
+  };
+  row("compute", t.compute);
+  for (const Axis axis : kTableAxes) row(str("waiting for ", axis_title(axis)), t.comm[axis]);
+  row("bubble", t.bubble);
+  row("optimizer", t.optimizer);
+  row("step", t.step());
   const double per_rank = plan.model_flops / (t.step() * plan.question.world());
   std::string text =
       str("\nTime of a step\n", table.text(), "  four of five such runs take ",
@@ -204,11 +204,19 @@ std::string report(const Plan& plan) {
 
 namespace {
 
+// Returns the size of an axis; "8s" for tp with sequence parallelism.
+std::string size_words(const RunConfig& q, Axis axis) {
+  return str(q.axes.given(axis), axis == Axis::tp && q.sequence_parallel ? "s" : "");
+}
+
 // Describes a plan in one line: "tp 8 · pp 2 · dp 1, ZeRO 0, micro-batch 1 × 64, recompute full".
 std::string plan_words(const RunConfig& q) {
-  return str("tp ", q.tp(), q.sequence_parallel ? "s" : "", " · pp ", q.pp(), " · dp ", q.dp(),
-             ", ZeRO ", q.zero, ", micro-batch ", q.micro_batch, " × ", q.grad_accum,
-             q.pp() > 1 ? ", " + schedule_words(q) : "", ", recompute ", name(q.recompute));
+  std::string mesh;
+  for (const Axis axis : kFactorAxes) {
+    mesh += str(mesh.empty() ? "" : " · ", axis_name(axis), " ", size_words(q, axis));
+  }
+  return str(mesh, ", ZeRO ", q.zero, ", micro-batch ", q.micro_batch, " × ", q.grad_accum,
+             q.pipelined() ? ", " + schedule_words(q) : "", ", recompute ", name(q.recompute));
 }
 
 // Describes the plan that is closest to fitting and the one on more devices that fits.
@@ -235,29 +243,27 @@ std::string nothing_fits_text(const planner::SearchResult& result) {
 std::string report(const planner::SearchResult& result) {
   const bool hybrid = std::any_of(result.best.begin(), result.best.end(),
                                   [](const Plan& plan) { return plan.question.replicas() > 1; });
-  Table table(hybrid ? "rrrrrrrrllrrrr" : "rrrrrrrllrrrr");
-  std::vector<std::string> names = {"",      "tp",       "pp",       "dp",        "ZeRO",
-                                    "micro", "accum",    "schedule", "recompute", "memory",
-                                    "step",  "tokens/s", "MFU"};
-  if (hybrid) names.insert(names.begin() + 4, "replicas");
+  std::vector<Axis> axes(kTableAxes.begin(), kTableAxes.end());
+  if (!hybrid) std::erase(axes, Axis::dp_replicate);
+  Table table("r" + std::string(axes.size(), 'r') + "rrrllrrrr");
+  std::vector<std::string> names = {""};
+  for (const Axis axis : axes) names.emplace_back(axis_title(axis));
+  for (const char* name :
+       {"ZeRO", "micro", "accum", "schedule", "recompute", "memory", "step", "tokens/s", "MFU"}) {
+    names.emplace_back(name);
+  }
   table.row(names);
   for (const Plan& plan : result.best) {
     const RunConfig& q = plan.question;
     const bool equal = result.best.size() > 1 && as_good_as(plan, result.best.front());
-    std::vector<std::string> cells = {equal ? "=" : "",
-                                      str(q.tp(), q.sequence_parallel ? "s" : ""),
-                                      str(q.pp()),
-                                      str(q.dp()),
-                                      str(q.zero),
-                                      str(q.micro_batch),
-                                      str(q.grad_accum),
-                                      schedule_words(q),
-                                      std::string(name(q.recompute)),
-                                      size(plan.memory.total()),
-                                      format_time(plan.time.step()),
-                                      grouped(plan.tokens_per_s),
-                                      percent(plan.mfu)};
-    if (hybrid) cells.insert(cells.begin() + 4, str(q.replicas()));
+    std::vector<std::string> cells = {equal ? "=" : ""};
+    for (const Axis axis : axes) cells.push_back(size_words(q, axis));
+    for (std::string& cell : std::vector<std::string>{
+             str(q.zero), str(q.micro_batch), str(q.grad_accum), schedule_words(q),
+             std::string(name(q.recompute)), size(plan.memory.total()),
+             format_time(plan.time.step()), grouped(plan.tokens_per_s), percent(plan.mfu)}) {
+      cells.push_back(std::move(cell));
+    }
     table.row(cells);
   }
   std::string text;

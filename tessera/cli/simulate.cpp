@@ -321,7 +321,7 @@ int simulate_command(int argc, char** argv) {
   s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});
   s.given_times = a.given_forward;
   if (!a.given_forward) s.fit = simulator::fit_of(s.question);
-  if (a.collective == "mixed" && s.scenario.dp() > 1 && !s.scenario.irregular()) {
+  if (a.collective == "mixed" && s.scenario.averages_gradients() && !s.scenario.irregular()) {
     simulator::Scenario other = s.scenario;
     other.topology.algorithm = planner::Algorithm::automatic;
     s.quicker = simulate(other).step;

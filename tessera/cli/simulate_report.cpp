@@ -32,8 +32,8 @@ std::string heading(const RunConfig& q, bool given_times) {
   std::string text = str(what, ": ", q.axes.words(" · "), ", ZeRO ", q.zero, ", ", q.grad_accum,
                          q.grad_accum == 1 ? " micro-batch of " : " micro-batches of ",
                          q.micro_batch, " × ", q.seq);
-  if (q.pp() > 1) text += str(", schedule ", q.schedule);
-  if (q.pp() > 1 && q.chunks > 1) text += str(" with ", q.chunks, " chunks");
+  if (q.pipelined()) text += str(", schedule ", q.schedule);
+  if (q.pipelined() && q.chunks > 1) text += str(" with ", q.chunks, " chunks");
   return text + "\n";
 }
 
@@ -45,14 +45,14 @@ double waiting_for_dp(const RankTime& time) {
 std::string time_table(const Simulation& s) {
   const RankTime& mean = s.result.mean;
   Table table("lrr");
-  const auto row = [&](const char* what, double seconds) {
+  const auto row = [&](const std::string& what, double seconds) {
     table.row({what, format_time(seconds), share(seconds / s.result.step)});
   };
   row("compute", mean.compute);
-  row("waiting for tp", mean.comm[Axis::tp]);
-  row("waiting for pp", mean.comm[Axis::pp]);
-  row("waiting for dp", mean.comm[Axis::dp_shard]);
-  if (s.scenario.replicas() > 1) row("waiting for replicas", mean.comm[Axis::dp_replicate]);
+  for (const Axis axis : kTableAxes) {
+    if (axis == Axis::dp_replicate && s.scenario.replicas() == 1) continue;
+    row(str("waiting for ", axis_title(axis)), mean.comm[axis]);
+  }
   row("bubble", mean.bubble);
   row("optimizer", mean.optimizer);
   return table.text();
@@ -153,7 +153,7 @@ std::string simulation_text(const Simulation& s) {
                 format_time(s.quicker), "\n");
   }
   text += str("\nRanks, as fractions of the step\n", ranks_table(s));
-  if (s.scenario.dp() > 1) {
+  if (s.scenario.averages_gradients()) {
     text += r.replicas == 1
                 ? str("  one replica represents all ", s.scenario.dp(), ", which are equal\n")
                 : str("  each of the ", s.scenario.dp(), " replicas was simulated separately\n");

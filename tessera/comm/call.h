@@ -41,7 +41,8 @@ enum class ReduceOp : std::uint8_t { sum, avg, min, max };
 const char* name(ReduceOp op) noexcept;
 
 // [Note: shards] A buffer of `count` elements over N ranks is split into N shards of
-// ceil(count / N) elements; the last ones are shorter or empty. All of Tessera splits this way.
+// ceil(count / N) elements; the last ones are shorter or empty. Parameters are padded so that their
+// shards are equal: [Note: shards of a parameter] in core/shard.h.
 struct Shard {
   std::size_t begin = 0;
   std::size_t size = 0;

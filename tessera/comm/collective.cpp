@@ -5,6 +5,8 @@
 
 #include "tessera/comm/traffic.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
+#include "tessera/core/shard.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm {
@@ -30,9 +32,9 @@ std::size_t shard_stride(std::size_t count, int ranks) noexcept {
 }
 
 Shard shard_of(std::size_t count, int ranks, int rank) noexcept {
-  const std::size_t stride = shard_stride(count, ranks);
-  const std::size_t begin = std::min(count, stride * static_cast<std::size_t>(rank));
-  return {begin, std::min(stride, count - begin)};
+  const auto stride = static_cast<std::int64_t>(shard_stride(count, ranks));
+  const ShardRange own = nth_shard(static_cast<std::int64_t>(count), stride, rank);
+  return {as_size(own.begin), as_size(own.size)};
 }
 
 Shard own_shard(const Collective& call, std::size_t count, int ranks, int rank) noexcept {

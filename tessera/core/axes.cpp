@@ -37,6 +37,10 @@ Axis axis_named(std::string_view wanted) {
                        join(names, ", "), did_you_mean(wanted, names)));
 }
 
+std::string_view axis_title(Axis axis) {
+  return axis == Axis::dp_replicate ? "replicas" : axis_name(axis);
+}
+
 std::string axis_flag(Axis axis) {
   std::string name(axis_name(axis));
   std::replace(name.begin(), name.end(), '_', '-');
@@ -126,12 +130,16 @@ Axes Axes::with_dp(int dp) const {
   return other;
 }
 
-void Axes::check_replicas() const {
+bool Axes::replicas_divide() const {
   const int replicas = given_[Axis::dp_replicate];
-  if (replicas >= 1 && dp() % replicas == 0) return;
-  throw UsageError(
-      str("--dp-replicate ", replicas, ": must divide the ", dp(), " data-parallel ranks (--dp)"),
-      "dp-replicate");
+  return replicas >= 1 && dp() % replicas == 0;
+}
+
+void Axes::check_replicas() const {
+  if (replicas_divide()) return;
+  throw UsageError(str("--dp-replicate ", given_[Axis::dp_replicate], ": must divide the ", dp(),
+                       " data-parallel ranks (--dp)"),
+                   "dp-replicate");
 }
 
 Axes Axes::with(Axis axis, int size) const {

@@ -18,6 +18,8 @@ namespace tessera {
 Axis axis_named(std::string_view name);
 // Returns the axis with this name, or null.
 const Axis* find_axis(std::string_view name);
+// Returns the name in tables: that of the axis, or "replicas".
+std::string_view axis_title(Axis axis);
 // Returns the flag that sets the axis: "--dp".
 std::string axis_flag(Axis axis);
 // Returns a noun phrase for help texts: "tensor-parallel ranks".
@@ -93,7 +95,9 @@ class Axes {
   int data_index(const Coordinate& at) const {
     return at[Axis::dp_replicate] * size(Axis::dp_shard) + at[Axis::dp_shard];
   }
-  // Throws UsageError unless dp_replicate divides dp.
+  // Returns true if dp_replicate divides dp.
+  bool replicas_divide() const;
+  // Throws UsageError otherwise.
   void check_replicas() const;
 
   // Number of ranks. The largest int64 if the product is larger.

@@ -137,4 +137,34 @@ class AxisSet {
 // The axes along which ranks train the same parameters on different data.
 inline constexpr AxisSet kDataAxes = {Axis::dp_shard, Axis::dp_replicate};
 
+namespace detail {
+consteval std::array<Axis, kAxes> table_axes() {
+  std::array<Axis, kAxes> all{};
+  std::size_t count = 0;
+  for (const bool data : {false, true}) {
+    for (const Axis axis : kAllAxes) {
+      if (kDataAxes.contains(axis) == data) all[count++] = axis;
+    }
+  }
+  return all;
+}
+
+consteval std::array<Axis, kAxes - 1> factor_axes() {
+  std::array<Axis, kAxes - 1> all{};
+  std::size_t count = 0;
+  for (const Axis axis : table_axes()) {
+    if (axis != Axis::dp_replicate) all[count++] = axis;
+  }
+  return all;
+}
+}  // namespace detail
+
+// Every axis in the order of the columns of tables: those that cut the model, innermost first, and
+// then those of data parallelism.
+inline constexpr std::array kTableAxes = detail::table_axes();
+
+// The axes whose given sizes multiply to the number of ranks, in the same order: all but
+// dp_replicate, because dp counts the replicas ([Note: replicas] in axes.h).
+inline constexpr std::array kFactorAxes = detail::factor_axes();
+
 }  // namespace tessera

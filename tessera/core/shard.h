@@ -16,19 +16,18 @@ constexpr std::int64_t shard_size(std::int64_t numel, std::int64_t ranks) {
   return (even + kShardAlign - 1) / kShardAlign * kShardAlign;
 }
 
-// Range of elements of a parameter, without padding.
+// Range of the elements that one rank owns, without padding.
 struct ShardRange {
   std::int64_t begin = 0, size = 0;
 
   friend constexpr bool operator==(const ShardRange&, const ShardRange&) = default;
 };
-// Returns the range of shard `rank` if each shard has `shard` elements.
+// Returns the range of shard `rank` of `numel` elements if each shard has `shard` elements: for a
+// parameter shard_size(), for the buffer of a collective comm::shard_stride(). The last shards may
+// be shorter or empty.
 constexpr ShardRange nth_shard(std::int64_t numel, std::int64_t shard, std::int64_t rank) {
   const std::int64_t begin = std::min(numel, shard * rank);
   return {begin, std::min(shard, numel - begin)};
-}
-constexpr ShardRange shard_of(std::int64_t numel, std::int64_t ranks, std::int64_t rank) {
-  return nth_shard(numel, shard_size(numel, ranks), rank);
 }
 
 // [Note: bucket size] Default size of a gradient bucket: one sixteenth of a rank's gradients. The

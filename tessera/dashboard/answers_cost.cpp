@@ -6,7 +6,6 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/dashboard/api.h"
-#include "tessera/planner/cost.h"
 #include "tessera/simulator/memory_over_step.h"
 
 namespace tessera::dashboard {
@@ -64,13 +63,12 @@ Json cost_answer(const Knowledge& known, Ask& ask) {
       rows.push_back(nullptr);
       continue;
     }
-    const planner::TrainingCost cost =
-        planner::training_cost(tokens, rates[i], gpus[i], watts.value, price.value);
+    const double seconds = tokens / rates[i], gpu_hours = gpus[i] * seconds / 3600;
     rows.push_back({{"gpus", gpus[i]},
-                    {"seconds", cost.seconds},
-                    {"gpu_hours", cost.gpu_hours},
-                    {"kwh", cost.kwh},
-                    {"money", cost.money}});
+                    {"seconds", seconds},
+                    {"gpu_hours", gpu_hours},
+                    {"kwh", gpu_hours * watts.value / 1000},
+                    {"money", gpu_hours * price.value}});
   }
   return {{"tokens", tokens},           {"watts", watts.value},
           {"watts_basis", watts.basis}, {"price_per_hour", price.value},

@@ -55,7 +55,7 @@ std::optional<int> fits_from(planner::RunConfig q, int stage, int most) {
   most = std::max(1, most / replicas);
   const auto fits = [&](int shards) {
     q.axes.set_dp(shards * replicas);
-    q.global_batch = q.micro_batch * q.grad_accum * q.dp();
+    q.global_batch = q.micro_batch * q.grad_accum * shards * replicas;
     return planner::needed_memory(q) <= usable;
   };
   if (fits(1)) return replicas;

@@ -140,7 +140,7 @@ void ask_about_communication(Json& to, const planner::RunConfig& q, const planne
             ": activations of every layer, which each GPU has to wait for. Tensor "
             "parallelism therefore stays inside a node, where links are fastest.")));
   }
-  if (q.pp() > 1) {
+  if (q.pipelined()) {
     const auto made = schedule::make(q.schedule, q.pp(), static_cast<int>(q.micros()), q.chunks);
     const double bubble = schedule::time(made, {}).bubble;
     to.push_back(number_question(

@@ -37,8 +37,8 @@ std::string train_command(const planner::RunConfig& q) {
               q.micro_batch, " --grad-accum ", q.grad_accum);
   if (q.recompute != Recompute::none) text += str(" --recompute ", name(q.recompute));
   if (q.sequence_parallel) text += " --sequence-parallel";
-  if (q.pp() > 1) text += str(" --schedule ", q.schedule);
-  if (q.pp() > 1 && q.chunks > 1) text += str(" --chunks ", q.chunks);
+  if (q.pipelined()) text += str(" --schedule ", q.schedule);
+  if (q.pipelined() && q.chunks > 1) text += str(" --chunks ", q.chunks);
   return text;
 }
 
@@ -79,7 +79,7 @@ Json settings_of(const planner::RunConfig& asked, const planner::RunConfig& foun
     if (field.name == "model" && found.model.name.empty() && !asked.has("model")) continue;
     const bool needed = asked.has(field.name) || always.count(field.name) > 0 ||
                         (chosen.count(field.name) > 0 && text != planner::get(usual, field)) ||
-                        (of_pipeline.count(field.name) > 0 && found.pp() > 1);
+                        (of_pipeline.count(field.name) > 0 && found.pipelined());
     if (!needed) continue;
     std::string key = field.name;
     std::replace(key.begin(), key.end(), '-', '_');

@@ -178,7 +178,7 @@ void check_limits(const planner::RunConfig& q, const Limits& limits) {
   }
   const double slots =
       static_cast<double>(q.pp()) * static_cast<double>(q.micros()) * static_cast<double>(q.chunks);
-  if (q.pp() > 1 && slots > static_cast<double>(limits.slots)) {
+  if (q.pipelined() && slots > static_cast<double>(limits.slots)) {
     throw UsageError(Flag("grad-accum"),
                      str("got ", q.micros(), " micro-batches in ", q.pp(),
                          " stages; their product must be at most ", limits.slots,

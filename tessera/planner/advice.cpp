@@ -70,12 +70,11 @@ bool gains_more(const Plan& plan, const Advice& a, const Advice& b) {
 
 // Returns whether `next` is better than the best of its family so far: by better() if their ZeRO
 // stages differ.
-bool replaces(const Plan& plan, const Offer& next, const Offer& best) {
-  const Candidate &a = next.candidate, &b = best.candidate;
-  const bool by_stage = a.config.zero != b.config.zero &&
-                        next.advice.faster == best.advice.faster &&
+bool replaces(const Plan& plan, const Advice& next, const Candidate& a, const Offer& best) {
+  const Candidate& b = best.candidate;
+  const bool by_stage = a.config.zero != b.config.zero && next.faster == best.advice.faster &&
                         indistinguishable(a.step, a.interval, b.step, b.interval);
-  return by_stage ? better(a, b) : gains_more(plan, next.advice, best.advice);
+  return by_stage ? better(a, b) : gains_more(plan, next, best.advice);
 }
 
 // Returns whether the saved memory is a benefit by itself.
@@ -120,17 +119,17 @@ std::string consequences(const RunConfig& q, const Plan& plan, const std::string
 
 // Evaluates an edit. Returns nullopt if it is not worth reporting or not better than the best of
 // its family: [Note: neighbors].
-std::optional<Offer> evaluate(const Plan& plan, const PartTimes* parts, Edit edit,
+std::optional<Offer> evaluate(const Plan& plan, const PlanParts& parts, Edit& edit,
                               const Offer* best) {
-  if (plan.fits && edit.config.zero > plan.question.zero &&
+  Candidate& candidate = edit.candidate;
+  if (plan.fits && candidate.config.zero > plan.question.zero &&
       leaves_ample_memory(plan.needed(), plan.question.hardware)) {
     return std::nullopt;  // prefer the simplest stage that fits; about_stage() reports a faster one
   }
-  std::optional<Candidate> found = Candidate::beside(plan.question, std::move(edit.config));
-  if (!found || !found->fits) return std::nullopt;
-  Offer offer{{"", std::move(edit.flags), std::move(edit.family)}, std::move(*found)};
-  Advice& advice = offer.advice;
-  Candidate& candidate = offer.candidate;
+  const PlanParts* const same = edit.same_parts && !plan.question.state_only() ? &parts : nullptr;
+  const bool possible = candidate.settle_beside(plan.question, same ? &same->in_memory : nullptr);
+  if (!possible || !candidate.fits) return std::nullopt;
+  Advice advice{"", edit.flags, edit.family};
   advice.bytes = plan.needed() - candidate.memory;
   advice.fits = true;
   if (!plan.question.state_only()) {
@@ -141,16 +140,16 @@ std::optional<Offer> evaluate(const Plan& plan, const PartTimes* parts, Edit edi
                                          : std::min(now * (1 - kRealGain), plan.interval.low);
     }
     if (best != nullptr) longest = std::min(longest, best->candidate.step + kNoLoss * now);
-    if (!candidate.time_step(longest, edit.same_parts ? parts : nullptr)) return std::nullopt;
+    if (!candidate.time_step(longest, same ? &same->times : nullptr)) return std::nullopt;
     advice.seconds = now - candidate.step;
     advice.faster = time_share(plan, advice) >= kRealGain &&
                     !indistinguishable(now, plan.interval, candidate.step, candidate.interval);
   }
   if (!worth_telling(plan, advice)) return std::nullopt;
-  if (best != nullptr && !replaces(plan, offer, *best)) return std::nullopt;
+  if (best != nullptr && !replaces(plan, advice, candidate, *best)) return std::nullopt;
   advice.sent = plan.traffic.total() - traffic_of(candidate.config).total();
   advice.there = consequences(candidate.config, plan, advice.family);
-  return offer;
+  return Offer{std::move(advice), candidate};
 }
 
 // Remedy if activations and temporaries alone do not fit, so that sharding state does not help.
@@ -175,7 +174,7 @@ std::string over_more_gpus(const RunConfig& q) {
   std::string text = "split the model over more GPUs: ";
   if (more_tp) text += str("--tp up to ", q.per_node, " inside a host, then ");
   text += str("--pp across hosts");
-  if (q.dp() == 1) return text + ", or shard it with --zero 3 and --dp";
+  if (!q.averages_gradients()) return text + ", or shard it with --zero 3 and --dp";
   return text + (q.zero == 3 ? ", or raise --dp" : "");
 }
 
@@ -266,19 +265,17 @@ bool leaves_ample_memory(double needed, const Hardware& hardware) {
   return usable - needed >= kAmple * usable;
 }
 
-std::vector<Advice> advice_for(const Plan& plan) {
+std::vector<Advice> advice_for(const Plan& plan, const PlanParts& parts) {
   std::map<std::string, Offer> best;  // by family
-  std::optional<PartTimes> parts;     // of the plan, and of edits with same_parts
-  if (!plan.question.state_only()) parts = part_times(plan.question);
-  for (Edit& edit : neighborhood(plan.question)) {
+  for_each_neighbor(plan.question, [&](Edit& edit) {
     // Combined edits are advised only if no single edit makes the plan fit.
-    if (edit.family == "all" && (plan.fits || !best.empty())) continue;
+    if (edit.family == "all" && (plan.fits || !best.empty())) return;
     const auto at = best.find(edit.family);
     const Offer* const so_far = at == best.end() ? nullptr : &at->second;
-    if (auto offer = evaluate(plan, parts ? &*parts : nullptr, std::move(edit), so_far)) {
-      best[offer->advice.family] = std::move(*offer);
+    if (auto offer = evaluate(plan, parts, edit, so_far)) {
+      best[edit.family] = std::move(*offer);
     }
-  }
+  });
   std::vector<Advice> all;
   for (auto& [family, offer] : best) all.push_back(std::move(offer.advice));
   std::stable_sort(all.begin(), all.end(),
@@ -289,34 +286,34 @@ std::vector<Advice> advice_for(const Plan& plan) {
 }
 
 std::string least_change_that_fits(const RunConfig& q) {
-  for (Edit& edit : neighborhood(q)) {
+  std::string first;
+  for_each_neighbor(q, [&](Edit& edit) {
+    if (!first.empty()) return;
     const std::string& family = edit.family;
     const bool considered = family == "dp-replicate" || family == "zero" || family == "attention" ||
                             family == "recompute" || family == "micro-batch" || family == "all";
     // In the other direction it needs more memory.
-    RunConfig& changed = edit.config;
+    RunConfig& changed = edit.candidate.config;
     const bool saves = changed.replicas() <= q.replicas() && changed.zero >= q.zero &&
                        changed.recompute >= q.recompute && changed.micro_batch <= q.micro_batch;
-    if (!considered || !saves) continue;
+    if (!considered || !saves) return;
     // A policy that is not the stage's own was asked for.
     if (changed.zero != q.zero && q.policy() == default_reduce_policy(q.zero)) {
       changed.grad_reduce.reset();
     }
-    const std::optional<Candidate> other = Candidate::beside(q, std::move(changed));
-    if (!other || !other->fits) continue;
-    const std::string fits = str(" fits: ", of_usable(other->memory, q));
+    if (!edit.candidate.settle_beside(q) || !edit.candidate.fits) return;
+    const std::string fits = str(" fits: ", of_usable(edit.candidate.memory, q));
     if (family == "micro-batch") {
-      return str("--micro-batch ", other->config.micro_batch, " with --grad-accum ",
-                 other->config.grad_accum, " fits and keeps the global batch",
-                 std::string_view(fits).substr(5));
+      first = str("--micro-batch ", changed.micro_batch, " with --grad-accum ", changed.grad_accum,
+                  " fits and keeps the global batch", std::string_view(fits).substr(5));
+      return;
     }
-    const std::string shards =
-        family == "dp-replicate"
-            ? str(", sharded over ", other->config.shards(), " ranks instead of ", q.shards())
-            : "";
-    return str(edit.flags, fits, shards, new_stage_in_software(other->config, q));
-  }
-  return "";
+    const std::string shards = family == "dp-replicate" ? str(", sharded over ", changed.shards(),
+                                                              " ranks instead of ", q.shards())
+                                                        : "";
+    first = str(edit.flags, fits, shards, new_stage_in_software(changed, q));
+  });
+  return first;
 }
 
 std::string remedy_for(const Plan& plan) {

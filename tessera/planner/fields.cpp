@@ -160,8 +160,10 @@ const Field& find_field(Command command, std::string_view name) {
   if (found != index.end()) return *found->second;
   std::vector<std::string> names;
   for (const Field& each : fields(command)) names.push_back(each.name);
+  const bool removed = !why_removed(key).empty();  // --print-config of earlier versions wrote both
   throw UsageError(str(quote(name), " is not a setting of a ",
-                       command == Command::train ? "run" : "plan", instead_of(key, names)),
+                       command == Command::train ? "run" : "plan", instead_of(key, names),
+                       removed ? ". Delete the keys powersgd-rank and powersgd-warmup." : ""),
                    key.substr(0, 40));
 }
 

@@ -179,7 +179,7 @@ Json tree_of(const Plan& plan, bool advised) {
   json["memory"] = memory_json(plan);
   if (!sized) json["assumed"] = assumed_json(plan.assumed);
   json["pipeline_rank"] = plan.rank;
-  if (q.pp() > 1 && sized) {
+  if (q.pipelined() && sized) {
     Json& ranks = json["memory_by_pipeline_rank"];
     for (const Memory& memory : plan.by_rank) ranks.push_back(all_memory_json(memory));
   }

@@ -138,7 +138,8 @@ struct Param {
 
   // Return the sizes on a rank, rounded up.
   std::int64_t rows_on_rank(int tp) const;
-  std::int64_t columns_on_rank(int tp) const;  // as above
+  std::int64_t columns_on_rank(int tp) const;   // as above
+  std::int64_t elements_on_rank(int tp) const;  // as above
   // Returns the number of elements on a rank, rounded up only if `padded`.
   double share_on_rank(int tp) const;
 };

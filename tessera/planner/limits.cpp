@@ -59,7 +59,7 @@ Limits for_all(const RunConfig& q, const Find& find) {
 
 BatchLimit largest_batch(RunConfig q) {
   // Accumulation adds time, not memory: use one micro-batch, or enough to fill the pipeline.
-  q.grad_accum = q.pp() > 1 ? std::max<std::int64_t>(q.grad_accum, q.pp()) : q.grad_accum;
+  q.grad_accum = q.pipelined() ? std::max<std::int64_t>(q.grad_accum, q.pp()) : q.grad_accum;
   const auto edited = [&](std::int64_t b) {
     RunConfig other = q;
     other.micro_batch = b;

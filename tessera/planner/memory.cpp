@@ -7,7 +7,6 @@
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
-#include "tessera/planner/run_parts.h"
 #include "tessera/planner/state.h"
 
 namespace tessera::planner {
@@ -33,7 +32,7 @@ double buffers_of(const RunConfig& q, const RankParts& rank) {
   const bool table = rank.embedding || rank.head;
   const bool lanes = sharded.grads && q.policy() == ReducePolicy::each;
   const bool copies = lanes || q.travel() != q.layout.grad;
-  if (q.dp() > 1 && (copies || q.replicas() > 1)) {
+  if (q.averages_gradients() && (copies || q.replicas() > 1)) {
     const double matrix = real(q.model.hidden * q.model.ffn) / q.tp();
     const double largest = std::max(matrix, table ? vocab : 0) * q.travel();
     const double bucket = std::max(bucket_bytes(q, rank.params), largest);
@@ -45,7 +44,7 @@ double buffers_of(const RunConfig& q, const RankParts& rank) {
     const double units = q.keep_params ? rank.params : layer + std::max(layer, table ? vocab : 0);
     bytes += std::min(units, rank.params) * q.layout.param;
   }
-  if (q.pp() > 1) bytes += 2 * boundary_on_rank(q);
+  if (q.pipelined()) bytes += 2 * boundary_on_rank(q);
   return bytes;
 }
 
@@ -160,8 +159,12 @@ std::optional<Assumed> assumed_for(const RunConfig& q) {
 }
 
 double needed_memory(const RunConfig& q) {
+  return needed_memory(q, q.state_only() ? Programs{} : programs_in_memory(q));
+}
+
+double needed_memory(const RunConfig& q, const Programs& programs) {
   if (const auto assumed = assumed_for(q)) return assumed->memory.total();
-  return memory_of(q).total();
+  return memory_of(q, programs).total();
 }
 
 }  // namespace tessera::planner

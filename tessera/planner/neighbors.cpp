@@ -24,7 +24,9 @@ std::string exact_size(double bytes) {
 
 class Neighborhood {
  public:
-  explicit Neighborhood(const RunConfig& q) : q_(q), fuses_(can_fuse(q)) {}
+  using Visit = std::function<void(Edit&)>;
+  Neighborhood(const RunConfig& q, const Visit& visit)
+      : q_(q), visit_(visit), fuses_(can_fuse(q)), edit_{"", "", {q, 0, false, 0, {}}} {}
 
   void replicas();
   void stages();
@@ -36,27 +38,32 @@ class Neighborhood {
   void schedules();
   void meshes();
   void all_at_once();
-  std::vector<Edit> take() { return std::move(all_); }
 
  private:
-  using Change = std::function<void(RunConfig&)>;
-  void add(const char* family, std::string flags, const Change& change) {
-    Edit& edit = all_.emplace_back(Edit{family, std::move(flags), q_});
-    change(edit.config);
+  // `change` edits a RunConfig.
+  template <typename Change>
+  void add(const char* family, std::string flags, const Change& change, bool same_parts = false) {
+    edit_.family = family;
+    edit_.flags = std::move(flags);
+    edit_.same_parts = same_parts;
+    edit_.candidate.config = q_;
+    change(edit_.candidate.config);
+    visit_(edit_);
   }
-  // Adds an edit with same_parts.
+  template <typename Change>
   void add_same_parts(const char* family, std::string flags, const Change& change) {
-    add(family, std::move(flags), change);
-    all_.back().same_parts = true;
+    add(family, std::move(flags), change, /*same_parts=*/true);
   }
-  void mesh(int tp, int pp, int dp);
+  void mesh(const Axes& axes);
+  void resize(Axis axis, int size);
   static bool can_fuse(const RunConfig& q) {
     return q.attention == Attention::unfused && q.hardware.fused_attention;
   }
 
   const RunConfig& q_;
+  const Visit& visit_;
   bool fuses_;  // fused attention is possible, and not in use
-  std::vector<Edit> all_;
+  Edit edit_;
 };
 
 // [Note: hybrid sharding] Fewer replicas if there are several; and replicas that fill nodes.
@@ -77,17 +84,17 @@ void Neighborhood::replicas() {
 }
 
 void Neighborhood::stages() {
-  if (q_.dp() == 1) return;
+  if (!q_.averages_gradients()) return;
   for (int stage = 0; stage <= 3; ++stage) {
     if (stage == q_.zero) continue;
     const bool drops = stage == 0 && q_.replicas() > 1;
     add_same_parts("zero", str("--zero ", stage, drops ? " --dp-replicate 1" : ""),
-                   [&](RunConfig& o) { o = o.at_stage(stage); });
+                   [&](RunConfig& o) { o.set_stage(stage); });
   }
 }
 
 void Neighborhood::reductions() {
-  if (q_.dp() == 1) return;
+  if (!q_.averages_gradients()) return;
   if (q_.zero >= 2 && q_.micros() > 1) {
     const bool each = q_.policy() == ReducePolicy::each;
     add_same_parts(
@@ -134,7 +141,7 @@ void Neighborhood::batches() {
 }
 
 void Neighborhood::buckets() {
-  if (q_.dp() == 1) return;
+  if (!q_.averages_gradients()) return;
   double params = 0;
   for (const auto& chunks : stage_shares(q_))
     params = std::max(params, trained_on_rank(q_, chunks));
@@ -168,7 +175,7 @@ void Neighborhood::overlaps() {
 }
 
 void Neighborhood::schedules() {
-  if (q_.pp() == 1) return;
+  if (!q_.pipelined()) return;
   const auto take = [&](ScheduleChoice schedule, std::int64_t chunks) {
     if (q_.schedule == schedule && q_.chunks == chunks) return;
     std::string flags = q_.schedule == schedule ? "" : str("--schedule ", schedule);
@@ -191,27 +198,39 @@ void Neighborhood::schedules() {
   }
 }
 
-void Neighborhood::mesh(int tp, int pp, int dp) {
-  if (tp < 1 || pp < 1 || dp < 1 || tp * pp * dp != q_.world()) return;
+void Neighborhood::mesh(const Axes& axes) {
+  if (!axes.replicas_divide()) return;
   // Keeps the global batch: with more data-parallel ranks each has fewer micro-batches, then
   // smaller ones.
+  const int dp = axes.dp();
   const std::int64_t each = q_.global_batch / dp;
   if (q_.global_batch % dp != 0) return;
   const std::int64_t micro = each % q_.micro_batch == 0 ? q_.micro_batch : each;
   if (micro > q_.micro_batch) return;
   std::vector<std::string> flags;
-  const auto flag = [&](const char* name, std::int64_t now, std::int64_t then) {
-    if (now != then) flags.push_back(str("--", name, " ", then));
+  const auto flag = [&](const std::string& name, std::int64_t now, std::int64_t then) {
+    if (now != then) flags.push_back(str(name, " ", then));
   };
-  flag("tp", q_.tp(), tp);
-  flag("pp", q_.pp(), pp);
-  flag("dp", q_.dp(), dp);
-  flag("micro-batch", q_.micro_batch, micro);
-  flag("grad-accum", q_.grad_accum, each / micro);
+  for (const Axis axis : kFactorAxes) flag(axis_flag(axis), q_.axes.given(axis), axes.given(axis));
+  flag("--micro-batch", q_.micro_batch, micro);
+  flag("--grad-accum", q_.grad_accum, each / micro);
   add("mesh", join(flags, " "), [&](RunConfig& o) {
-    o.axes.set(Axis::tp, tp), o.axes.set(Axis::pp, pp), o.axes.set_dp(dp);
+    o.axes = axes;
     o.micro_batch = micro, o.grad_accum = each / micro;
   });
+}
+
+// Gives one axis a smaller size, which divides its own, and lets each other axis grow instead.
+void Neighborhood::resize(Axis axis, int size) {
+  const int own = q_.axes.given(axis);
+  if (size < 1 || size == own || own % size != 0) return;
+  for (const Axis other : kPrintedAxes) {
+    if (other == axis || other == Axis::dp_replicate) continue;
+    Axes axes = q_.axes;
+    axes.set_given(axis, size);
+    axes.set_given(other, q_.axes.given(other) * (own / size));
+    mesh(axes);
+  }
 }
 
 void Neighborhood::meshes() {
@@ -219,27 +238,24 @@ void Neighborhood::meshes() {
   // are several.
   if (q_.vocab_multiple > 1 || q_.hardware.cpu || q_.world() == 1) return;
   if (q_.split != "even" && q_.split != "work") return;
-  const int tp = q_.tp(), pp = q_.pp(), dp = q_.dp();
-  if (tp % 2 == 0) mesh(tp / 2, pp, dp * 2), mesh(tp / 2, pp * 2, dp);
-  if (pp % 2 == 0) mesh(tp, pp / 2, dp * 2), mesh(tp * 2, pp / 2, dp);
-  if (dp % 2 == 0) mesh(tp * 2, pp, dp / 2), mesh(tp, pp * 2, dp / 2);
-  if (tp > q_.per_node && tp % q_.per_node == 0) {
-    mesh(q_.per_node, pp, dp * (tp / q_.per_node));
-    mesh(q_.per_node, pp * (tp / q_.per_node), dp);
+  for (const Axis axis : kFactorAxes) {
+    const int own = q_.axes.given(axis);
+    if (own % 2 == 0) resize(axis, own / 2);
   }
+  if (q_.tp() > q_.per_node) resize(Axis::tp, q_.per_node);
 }
 
 // The combinations with the least memory on this mesh: with this reduce policy, and with gradients
 // that are reduced every micro-batch.
 void Neighborhood::all_at_once() {
   std::vector<std::string> flags;
-  if (q_.dp() > 1 && q_.zero < 3) flags.emplace_back("--zero 3");
+  if (q_.averages_gradients() && q_.zero < 3) flags.emplace_back("--zero 3");
   if (q_.recompute != Recompute::full) flags.emplace_back("--recompute full");
   if (fuses_) flags.emplace_back("--attention fused");
   const std::int64_t each = q_.micro_batch * q_.grad_accum;
   if (q_.micro_batch > 1) flags.push_back(str("--micro-batch 1 --grad-accum ", each));
   const auto combine = [&](RunConfig& o) {
-    if (o.dp() > 1) o.zero = 3;
+    if (o.averages_gradients()) o.zero = 3;
     o.recompute = Recompute::full;
     if (fuses_) o.attention = Attention::fused;
     o.micro_batch = 1, o.grad_accum = each;
@@ -255,8 +271,8 @@ void Neighborhood::all_at_once() {
 
 }  // namespace
 
-std::vector<Edit> neighborhood(const RunConfig& q) {
-  Neighborhood all(q);
+void for_each_neighbor(const RunConfig& q, const std::function<void(Edit&)>& visit) {
+  Neighborhood all(q, visit);
   all.replicas();
   all.stages();
   all.recomputation();
@@ -267,11 +283,10 @@ std::vector<Edit> neighborhood(const RunConfig& q) {
   all.schedules();
   all.meshes();
   all.all_at_once();
-  return all.take();
 }
 
 Candidate Candidate::of(RunConfig config) {
-  config = resolve(std::move(config));
+  settle(config);
   const double memory = needed_memory(config);
   return of_settled(std::move(config), memory);
 }
@@ -282,12 +297,21 @@ Candidate Candidate::of_settled(RunConfig config, double memory) {
 }
 
 std::optional<Candidate> Candidate::beside(const RunConfig& now, RunConfig config) {
-  if (newly_lacks(config, now)) return std::nullopt;
+  std::optional<Candidate> candidate = of_settled(std::move(config), 0);
+  if (!candidate->settle_beside(now)) candidate.reset();
+  return candidate;
+}
+
+bool Candidate::settle_beside(const RunConfig& now, const Programs* programs) {
+  if (newly_lacks(config, now)) return false;
   try {
-    return of(std::move(config));
+    settle(config);
+    memory = programs != nullptr ? needed_memory(config, *programs) : needed_memory(config);
   } catch (const UsageError&) {  // impossible
-    return std::nullopt;
+    return false;
   }
+  fits = memory <= usable_memory(config.hardware);
+  return true;
 }
 
 bool Candidate::time_step(double longest, const PartTimes* parts) {

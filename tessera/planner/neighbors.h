@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -19,19 +20,6 @@ namespace tessera::planner {
 // - Limits: the largest value of one setting that fits.
 // - A search (search.cpp) combines all edits, and shares computations between candidates.
 
-// Edit of a configuration that keeps the model, the devices and the global batch.
-struct Edit {
-  std::string family;                        // kind of edit; only the best of each kind is advised
-  std::string flags;                         // as typed, in addition to the question's: "--zero 1"
-  RunConfig config = RunConfig::for_plan();  // not resolved; it may be invalid
-  // The computation of a micro-batch in each part of the model is unchanged; only memory,
-  // communication or the order of work differs.
-  bool same_parts = false;
-};
-// Returns all edits to try. Those of one family are together; the simplest that save memory are
-// first, and the last ones combine them.
-std::vector<Edit> neighborhood(const RunConfig& settled);
-
 // Configuration whose memory, and perhaps step, is planned.
 struct Candidate {
   RunConfig config = RunConfig::for_plan();  // settled
@@ -44,15 +32,33 @@ struct Candidate {
   static Candidate of(RunConfig config);
   // As above, for a settled configuration whose memory is known.
   static Candidate of_settled(RunConfig config, double memory);
-  // As above; nullopt if it is impossible, or uses a feature that `now` does not use and the
-  // software lacks.
+  // As of(); nullopt if settle_beside() returns false.
   static std::optional<Candidate> beside(const RunConfig& now, RunConfig config);
+  // Settles `config` in place and plans its memory. Returns false if it is impossible, or uses a
+  // feature that `now` does not use and the software lacks. `programs`: programs_in_memory() of the
+  // configuration, if they are known.
+  bool settle_beside(const RunConfig& now, const Programs* programs = nullptr);
   // Computes the step, unless a lower bound shows that it takes longer than `longest` seconds;
   // returns whether it did. `parts`: part_times() of the configuration, if they are known.
   bool time_step(double longest = std::numeric_limits<double>::infinity(),
                  const PartTimes* parts = nullptr);
 };
 Candidate candidate_of(const Plan& plan);
+
+// Edit of a configuration that keeps the model, the devices and the global batch.
+struct Edit {
+  std::string family;   // kind of edit; only the best of each kind is advised
+  std::string flags;    // as typed, in addition to the question's: "--zero 1"
+  Candidate candidate;  // not settled; it may be impossible
+  // The computation of a micro-batch in each part of the model is unchanged; only memory,
+  // communication or the order of work differs.
+  bool same_parts = false;
+};
+// Calls `visit` for each edit to try. Those of one family are together; the simplest that save
+// memory are first, and the last ones combine them. `visit` may change the edit: the same object is
+// used for all, because a configuration is large.
+void for_each_neighbor(const RunConfig& settled, const std::function<void(Edit&)>& visit);
+
 // Returns the settled configuration at another ZeRO stage, with the reduce policy of that stage;
 // nullopt as for Candidate::beside().
 std::optional<Candidate> at_stage(const RunConfig& settled, int stage);

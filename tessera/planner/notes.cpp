@@ -18,7 +18,7 @@ void about_memory(const Plan& plan, Lines& out) {
   const RunConfig& q = plan.question;
   if (!plan.fits) {
     out.push_back(str("does not fit: ", of_usable(plan.needed(), q),
-                      q.pp() > 1 ? str(" on pipeline rank ", plan.rank) : "", ", ",
+                      q.pipelined() ? str(" on pipeline rank ", plan.rank) : "", ", ",
                       size(-plan.margin), " too much"));
   }
   if (plan.fits && !q.hardware.caution.empty()) out.push_back(q.hardware.caution);
@@ -92,7 +92,7 @@ void about_replicas(const Plan& plan, Lines& out) {
 
 void about_stage(const Plan& plan, Lines& out) {
   const RunConfig& q = plan.question;
-  if (q.dp() == 1) {
+  if (!q.averages_gradients()) {
     if (q.zero > 0) out.push_back(str("--zero ", q.zero, " has no effect with dp 1"));
     return;
   }
@@ -113,7 +113,7 @@ void about_stage(const Plan& plan, Lines& out) {
     const std::optional<Candidate> other = at_stage(q, stage);
     return other && other->fits;
   };
-  if (q.zero == 3 && q.pp() == 1 && !q.state_only() &&
+  if (q.zero == 3 && !q.pipelined() && !q.state_only() &&
       !fits_at(q.software == Software::megatron ? 1 : 2)) {
     const double boundary = 2 * real(q.micros()) * real(q.seq) * real(q.micro_batch) *
                             real(q.model.hidden) * element_bytes(q);
@@ -176,7 +176,7 @@ void about_cuts(const Plan& plan, Lines& out) {
                       format_rate(q.hardware.between.bandwidth), " instead of ",
                       format_rate(q.hardware.inside.bandwidth)));
   }
-  if (q.pp() > 1) about_bubble(plan, out);
+  if (q.pipelined()) about_bubble(plan, out);
   if (lack_of(q) != Lack::none && lack_of(q) != Lack::stage_two) out.push_back(lack_words(q));
   if (q.tp() > 1 && !q.state_only() && q.model.vocab % q.tp() != 0) {
     out.push_back(str("the vocabulary of ", q.model.vocab, " is not divisible by tp ", q.tp(),

@@ -155,12 +155,13 @@ std::string topology_text(const RunConfig& q) {
     text += str("  switch   over ", level.nodes, " nodes, oversubscribed ", level.oversubscription,
                 " : 1\n");
   }
-  if (q.tp() > 1) text += str("  tp       ", place_words(on, on.along[Axis::tp]), "\n");
-  if (q.shards() > 1) text += str("  dp       ", place_words(on, on.along[Axis::dp_shard]), "\n");
-  if (q.replicas() > 1) {
-    text += str("  replicas ", place_words(on, on.along[Axis::dp_replicate]), "\n");
+  for (const Axis axis : kAllAxes) {
+    if (q.axes.size(axis) == 1) continue;
+    std::string title(axis_title(axis));
+    title.resize(9, ' ');
+    text +=
+        str("  ", title, axis == Axis::pp ? hop_words(on) : place_words(on, on.along[axis]), "\n");
   }
-  if (q.pp() > 1) text += str("  pp       ", hop_words(on), "\n");
   const std::vector<AxisSize> order = axis_order(q);
   const int nodes = drawn_nodes(q), devices = std::min(t.per_node, kDrawnDevices);
   for (int n = 0; n < nodes; ++n) {
@@ -193,7 +194,7 @@ std::string topology_svg(const RunConfig& q) {
       const double x = kLeft + d * (kBox + kGap);
       const char* const palette[] = {colors::kForward, colors::kParams, colors::kActivations,
                                      colors::kGrads};
-      svg.box(x, y, kBox, 44, palette[(q.pp() > 1 ? at.pp() : at[Axis::dp_shard]) % 4],
+      svg.box(x, y, kBox, 44, palette[(q.pipelined() ? at.pp() : at[Axis::dp_shard]) % 4],
               str("rank ", rank));
       svg.text(x + kBox / 2, y + 27, coordinate_text(q.axes, at), Svg::Anchor::middle);
       svg.line(x + kBox / 2, y + 44, x + kBox / 2, y + 58, colors::kStep);

@@ -40,10 +40,18 @@ double model_flops(const RunConfig& q) {
   return (layers + of(ProgramPart::head)) * real(q.global_batch);
 }
 
-Plan plan_numbers(const RunConfig& q) {
+PlanParts::PlanParts(const RunConfig& q) {
+  if (q.state_only()) return;
+  times = part_times(q);
+  in_memory = programs_in_memory(q);
+}
+
+Plan plan_numbers(const RunConfig& q) { return plan_numbers(q, PlanParts(q)); }
+
+Plan plan_numbers(const RunConfig& q, const PlanParts& parts) {
   Plan plan;
   plan.question = q;
-  plan.by_rank = memory_by_rank(q);
+  plan.by_rank = memory_by_rank(q, parts.in_memory);
   plan.rank = most_loaded_rank(plan.by_rank);
   plan.memory = plan.by_rank[static_cast<std::size_t>(plan.rank)];
   plan.traffic = traffic_of(q);
@@ -57,7 +65,7 @@ Plan plan_numbers(const RunConfig& q) {
     plan.parameters = real(q.model.params());
     plan.in_blocks = real(q.model.block_params() + q.model.final_norm_params());
     plan.in_embeddings = real(q.model.embedding_params() + q.model.head_params());
-    plan.time = step_time(q);
+    plan.time = step_time(describe_step(q, parts.times));
     plan.interval = step_interval(q, plan.time.step());
     plan.model_flops = model_flops(q);
     const double step = plan.time.step(), world = q.world();
@@ -78,8 +86,9 @@ Plan plan_numbers(const RunConfig& q) {
 }
 
 Plan advised_plan(const RunConfig& settled) {
-  Plan plan = plan_numbers(settled);
-  plan.advice = advice_for(plan);
+  const PlanParts parts(settled);
+  Plan plan = plan_numbers(settled, parts);
+  plan.advice = advice_for(plan, parts);
   plan.notes = notes_for(plan);
   plan.remedy = remedy_for(plan);
   return plan;

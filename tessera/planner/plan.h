@@ -10,8 +10,6 @@
 
 namespace tessera::planner {
 
-struct Programs;
-
 // Bytes on the most loaded rank.
 struct Memory {
   double params = 0, grads = 0, optimizer = 0;
@@ -113,6 +111,7 @@ std::optional<Assumed> assumed_for(const RunConfig& settled);
 // Returns the bytes that have to fit: all memory if the shape is known; otherwise the state with
 // the estimate of assumed_for(), or only the state.
 double needed_memory(const RunConfig& settled);
+double needed_memory(const RunConfig& settled, const Programs& programs);  // the same
 // Returns the traffic of the rank that sends most along each axis.
 Traffic traffic_of(const RunConfig& settled);
 // Returns the floating-point operations of a step: three times those of forward, without
@@ -120,15 +119,24 @@ Traffic traffic_of(const RunConfig& settled);
 // weights are not counted.
 double model_flops(const RunConfig& settled);
 
+// Operations and times of the parts of a model, which questions that differ only in memory,
+// communication or the order of work have in common. Empty if only the model's size is known.
+struct PlanParts {
+  explicit PlanParts(const RunConfig& settled);
+  PartTimes times;
+  Programs in_memory;  // programs_in_memory()
+};
+
 // Plans a settled question without advice, notes and remedy.
 Plan plan_numbers(const RunConfig& settled);
+Plan plan_numbers(const RunConfig& settled, const PlanParts& parts);  // the same
 // Plans a settled question with advice, notes and remedy.
 Plan advised_plan(const RunConfig& settled);
 // Settles, plans and advises.
 Plan make_plan(const RunConfig& question);
 
 // Returns the changes of flags that gain something: Plan::advice.
-std::vector<Advice> advice_for(const Plan& plan);
+std::vector<Advice> advice_for(const Plan& plan, const PlanParts& parts);
 // Returns the unusual but valid settings: Plan::notes.
 std::vector<std::string> notes_for(const Plan& plan);
 // Returns a remedy for the plan's bound in one line, based on its advice if there is any.

@@ -112,6 +112,10 @@ std::int64_t Param::columns_on_rank(int tp) const {
   return cut == 1 ? (columns + tp - 1) / tp : columns;
 }
 
+std::int64_t Param::elements_on_rank(int tp) const {
+  return rows_on_rank(tp) * (columns > 0 ? columns_on_rank(tp) : 1);
+}
+
 double Param::share_on_rank(int tp) const {
   const double width = columns == 0 ? 1 : real(columns);
   if (padded) return real(rows_on_rank(tp)) * width;
@@ -261,6 +265,7 @@ PartWork part_work(const RunConfig& q, const Program& program) {
 }
 
 Work tensor_reduce(const RunConfig& q) {
+  if (q.tp() == 1) return {};
   const double bytes = real(q.micro_batch) * real(q.seq) * real(q.model.hidden) * element_bytes(q);
   if (q.sequence_ranks() == 1) return tp_collective(q, Collective::all_reduce, bytes);
   return tp_collective(q, Collective::reduce_scatter, bytes) +
@@ -319,12 +324,13 @@ double fused_attention_time(const Hardware& hardware, int element, double flops)
   return flops / (peak * hardware.attention_efficiency);
 }
 
-double elapsed(const Hardware& hardware, const Work& work) {
-  const double device = work.device + work.launches * hardware.kernel_start;
-  const double host = work.launches * hardware.launch;
+double elapsed(const SoftwareFigures& figures, const Work& work) {
+  const double device = work.device + work.launches * figures.kernel_start;
+  const double host = work.launches * figures.launch;
   const double longer = std::max(host, device);
   if (longer <= 0) return 0;
   const double shorter = std::min(host, device) / longer;
+  if (shorter <= 0) return longer;
   return longer * portable::pow(1 + portable::pow(shorter, kOverlap), 1 / kOverlap);
 }
 

@@ -43,7 +43,7 @@ struct Work {
 // [Note: host and device] The host launches kernels ahead of the device, so the longer of the two
 // times counts. Neither is always busy, so if they are nearly equal the total is longer than both.
 // A power mean models this; its exponent was fitted to measured steps.
-double elapsed(const Hardware& hardware, const Work& work);
+double elapsed(const SoftwareFigures& figures, const Work& work);
 
 // Return the bytes that forward keeps for backward per micro-batch: held_bytes() in memory blocks,
 // as the ledger of a run counts them; kept_bytes() exactly.

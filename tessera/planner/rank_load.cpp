@@ -66,6 +66,19 @@ double gathered_on_rank(const RunConfig& q, const std::vector<StageLayers>& chun
   return trained + (sharding_of_stage(q.zero).params ? params_on_rank(q, chunks) : 0);
 }
 
+TrafficInput traffic_input(const RunConfig& q, double gathered, double trained) {
+  TrafficInput input;
+  input.stage = q.zero;
+  input.dp = q.dp();
+  input.micro_batches = static_cast<int>(q.micros());
+  input.param_bytes = gathered * q.layout.param;
+  input.grad_bytes = trained * q.travel();
+  input.policy = q.policy();
+  input.keep_params = q.keep_params;
+  input.replicas = q.replicas();
+  return input;
+}
+
 int element_bytes(const RunConfig& q) { return q.layout.param >= 4 ? 4 : 2; }
 
 double boundary_on_rank(const RunConfig& q) {

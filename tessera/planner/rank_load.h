@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tessera/planner/run_config.h"
+#include "tessera/planner/state.h"
 #include "tessera/schedule/schedule.h"
 
 // Load of one pipeline and tensor-parallel rank, before ZeRO.
@@ -25,6 +26,10 @@ double params_on_rank(const RunConfig& settled, const std::vector<StageLayers>& 
 double trained_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
 // Returns the gathered parameters: the trained ones after their update, or all at stage 3.
 double gathered_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+
+// Returns the data-parallel traffic of a rank that gathers `gathered` parameters and trains
+// `trained`.
+TrafficInput traffic_input(const RunConfig& settled, double gathered, double trained);
 
 // Returns the bytes of a gradient bucket on a rank that trains `params` parameters.
 double bucket_bytes(const RunConfig& settled, double params);

@@ -7,14 +7,13 @@
 #include "tessera/core/shard.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
-#include "tessera/planner/run_parts.h"
 #include "tessera/planner/whole_matrices.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
 
 std::int64_t tied_elements(std::int64_t own, int shards, int shard, bool sharded) {
-  const std::int64_t kept = sharded ? shard_of(own, shards, shard).size : own;
+  const std::int64_t kept = sharded ? nth_shard(own, shard_size(own, shards), shard).size : own;
   return (kept + 1) / 2 * 2;
 }
 
@@ -23,7 +22,7 @@ schedule::Schedule schedule_of(const RunConfig& q) {
 }
 
 std::vector<ModelPart> parts_on_rank(const RunConfig& q, const Coordinate& at) {
-  if (q.pp() == 1) return {{0, q.model.layers, true, true}};
+  if (!q.pipelined()) return {{0, q.model.layers, true, true}};
   const std::vector<int> layers = layers_of_stages(q.model, q.pp() * q.chunks, q.split);
   std::vector<ModelPart> parts;
   for (int c = 0; c < q.chunks; ++c) {
@@ -65,7 +64,7 @@ RunPlan plan_run(const RunConfig& q, const Coordinate& at) {
     for (const ParamSpec& spec : model_params(q.model, q.tp(), each)) {
       const std::int64_t own = elements_on_rank(q, spec);
       part += shard_size(own, q.shards());
-      const bool tied = q.pp() > 1 && q.model.tied && spec.name == "tok.weight" && !adapted;
+      const bool tied = q.pipelined() && q.model.tied && spec.name == "tok.weight" && !adapted;
       if (!tied) continue;
       plan.sent[Axis::pp] +=
           tied_elements(own, q.shards(), at[Axis::dp_shard], sharded.optimizer) * q.layout.grad;
@@ -79,7 +78,7 @@ RunPlan plan_run(const RunConfig& q, const Coordinate& at) {
     in.head = each.head;
     plan.sent[Axis::tp] += std::llround(tensor_parallel_traffic(in).total()) * q.micros();
   }
-  if (q.pp() > 1) {
+  if (q.pipelined()) {
     const double boundary =
         boundary_bytes(static_cast<double>(q.micro_batch * q.seq),
                        static_cast<double>(q.model.hidden), q.layout.param, q.sequence_ranks());
@@ -89,15 +88,8 @@ RunPlan plan_run(const RunConfig& q, const Coordinate& at) {
   if (!adapted) trained = part;
   // Frozen parameters are gathered only if they are sharded, since they are never updated.
   const std::int64_t gathered = !adapted ? part : trained + (sharded.params ? part : 0);
-  TrafficInput traffic;
-  traffic.stage = q.zero;
-  traffic.dp = q.dp();
-  traffic.replicas = q.replicas();
-  traffic.micro_batches = q.micros();
-  traffic.param_bytes = static_cast<double>(gathered * q.shards() * q.layout.param);
-  traffic.grad_bytes = static_cast<double>(trained * q.shards() * q.travel());
-  traffic.policy = q.policy();
-  traffic.keep_params = q.keep_params;
+  const TrafficInput traffic =
+      traffic_input(q, real(gathered * q.shards()), real(trained * q.shards()));
   // Padded bytes are divisible by the ranks, so rounding only removes floating-point errors.
   const DataParallelTraffic sent = data_parallel_traffic(traffic);
   plan.sent[Axis::dp_shard] = std::llround(sent.along_shards());

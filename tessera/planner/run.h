@@ -2,12 +2,15 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/core/axes.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/state_layout.h"
+#include "tessera/planner/parameters.h"
 #include "tessera/planner/run_config.h"
 #include "tessera/planner/state.h"
+#include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
 
@@ -46,5 +49,18 @@ struct RunPlan : RunMemory {
   std::int64_t sent_bytes() const { return sum(sent); }
 };
 RunPlan plan_run(const RunConfig& run, const Coordinate& at = {});
+
+// Returns the schedule of the pipeline.
+schedule::Schedule schedule_of(const RunConfig& run);
+// Consecutive layers of each chunk on a pipeline rank; one chunk without a pipeline.
+std::vector<ModelPart> parts_on_rank(const RunConfig& run, const Coordinate& at);
+// Shape of a rank's tensor of a parameter. Sizes that an axis does not divide are rounded up.
+std::vector<std::int64_t> shape_on_rank(const RunConfig& run, const ParamSpec& spec);
+// Number of elements of that shape.
+std::int64_t elements_on_rank(const RunConfig& run, const ParamSpec& spec);
+
+// Returns the bytes that a rank sends to other replicas in a step: an all-reduce of its shard of
+// each bucket, split into equal parts.
+std::int64_t replica_traffic(const RunConfig& run, const Coordinate& at);
 
 }  // namespace tessera::planner

@@ -196,7 +196,7 @@ void resolve_schedule(RunConfig& q) {
                      str("got ", q.chunks, ", but ", name(q.schedule),
                          " has one on every rank; --schedule interleaved takes more"));
   }
-  if (q.pp() == 1) return;
+  if (!q.pipelined()) return;
   in_range("grad-accum", q.micros(), 1, kMaxMicros);
   if (q.schedule == ScheduleChoice::interleaved && q.micros() < q.pp()) {
     throw UsageError(
@@ -209,20 +209,20 @@ void resolve_schedule(RunConfig& q) {
 void check_cuts(const RunConfig& q) {
   if (q.state_only()) return;
   // Whose sizes they are: the model may be one that nobody asked for.
-  const std::string whose = q.model.name.empty() ? "" : str(" of --model ", q.model.name);
+  const auto whose = [&] { return q.model.name.empty() ? "" : str(" of --model ", q.model.name); };
   if (q.model.heads % q.tp() != 0) {
     throw UsageError(Flag("tp"), str("got ", q.tp(), ", which does not divide ", q.model.heads,
-                                     " heads", whose, "; must be a divisor of them"));
+                                     " heads", whose(), "; must be a divisor of them"));
   }
   if (q.model.kv_heads % q.tp() != 0 && q.tp() % q.model.kv_heads != 0) {
     throw UsageError(Flag("tp"), str("got ", q.tp(), ", which ", q.model.kv_heads, " kv-heads",
-                                     whose, " neither divide nor are divided by"));
+                                     whose(), " neither divide nor are divided by"));
   }
   const std::int64_t stages = std::int64_t{q.pp()} * q.chunks;
   if (q.model.layers < stages) {
-    throw UsageError(Flag("layers"),
-                     str("got ", q.model.layers, " for pp ", q.pp(), " · chunks ", q.chunks, " = ",
-                         stages, " stages", whose, "; each needs a layer: lower --pp or --chunks"));
+    throw UsageError(Flag("layers"), str("got ", q.model.layers, " for pp ", q.pp(), " · chunks ",
+                                         q.chunks, " = ", stages, " stages", whose(),
+                                         "; each needs a layer: lower --pp or --chunks"));
   }
   layers_of_stages(q.model, static_cast<int>(stages), q.split);
 }
@@ -382,6 +382,11 @@ RunConfig look_up(RunConfig q, const Catalog& catalog) {
 }
 
 RunConfig resolve(RunConfig q) {
+  settle(q);
+  return q;
+}
+
+void settle(RunConfig& q) {
   q.attention = attention_of(q);
   if (!q.hardware.bf16 && q.layout.name.starts_with("bf16")) {
     throw UsageError(Flag("layout"),
@@ -402,7 +407,6 @@ RunConfig resolve(RunConfig q) {
   resolve_schedule(q);
   check_cuts(q);
   check_countable(q);
-  return q;
 }
 
 int stage_of(const RunConfig& q, int rank, int chunk) {

@@ -207,22 +207,30 @@ struct RunConfig {
   int replicas() const { return axes.size(Axis::dp_replicate); }
   int tp() const { return axes.tp(); }
   int pp() const { return axes.pp(); }
+  bool pipelined() const { return pp() > 1; }
+  // Returns true if several ranks train the same parameters, so that their gradients are averaged.
+  bool averages_gradients() const { return dp() > 1; }
   // Number of ranks over which sequence parallelism shards each sequence.
   int sequence_ranks() const { return sequence_parallel ? axes.tp() : 1; }
   // Returns a copy at another ZeRO stage: at stage 0 without replicas, which shard nothing there.
   RunConfig at_stage(int stage) const {
     RunConfig other = *this;
-    other.zero = stage;
-    if (stage == 0) other.axes.set_given(Axis::dp_replicate, 1);
+    other.set_stage(stage);
     return other;
+  }
+  void set_stage(int stage) {
+    zero = stage;
+    if (stage == 0) axes.set_given(Axis::dp_replicate, 1);
   }
   ReducePolicy policy() const { return grad_reduce.value_or(default_reduce_policy(zero)); }
   // Bytes of a gradient element when it is sent.
   int travel() const {
-    return dp() > 1 ? traveling_grad(layout.grad, grad_compression) : layout.grad;
+    return averages_gradients() ? traveling_grad(layout.grad, grad_compression) : layout.grad;
   }
   // Returns true if the host launches kernels one by one: [Note: host and device].
-  bool launches() const { return !fused_activations() || cuda_graph == CudaGraph::off || pp() > 1; }
+  bool launches() const {
+    return !fused_activations() || cuda_graph == CudaGraph::off || pipelined();
+  }
   // Returns true if Tessera's fused operations of a GPU run: [Note: fused operations].
   bool fused_activations() const { return software == Software::tessera && gpu.value_or(false); }
 
@@ -259,6 +267,8 @@ void check_replicas_at(int stage, const Axes& axes);
 // Fills in what was left open (accumulation and global batch from each other, nodes, sequence
 // length). Throws UsageError for the impossible; accepts the unusual.
 RunConfig resolve(RunConfig config);
+// As resolve(), in place.
+void settle(RunConfig& config);
 
 // Layers of one pipeline stage; the first stage also has the embedding, the last one the head.
 struct StageLayers {

@@ -10,7 +10,6 @@
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
-#include "tessera/planner/run_parts.h"
 #include "tessera/planner/whole_matrices.h"
 #include "tessera/schedule/schedule.h"
 
@@ -48,8 +47,7 @@ PartParams params_of(const RunConfig& q, const Programs& programs, const ModelPa
     for (const Operation& op : program.operations) {
       for (const Param& param : op.params) {
         if ((op.adapter >= 0) != adapters || (param.tied && part.embedding)) continue;
-        const std::int64_t columns = param.columns > 0 ? param.columns_on_rank(q.tp()) : 1;
-        to.push_back({param.rows_on_rank(q.tp()) * columns,
+        to.push_back({param.elements_on_rank(program.tp),
                       std::string_view(param.name) == "proj2.weight", frozen && !adapters});
       }
     }
@@ -176,7 +174,7 @@ std::int64_t kept_in_flight(const RunConfig& q, const Coordinate& at, const Prog
   for (const ModelPart& part : parts_on_rank(q, at)) {
     each.push_back(held_bytes(programs, share_of(part), q.recompute));
   }
-  if (q.pp() == 1) return each.front();
+  if (!q.pipelined()) return each.front();
   const std::int64_t closed = in_flight(q, at.pp()) * *std::max_element(each.begin(), each.end());
   const std::int64_t actions = std::int64_t{q.pp()} * q.micros() * q.chunks;
   if (each.size() == 1 || actions > kMaxActions) return closed;
@@ -228,8 +226,7 @@ std::vector<Moment> moments_of_part(const RunConfig& q, const Programs& programs
   const std::int64_t e = q.layout.param, stream = in_place ? 0 : boundary(q);
   const std::int64_t batch =
       static_cast<std::int64_t>(layer.workspace) + layer.batches * batch_bytes(q);
-  const std::int64_t always =
-      batch + (table_waits ? e * table.rows_on_rank(q.tp()) * table.columns : 0);
+  const std::int64_t always = batch + (table_waits ? e * table.elements_on_rank(layer.tp) : 0);
   const std::int64_t block = held_bytes(layer, q.recompute);
   const std::vector<BackwardPeak> peaks = backward_peaks(layer, q.recompute);
   const auto widest = [](const Program& program) {

@@ -91,30 +91,26 @@ Score score(std::vector<ScoredRow> rows) {
 }
 
 std::vector<ScoreGroup> score_groups(const Score& score) {
-  struct Key {
-    const char* name;
-    int (*of)(const RunConfig&);
-  };
-  constexpr Key kScoreKeys[] = {{"tp", [](const RunConfig& q) { return q.tp(); }},
-                                {"pp", [](const RunConfig& q) { return q.pp(); }},
-                                {"dp", [](const RunConfig& q) { return q.dp(); }},
-                                {"nodes", [](const RunConfig& q) { return q.nodes; }}};
   std::vector<ScoreGroup> groups;
-  for (const Key& key : kScoreKeys) {
+  const auto group_by = [&](std::string_view name, const auto& key_of) {
     std::map<int, ScoreGroup> by_value;
     for (const ScoredRow& row : score.rows) {
-      ScoreGroup& group = by_value[key.of(row.question)];
+      ScoreGroup& group = by_value[key_of(row.question)];
       ++group.rows;
       group.mean += std::abs(row.error());
       group.bias += row.error();
     }
     for (auto& [value, group] : by_value) {
-      group.by = key.name, group.value = str(value);
+      group.by = name, group.value = str(value);
       group.mean /= static_cast<double>(group.rows);
       group.bias /= static_cast<double>(group.rows);
       groups.push_back(group);
     }
+  };
+  for (const Axis axis : kFactorAxes) {
+    group_by(axis_name(axis), [&](const RunConfig& q) { return q.axes.given(axis); });
   }
+  group_by("nodes", [](const RunConfig& q) { return q.nodes; });
   return groups;
 }
 

@@ -30,7 +30,8 @@ struct ScoreGroup {
   std::int64_t rows = 0;
   double mean = 0, bias = 0;
 };
-// Groups the rows by each value of tp, pp, dp and nodes, which shows where predictions are biased.
+// Groups the rows by each size of an axis and each number of nodes, which shows where predictions
+// are biased.
 std::vector<ScoreGroup> score_groups(const Score& score);
 // Predicts all rows and computes the errors. Throws UsageError if there are no rows or a measured
 // time is not positive.

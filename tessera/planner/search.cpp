@@ -135,8 +135,7 @@ class Search {
     if (base_.schedule == ScheduleChoice::one_f_one_b && base_.chunks > 1)
       base_.schedule = ScheduleChoice::interleaved;
     if (base_.gpus == 0) {
-      const int cut = base_.tp() * base_.pp();
-      if (base_.dp() > 0) base_.gpus = base_.dp() * cut;
+      if (base_.dp() > 0) base_.gpus = base_.dp() * static_cast<int>(base_.axes.model_ranks());
       if (base_.gpus == 0) base_.gpus = base_.nodes * std::max(1, node_size());
       if (base_.gpus == 0) base_.gpus = std::max(1, node_size());
     }
@@ -148,6 +147,9 @@ class Search {
   SearchResult finish();
 
  private:
+  void add_meshes(std::size_t chosen, std::int64_t devices, Axes mesh, std::vector<Axes>& all);
+  bool divides_heads(std::int64_t tp) const;
+  bool admits(const Axes& mesh);
   int node_size() const { return base_.per_node > 0 ? base_.per_node : base_.hardware.per_node; }
   std::vector<std::pair<ScheduleChoice, int>> schedules(const Axes& mesh) const;
   void try_schedule(RunConfig q);
@@ -172,35 +174,47 @@ class Search {
 
 std::vector<Axes> Search::meshes() {
   std::vector<Axes> all;
-  for (const std::int64_t tp : divisors(base_.gpus)) {
-    if (ask_.fixed.tp && tp != base_.tp()) continue;
-    const bool kv = base_.model.kv_heads % tp == 0 || tp % base_.model.kv_heads == 0;
-    if (base_.model.heads % tp != 0 || !kv) {
+  add_meshes(0, base_.gpus, Axes(), all);
+  return all;
+}
+
+// Chooses the size of the first axis of kTableAxes that is not chosen yet among the divisors of the
+// devices that are left. Data-parallel axes get what the axes that cut the model leave.
+void Search::add_meshes(std::size_t chosen, std::int64_t devices, Axes mesh,
+                        std::vector<Axes>& all) {
+  const Axis axis = kTableAxes.at(chosen);
+  if (kDataAxes.contains(axis)) {
+    mesh.set_dp(static_cast<int>(devices));
+    mesh.set_given(Axis::dp_replicate, ask_.fixed.axes[Axis::dp_replicate] ? base_.replicas() : 1);
+    if (admits(mesh)) all.push_back(mesh);
+    return;
+  }
+  for (const std::int64_t size : divisors(devices)) {
+    if (ask_.fixed.axes[axis] && size != base_.axes.size(axis)) continue;
+    if (axis == Axis::tp && !divides_heads(size)) {
       rule_out("tp does not divide the heads");
       continue;
     }
-    for (const std::int64_t pp : divisors(base_.gpus / tp)) {
-      const std::int64_t dp = base_.gpus / tp / pp;
-      if (ask_.fixed.pp && pp != base_.pp()) continue;
-      if (base_.dp() > 0 && dp != base_.dp()) continue;
-      if (pp > base_.model.layers) {
-        rule_out("fewer layers than pp · chunks");
-      } else if (base_.global_batch % dp != 0) {
-        rule_out("dp does not divide the global batch");
-      } else {
-        Axes mesh = {{Axis::tp, static_cast<int>(tp)}, {Axis::pp, static_cast<int>(pp)}};
-        mesh.set_dp(static_cast<int>(dp));
-        const int replicas = ask_.fixed.replicas ? base_.replicas() : 1;
-        mesh.set_given(Axis::dp_replicate, replicas);
-        if (dp % replicas == 0) {
-          all.push_back(mesh);
-        } else {
-          rule_out("dp-replicate does not divide dp");
-        }
-      }
-    }
+    mesh.set(axis, static_cast<int>(size));
+    add_meshes(chosen + 1, devices / size, mesh, all);
   }
-  return all;
+}
+
+bool Search::divides_heads(std::int64_t tp) const {
+  const ModelShape& m = base_.model;
+  return m.heads % tp == 0 && (m.kv_heads % tp == 0 || tp % m.kv_heads == 0);
+}
+
+// Returns whether a mesh of all devices is possible. Counts it as rejected otherwise.
+bool Search::admits(const Axes& mesh) {
+  if (base_.dp() > 0 && mesh.dp() != base_.dp()) return false;
+  const char* const problem = mesh.pp() > base_.model.layers ? "fewer layers than pp · chunks"
+                              : base_.global_batch % mesh.dp() != 0
+                                  ? "dp does not divide the global batch"
+                              : !mesh.replicas_divide() ? "dp-replicate does not divide dp"
+                                                        : nullptr;
+  if (problem != nullptr) rule_out(problem);
+  return problem == nullptr;
 }
 
 // Tries interleaving with two chunks and with every number that divides the layers evenly.
@@ -270,7 +284,7 @@ void Search::try_schedule(RunConfig q) {
       }
       q.sequence_parallel = sequence;
       for (int zero = 0; zero <= 3; ++zero) {
-        if (ask_.fixed.zero ? zero != base_.zero : zero > 0 && q.dp() == 1) continue;
+        if (ask_.fixed.zero ? zero != base_.zero : zero > 0 && !q.averages_gradients()) continue;
         if (zero == 0 && q.replicas() > 1) continue;
         q.zero = zero;
         if (lacks(q)) {
@@ -310,7 +324,7 @@ void Search::try_memory(RunConfig q) {
     rule_out("--split is for another number of stages");
     return;
   }
-  q = resolve(std::move(q));
+  settle(q);
   const auto [found, fresh] = programs_.try_emplace({q.micro_batch, q.sequence_parallel});
   if (fresh) found->second = programs_in_memory(q);
   const Programs& programs = found->second;
@@ -324,7 +338,7 @@ void Search::try_memory(RunConfig q) {
   }
   const int asked = q.replicas();
   std::vector<Sharded> ways = {bounded(q, memory)};
-  if (q.zero > 0 && !ask_.fixed.replicas) {
+  if (q.zero > 0 && !ask_.fixed.axes[Axis::dp_replicate]) {
     for (const int replicas : replica_counts(q)) {
       q.axes.set_given(Axis::dp_replicate, replicas);
       const double more = memory_of(q, programs).total();
@@ -418,8 +432,9 @@ SearchResult Search::finish() {
 SearchRequest search_request(const RunConfig& settings, const Catalog& catalog) {
   SearchRequest ask;
   ask.base = look_up(settings, catalog);
-  ask.fixed.tp = settings.has("tp");
-  ask.fixed.pp = settings.has("pp");
+  for (const Axis axis : kAllAxes) {
+    ask.fixed.axes[axis] = settings.has(std::string_view(axis_flag(axis)).substr(2));
+  }
   ask.fixed.zero = settings.has("zero");
   ask.fixed.micro_batch = settings.has("micro-batch");
   ask.fixed.schedule = settings.has("schedule");
@@ -427,7 +442,6 @@ SearchRequest search_request(const RunConfig& settings, const Catalog& catalog) 
   ask.fixed.recompute = settings.has("recompute");
   ask.fixed.sequence_parallel = settings.has("sequence-parallel");
   ask.fixed.order = settings.has("order");
-  ask.fixed.replicas = settings.has("dp-replicate");
   if (settings.has("grad-accum")) {
     throw UsageError(Flag("grad-accum"),
                      "cannot be combined with --search, which chooses it. Give --global-batch and "

@@ -18,9 +18,9 @@ struct SearchRequest {
       RunConfig::for_plan();  // not settled; `gpus` devices; settings not fixed below are searched
   // Settings fixed by the user.
   struct Fixed {
-    bool tp = false, pp = false, zero = false, micro_batch = false, schedule = false;
-    bool chunks = false, recompute = false, sequence_parallel = false, order = false;
-    bool replicas = false;
+    PerAxis<bool> axes;  // that of dp is ignored: dp is fixed if base.axes has it
+    bool zero = false, micro_batch = false, schedule = false, chunks = false;
+    bool recompute = false, sequence_parallel = false, order = false;
   } fixed;
   int top = 10;
   std::int64_t most = 0;  // limit on configurations, above which search() throws; 0: no limit

@@ -10,15 +10,15 @@ namespace tessera::planner {
 namespace {
 
 Lack lack_of_megatron(const RunConfig& q) {
-  if (q.zero == 2 && q.dp() != 1) return Lack::stage_two;
+  if (q.zero == 2 && q.averages_gradients()) return Lack::stage_two;
   const bool has =
       q.schedule == ScheduleChoice::one_f_one_b || q.schedule == ScheduleChoice::interleaved;
-  return q.pp() > 1 && !has ? Lack::schedule : Lack::none;
+  return q.pipelined() && !has ? Lack::schedule : Lack::none;
 }
 
 // The same conditions as check_mesh() in tessera/train/from_config.cpp.
 Lack lack_of_tessera(const RunConfig& q) {
-  if (q.pp() == 1) return Lack::none;
+  if (!q.pipelined()) return Lack::none;
   const bool v = q.schedule == ScheduleChoice::zb_v;
   if (q.zero == 3 && (v || q.schedule == ScheduleChoice::zb_h1)) return Lack::split_at_3;
   if (q.zero == 3 && q.keep_params) return Lack::kept_in_pp;
@@ -67,7 +67,7 @@ bool newly_lacks(const RunConfig& other, const RunConfig& now) {
 }
 
 std::string stage_in_software(const RunConfig& q) {
-  if (!q.software || q.software == Software::tessera || q.dp() == 1) return "";
+  if (!q.software || q.software == Software::tessera || !q.averages_gradients()) return "";
   const auto& stages = q.software == Software::megatron ? kMegatronStages : kPyTorchStages;
   const std::string_view words = stages.at(static_cast<std::size_t>(q.zero));
   return words.empty() ? "" : str("in ", title(*q.software), ": ", words);
@@ -104,7 +104,7 @@ MegatronReport megatron_report(const RunConfig& q) {
   report.in_blocks = layers * (attention + mlp + 4 * h) + 2 * h;
   report.in_embeddings = m.tied ? table : 2 * table;
   // The first stage has the embedding; the head is on another stage unless there is only one.
-  const double tables = !m.tied && q.pp() == 1 ? 2 * table : table;
+  const double tables = !m.tied && !q.pipelined() ? 2 * table : table;
   report.most_loaded_shard = (report.in_blocks / q.pp() + tables) / q.tp();
   report.bytes = report.most_loaded_shard * (q.zero == 0 ? 18 : 6 + 12.0 / q.shards());
   return report;

@@ -15,31 +15,23 @@ namespace {
 
 double state_of(const Memory& memory) { return memory.params + memory.grads + memory.optimizer; }
 
-// Returns the bytes of state on all tp and pp ranks of a replica.
+// Returns the bytes of state on all ranks of a copy of the model. Those of a stage have equal
+// parts.
 double state_of_replica(const Plan& plan) {
   double bytes = 0;
   for (const Memory& rank : plan.by_rank) bytes += state_of(rank);
-  return bytes * plan.question.tp();
+  return bytes * real(plan.question.axes.model_ranks() / std::ssize(plan.by_rank));
 }
 
 void split_traffic(StageAnswer& answer) {
   const RunConfig& q = answer.plan.question;
-  if (q.dp() == 1) return;
-  TrafficInput ask;
-  ask.stage = q.zero;
-  ask.dp = q.dp();
-  ask.micro_batches = static_cast<int>(q.micros());
+  if (!q.averages_gradients()) return;
   double gathered = 0, trained = 0;
   for (const auto& chunks : stage_shares(q)) {
     gathered = std::max(gathered, gathered_on_rank(q, chunks));
     trained = std::max(trained, trained_on_rank(q, chunks));
   }
-  ask.param_bytes = gathered * q.layout.param;
-  ask.grad_bytes = trained * q.travel();
-  ask.policy = q.policy();
-  ask.keep_params = q.keep_params;
-  ask.replicas = q.replicas();
-  const DataParallelTraffic sent = data_parallel_traffic(ask);
+  const DataParallelTraffic sent = data_parallel_traffic(traffic_input(q, gathered, trained));
   answer.backward = sent.reduce + sent.replicate;
   if (!answer.sharded.params) {
     answer.optimizer = sent.gather;
@@ -54,6 +46,7 @@ void split_traffic(StageAnswer& answer) {
 std::vector<StageAnswer> compare_stages(const RunConfig& q) {
   static constexpr const char* kNames[] = {"DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"};
   std::vector<StageAnswer> all;
+  const PlanParts parts(q);
   for (int stage = 0; stage <= 3; ++stage) {
     StageAnswer& answer = all.emplace_back();
     answer.stage = stage;
@@ -61,7 +54,7 @@ std::vector<StageAnswer> compare_stages(const RunConfig& q) {
     const RunConfig other = q.at_stage(stage);
     answer.sharded = sharding_of_stage(stage);
     answer.sharded.grads = answer.sharded.grads && other.policy() == ReducePolicy::each;
-    answer.plan = plan_numbers(other);
+    answer.plan = plan_numbers(other, parts);
     split_traffic(answer);
     answer.held = state_of_replica(answer.plan) * q.dp();
   }
@@ -123,16 +116,14 @@ Json tree_of(const std::vector<StageAnswer>& stages) {
     const OwnedRange part = owned_range(params, q.shards(), r % q.shards());
     owners.push_back({{"dp_rank", r}, {"first", part.first}, {"last", part.last}});
   }
-  return {{"parameters", whole(stages.front().plan.parameters)},
-          {"parameters_on_a_rank", params},
-          {"layout", q.layout.name},
-          {"dp", q.dp()},
-          {"dp_replicate", q.replicas()},
-          {"tp", q.tp()},
-          {"pp", q.pp()},
-          {"one_copy", whole(stages.front().one_copy)},
-          {"stages", std::move(rows)},
-          {"owners", std::move(owners)}};
+  Json json = {{"parameters", whole(stages.front().plan.parameters)},
+               {"parameters_on_a_rank", params},
+               {"layout", q.layout.name}};
+  json.update(axes_json<Json>(q.axes));
+  json["one_copy"] = whole(stages.front().one_copy);
+  json["stages"] = std::move(rows);
+  json["owners"] = std::move(owners);
+  return json;
 }
 
 std::string to_json(const std::vector<StageAnswer>& stages) { return one_line(tree_of(stages)); }

@@ -18,17 +18,17 @@ namespace {
 constexpr double kMostPieces = 1024;
 
 // Times a part of the model. `reduce` is one collective along tp.
-StepChunk part_time(const Hardware& hardware, const PartWork& part, const Work& reduce) {
+StepChunk part_time(const SoftwareFigures& figures, const PartWork& part, const Work& reduce) {
   StepChunk time;
-  time.forward = elapsed(hardware, part.forward + reduce * part.forward_reduces);
-  time.tp_forward = time.forward - elapsed(hardware, part.forward);
+  time.forward = elapsed(figures, part.forward + reduce * part.forward_reduces);
+  time.tp_forward = time.forward - elapsed(figures, part.forward);
   const Work backward = part.recompute + part.backward_input + part.backward_weight;
   const double all =
-      elapsed(hardware, backward + reduce * (part.recompute_reduces + part.backward_reduces));
-  time.tp_backward = all - elapsed(hardware, backward);
+      elapsed(figures, backward + reduce * (part.recompute_reduces + part.backward_reduces));
+  time.tp_backward = all - elapsed(figures, backward);
   // Splits backward in proportion to the time that each half takes alone.
-  const double weight = elapsed(hardware, part.backward_weight);
-  const double input = elapsed(hardware, part.recompute + part.backward_input);
+  const double weight = elapsed(figures, part.backward_weight);
+  const double input = elapsed(figures, part.recompute + part.backward_input);
   const double own = all - time.tp_backward;
   time.backward_weight = weight + input > 0 ? own * weight / (weight + input) : 0;
   time.backward_input = all - time.backward_weight;
@@ -43,16 +43,16 @@ void add(StepChunk& to, const StepChunk& part, double times) {
   to.tp_backward += times * part.tp_backward;
 }
 
-// Returns the hardware as this run uses it: a CUDA graph has no launch cost per kernel.
-Hardware as_launched(const RunConfig& q) {
-  Hardware hardware = q.hardware;
-  if (!q.launches()) hardware.launch = 0;
-  return hardware;
+// Returns the figures as this run uses them: a CUDA graph has no launch cost per kernel.
+SoftwareFigures as_launched(const RunConfig& q) {
+  SoftwareFigures figures = q.hardware;
+  if (!q.launches()) figures.launch = 0;
+  return figures;
 }
 
 // Counts reading and writing the state, every pass over the gradients (norm, clipping, clearing)
 // and writing the parameters.
-double optimizer_time(const RunConfig& q, const Hardware& hardware, double params) {
+double optimizer_time(const RunConfig& q, const SoftwareFigures& figures, double params) {
   const Sharding sharded = sharding_of_stage(q.zero);
   const double state = (2.0 * q.layout.optimizer() + q.layout.param) *
                        (params / (sharded.optimizer ? q.shards() : 1));
@@ -61,7 +61,7 @@ double optimizer_time(const RunConfig& q, const Hardware& hardware, double param
   const double grads =
       q.hardware.gradient_passes * q.layout.grad * (params / (whole ? 1 : q.shards()));
   const double launches = q.fused_activations() ? 4 : 30;
-  return elapsed(hardware, {pass_time(q.hardware, state + grads), launches});
+  return elapsed(figures, {pass_time(q.hardware, state + grads), launches});
 }
 
 bool alike(const StageLayers& a, const StageLayers& b) {
@@ -86,12 +86,12 @@ StepChunk chunk_of(const RunConfig& q, const PartTimes& parts, const StageLayers
 // Returns whether gradients are reduced in buckets. Software other than Tessera reduces units at
 // stage 3.
 bool has_buckets(const RunConfig& q) {
-  return q.dp() > 1 && (q.zero < 3 || q.software == Software::tessera);
+  return q.averages_gradients() && (q.zero < 3 || q.software == Software::tessera);
 }
 
 // Reuses the previous chunk or rank where it is equal, as most are.
 void add_chunks(const RunConfig& q, const PartTimes& parts, Step& step) {
-  const Hardware hardware = as_launched(q);
+  const SoftwareFigures figures = as_launched(q);
   std::optional<GradSizes> grads;
   if (has_buckets(q)) grads.emplace(q, parts.programs);
   step.bucket_bytes = 0;
@@ -122,7 +122,7 @@ void add_chunks(const RunConfig& q, const PartTimes& parts, Step& step) {
       rank.push_back(chunk);
     }
     step.bucket_bytes = std::max(step.bucket_bytes, own_limit);
-    step.optimizer = std::max(step.optimizer, optimizer_time(q, hardware, params));
+    step.optimizer = std::max(step.optimizer, optimizer_time(q, figures, params));
   }
 }
 
@@ -200,7 +200,7 @@ double core_share(const Hardware& hardware, double busy) {
 // Returns the mean share of the step during which ranks are busy. Waiting for collectives counts as
 // busy, because CPU ranks move the bytes themselves.
 double busy_share(const Step& step) {
-  if (step.pp() == 1) return 1;
+  if (!step.pipelined()) return 1;
   const PlayedStep played = play_step(step, step.places());
   double busy = 0;
   for (std::size_t r = 0; r < step.chunks.size(); ++r) {
@@ -209,12 +209,12 @@ double busy_share(const Step& step) {
     }
     busy += played.ranks[r].comm[Axis::dp_shard] + played.ranks[r].comm[Axis::dp_replicate];
   }
-  return played.end > 0 ? std::min(1.0, busy / (played.end * step.pp())) : 1;
+  return played.end > 0 ? std::min(1.0, busy / (played.end * real(step.mesh().size(Axis::pp)))) : 1;
 }
 
 }  // namespace
 
-std::vector<AxisSize> Step::ordered() const { return in_order(order, axes.with(Axis::pp, pp())); }
+std::vector<AxisSize> Step::ordered() const { return in_order(order, mesh()); }
 
 Places Step::places() const { return places_on(topology, ordered()); }
 
@@ -306,12 +306,12 @@ PartTimes part_times(const RunConfig& q) {
         "and --vocab",
         "params");
   }
-  const Hardware hardware = as_launched(q);
-  const Work reduce = q.tp() > 1 ? tensor_reduce(q) : Work{};
+  const SoftwareFigures figures = as_launched(q);
+  const Work reduce = tensor_reduce(q);
   PartTimes parts;
   parts.programs = all_programs(program_input(q));
   const auto time_of = [&](const Program& program) {
-    return part_time(hardware, part_work(q, program), reduce);
+    return part_time(figures, part_work(q, program), reduce);
   };
   parts.layer = time_of(parts.programs.layer);
   parts.first = q.model.lora.any() ? time_of(parts.programs.first_layer) : parts.layer;
@@ -334,7 +334,7 @@ Step describe_step(const RunConfig& q, const PartTimes& parts) {
   step.replica_interference =
       q.hardware.interference * pace_of(step.topology, on.along[Axis::dp_replicate]);
   add_chunks(q, parts, step);
-  if (q.pp() > 1) {
+  if (q.pipelined()) {
     step.hop_bytes = hop_bytes(q);
     step.hop_latency = 2 * q.hardware.launch;
     if (q.schedule != ScheduleChoice::zb_v) step.tied_bytes = tied_bytes(q);
@@ -354,7 +354,7 @@ void check(const Step& s) {
   if (s.chunks.empty() || s.chunks.front().empty()) {
     throw UsageError("chunks: every pipeline rank must have at least one");
   }
-  const Axes axes = s.axes.with(Axis::pp, s.pp());
+  const Axes axes = s.mesh();
   for (const Axis axis : kAllAxes) {
     require(axes.size(axis) >= 1, axis_name(axis), axes.size(axis), "be at least 1");
   }

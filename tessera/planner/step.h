@@ -139,8 +139,11 @@ struct Step {
   int replicas() const { return axes.size(Axis::dp_replicate); }
   int tp() const { return axes.tp(); }
   int pp() const { return static_cast<int>(chunks.size()); }
+  bool pipelined() const { return pp() > 1; }
+  bool averages_gradients() const { return dp() > 1; }  // as in RunConfig
   int chunks_per_rank() const { return static_cast<int>(chunks.front().size()); }
-  int world() const { return static_cast<int>(axes.with(Axis::pp, pp()).world()); }
+  Axes mesh() const { return axes.with(Axis::pp, pp()); }
+  int world() const { return static_cast<int>(mesh().world()); }
   // Returns the axes, innermost first; places() returns their placement on the nodes.
   std::vector<AxisSize> ordered() const;
   Places places() const;

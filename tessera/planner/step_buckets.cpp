@@ -86,7 +86,7 @@ GradSizes::GradSizes(const RunConfig& settled, const Programs& programs) : q_(se
     for (const Operation& op : program.operations) {
       if (op.adapter < 0 && q_.model.lora.any()) continue;
       for (const Param& param : op.params) {
-        add(param.tied ? copy_ : to, param.rows_on_rank(q_.tp()), param.columns_on_rank(q_.tp()));
+        add(param.tied ? copy_ : to, param.elements_on_rank(program.tp));
       }
     }
   };
@@ -96,13 +96,11 @@ GradSizes::GradSizes(const RunConfig& settled, const Programs& programs) : q_(se
   list(programs.head, head_);
 }
 
-void GradSizes::add(Grads& to, std::int64_t rows, std::int64_t columns) const {
-  const auto padded = [&](std::int64_t elements) {
-    if (q_.software != Software::tessera) return elements;
-    return shard_size(elements, q_.shards()) * q_.shards();
-  };
-  const double element = q_.travel();
-  to.push_back(element * static_cast<double>(padded(columns > 0 ? rows * columns : rows)));
+void GradSizes::add(Grads& to, std::int64_t elements) const {
+  if (q_.software == Software::tessera) {
+    elements = shard_size(elements, q_.shards()) * q_.shards();
+  }
+  to.push_back(q_.travel() * static_cast<double>(elements));
 }
 
 double GradSizes::bytes(const StageLayers& chunk) const {

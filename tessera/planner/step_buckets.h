@@ -50,7 +50,7 @@ class GradSizes {
  private:
   using Grads = std::vector<double>;
 
-  void add(Grads& to, std::int64_t rows, std::int64_t columns = 0) const;
+  void add(Grads& to, std::int64_t elements) const;
   double bytes(const StageLayers& chunk) const;
 
   const RunConfig& q_;

@@ -115,7 +115,7 @@ StepOp step_op(const Step& step, Kind kind, const StepChunk& chunk, const Transf
       break;
   }
   op.work = seconds - op.tp;
-  if (step.dp() == 1) return op;
+  if (!step.averages_gradients()) return op;
   const bool forward = kind == Kind::forward;
   if (step.zero == 3) {
     const bool backward = kind == Kind::backward || kind == Kind::backward_input;

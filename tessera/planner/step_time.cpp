@@ -278,7 +278,7 @@ StepTime step_time(const Step& s) {
   time.comm[Axis::pp] = rank.comm[Axis::pp];
   time.optimizer = s.optimizer;
   double end = played.end;
-  if (s.tied_bytes > 0 && s.pp() > 1) {
+  if (s.tied_bytes > 0 && s.pipelined()) {
     // The first and the last pipeline rank wait for each other, and then for the all-reduce.
     const double both = std::max(played.ranks.front().end, played.ranks.back().end);
     const double tied = places.seconds(Collective::all_reduce, s.tied_bytes, places.tied);
@@ -300,7 +300,7 @@ double least_step_time(const Step& s, const std::vector<ReplicaPlace>& anywhere)
 }
 
 double least_step_time(const Step& s) {
-  const Places places = s.dp() > 1 ? s.places() : Places{};
+  const Places places = s.averages_gradients() ? s.places() : Places{};
   return least_at(s, {places.along[Axis::dp_shard], s.interference,
                       places.along[Axis::dp_replicate], s.replica_interference});
 }

@@ -16,27 +16,16 @@ void add_row(Traffic& traffic, Axis axis, std::string what, double calls, double
   traffic.rows.push_back({axis, std::move(what), calls, bytes});
 }
 
-TrafficInput data_parallel(const RunConfig& q, double params, double trained, ReducePolicy policy) {
-  TrafficInput t;
-  t.stage = q.zero;
-  t.dp = q.dp();
-  t.micro_batches = static_cast<int>(q.micros());
-  t.param_bytes = params * q.layout.param;
-  t.grad_bytes = trained * q.travel();
-  t.policy = policy;
-  t.keep_params = q.keep_params;
-  t.replicas = q.replicas();
-  return t;
-}
-
 std::string compression_text(const RunConfig& q) {
   return q.travel() != q.layout.grad ? str(" in ", name(q.grad_compression)) : "";
 }
 
 void add_dp(Traffic& traffic, const RunConfig& q, double params, double trained) {
-  if (q.dp() == 1) return;
+  if (!q.averages_gradients()) return;
   const auto of = [&](ReducePolicy policy) {
-    return data_parallel_traffic(data_parallel(q, params, trained, policy));
+    TrafficInput input = traffic_input(q, params, trained);
+    input.policy = policy;
+    return data_parallel_traffic(input);
   };
   const DataParallelTraffic sent = of(q.policy());
   const bool each = q.policy() == ReducePolicy::each;
@@ -66,7 +55,7 @@ struct Hops {
 };
 Hops hops_of(const RunConfig& q, int rank) {
   Hops hops;
-  if (q.pp() == 1) return hops;
+  if (!q.pipelined()) return hops;
   for (int c = 0; c < q.chunks; ++c) {
     const int stage = stage_of(q, rank, c);
     if (stage < q.pp() * q.chunks - 1 && !is_on(q, stage + 1, rank)) ++hops.forward;
@@ -114,7 +103,7 @@ void add_tp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>
 }
 
 void add_pp(Traffic& traffic, const RunConfig& q, int rank) {
-  if (q.pp() == 1) return;
+  if (!q.pipelined()) return;
   const auto [forward, backward] = hops_of(q, rank);
   const double k = real(q.micros());
   const double bytes = hop_bytes(q);

@@ -28,7 +28,8 @@ Way best_of(std::string name, const RunConfig& base, const Axes* axes, int zero,
   if (axes != nullptr) {
     ask.base.axes = *axes;
     ask.base.zero = zero;
-    ask.fixed.tp = ask.fixed.pp = ask.fixed.zero = ask.fixed.replicas = true;
+    ask.fixed.axes = PerAxis<bool>(true);
+    ask.fixed.zero = true;
   }
   try {
     // A direct plan first: its error states the reason, which a search only counts.
@@ -119,10 +120,12 @@ WaysCompared compare_ways(const RunConfig& question, std::int64_t most) {
                      "--hidden and --heads");
   }
   RunConfig base = question;
-  const std::int64_t cut = std::int64_t{std::max(1, base.dp())} * base.tp() * base.pp();
-  if (base.gpus == 0)
-    base.gpus = cut > 1 ? static_cast<int>(std::min<std::int64_t>(cut, 1 << 20))
-                        : std::max(1, base.hardware.per_node);
+  base.axes.check_replicas();
+  const std::int64_t given = std::max(base.axes.world(), base.axes.model_ranks());  // dp may be 0
+  if (base.gpus == 0) {
+    base.gpus = given > 1 ? static_cast<int>(std::min<std::int64_t>(given, 1 << 20))
+                          : std::max(1, base.hardware.per_node);
+  }
   if (base.gpus < 2)
     throw UsageError("--gpus 1: must be at least 2 to compare kinds of parallelism", "gpus");
   const int n = base.gpus;
@@ -131,11 +134,14 @@ WaysCompared compare_ways(const RunConfig& question, std::int64_t most) {
   if (base.global_batch == 0) base.global_batch = std::int64_t{kSequencesEach} * n;
   base.grad_accum = base.micro_batch = 0;
   WaysCompared all;
-  const Axes dp = {{Axis::dp_shard, n}}, tp = {{Axis::tp, n}}, pp = {{Axis::pp, n}};
-  all.ways.push_back(best_of(str("dp ", n), base, &dp, 0, most));
-  all.ways.push_back(best_of(str("dp ", n, ", ZeRO-3"), base, &dp, 3, most));
-  all.ways.push_back(best_of(str("tp ", n), base, &tp, 0, most));
-  all.ways.push_back(best_of(str("pp ", n), base, &pp, 0, most));
+  for (const Axis axis : kPrintedAxes) {
+    if (axis == Axis::dp_replicate) continue;  // without shards it is plain data parallelism
+    const Axes only = {{axis, n}};
+    const std::string name = str(axis_name(axis), " ", n);
+    all.ways.push_back(best_of(name, base, &only, 0, most));
+    if (axis == Axis::dp_shard)
+      all.ways.push_back(best_of(name + ", ZeRO-3", base, &only, 3, most));
+  }
   all.ways.push_back(best_of("best mix", base, nullptr, 0, most));
   all.conclusion = conclusion_text(all.ways);
   return all;

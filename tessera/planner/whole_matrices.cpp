@@ -7,7 +7,6 @@
 #include "tessera/core/matrix_batches.h"
 #include "tessera/core/shard.h"
 #include "tessera/planner/parameters.h"
-#include "tessera/planner/run_parts.h"
 
 namespace tessera::planner {
 namespace {

@@ -488,7 +488,7 @@ Result simulate(const Scenario& scenario, const Options& options) {
   check(scenario);
   const bool one = !options.full && scenario.symmetric();
   const int replicas = one ? 1 : scenario.dp();
-  if (scenario.pp() == 1 && options.traced == 0 && !options.by_events) {
+  if (!scenario.pipelined() && options.traced == 0 && !options.by_events) {
     return run_group(scenario, replicas);
   }
   return Run(scenario, replicas, options).result();

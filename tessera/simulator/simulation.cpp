@@ -16,15 +16,12 @@ namespace {
 using nlohmann::ordered_json;
 
 ordered_json rank_time_json(const RankTime& time, double step) {
-  return {{"compute", time.compute},
-          {"comm_exposed", sum(time.comm)},
-          {"tp", time.comm[Axis::tp]},
-          {"pp", time.comm[Axis::pp]},
-          {"dp", time.comm[Axis::dp_shard]},
-          {"dp_replicate", time.comm[Axis::dp_replicate]},
-          {"bubble", time.bubble},
-          {"optimizer", time.optimizer},
-          {"step", step}};
+  ordered_json json = {{"compute", time.compute}, {"comm_exposed", sum(time.comm)}};
+  for (const Axis axis : kTableAxes) json[std::string(axis_name(axis))] = time.comm[axis];
+  json["bubble"] = time.bubble;
+  json["optimizer"] = time.optimizer;
+  json["step"] = step;
+  return json;
 }
 
 ordered_json failures_json(const Reliability& r, double step, double tokens_per_s,
@@ -97,8 +94,9 @@ std::string simulation_json(const Simulation& s) {
       ordered_json row = {{"rank", s.scenario.rank(p, d)}, {"pp", p}, {"dp", d}};
       row["utilization"] = r.step > 0 ? one.compute / r.step : 0;
       row["time"] = rank_time_json(one, r.step);
-      row["sent_dp"] = one.sent[Axis::dp_shard];
-      row["sent_dp_replicate"] = one.sent[Axis::dp_replicate];
+      for (const Axis axis : {Axis::dp_shard, Axis::dp_replicate}) {
+        row[str("sent_", axis_name(axis))] = one.sent[axis];
+      }
       ranks.push_back(std::move(row));
     }
   }
@@ -154,7 +152,7 @@ Agreement agreement_of(const Scenario& s, const Result& result) {
   const planner::Places places = s.places();
   const double few = planner::play_step(s, places).end;
   const double all = planner::play_whole_step(s, places).end;
-  const double alone = s.pp() > 1 ? simulate(s, {.shared_links = false}).step : result.step;
+  const double alone = s.pipelined() ? simulate(s, {.shared_links = false}).step : result.step;
   Agreement agreement;
   agreement.planned = planner::step_time(s).step();
   agreement.simulated = result.step;

@@ -379,7 +379,7 @@ planner::RunConfig question(const RunConfig& config, const Resolved& resolved,
   if (config.gather != Gather::copy) question.gather.reset();  // the ranks choose
   question.grad_accum = resolved.grad_accum;
   question.global_batch = 0;
-  if (question.pp() > 1) {
+  if (question.pipelined()) {
     question.chunks =
         schedule::make(config.schedule, question.pp(), static_cast<int>(resolved.grad_accum),
                        static_cast<int>(config.chunks))

@@ -19,7 +19,7 @@ namespace tessera::train {
 namespace {
 
 schedule::Schedule schedule_of(const RunConfig& config, const Resolved& resolved) {
-  if (config.axes.pp() == 1) return schedule::one_f_one_b(1, 1);
+  if (!config.pipelined()) return schedule::one_f_one_b(1, 1);
   return schedule::make(config.schedule, config.axes.pp(), static_cast<int>(resolved.grad_accum),
                         static_cast<int>(config.chunks));
 }
@@ -79,7 +79,7 @@ void check_mesh(const RunConfig& config, const Resolved& resolved, int ranks) {
 std::vector<int> layers_of_stages(const RunConfig& config, const Resolved& resolved) {
   std::vector<int> layers =
       planner::layers_of_stages(resolved.model, schedule_of(config, resolved).stage_count(),
-                                config.axes.pp() == 1 ? "even" : config.split);
+                                !config.pipelined() ? "even" : config.split);
   ++layers.front();  // the embedding
   ++layers.back();   // the head
   return layers;

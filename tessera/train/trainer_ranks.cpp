@@ -81,7 +81,7 @@ void Trainer::Impl::compare_ranks(Summary& out) const {
   const at::Tensor all = gather(world, own, "times of the ranks");
   if (world.size() > 1 && !history.empty()) out.ranks = rows(all, 0);
   if (history.size() > kStepsToCompare) out.slow_ranks = find_slow_ranks(out.ranks, resolved.axes);
-  if (config.axes.pp() == 1) return;
+  if (!config.pipelined()) return;
   const auto column = [&](std::int64_t which) { return all.select(1, which).sum().item<double>(); };
   const double passes = column(all.size(1) - 1);
   out.bubble = passes > 0 ? column(static_cast<std::int64_t>(phase_index("bubble_s"))) / passes : 0;

@@ -49,7 +49,8 @@ void InitialShards::take_parameter(const std::string& name, const at::Tensor& pa
   } else if (!state_->broadcast) {
     expect_same_start(all, mix_bits(0, values));
   }
-  const ShardRange own = tessera::shard_of(param.numel(), shard.size(), shard.rank());
+  const ShardRange own =
+      nth_shard(param.numel(), shard_size(param.numel(), shard.size()), shard.rank());
   const memory::CategoryScope scope(MemoryCategory::params);
   state_->shards[name] = values.narrow(0, own.begin, own.size).to(at::kFloat, false, /*copy=*/true);
   nn::deallocate(param);

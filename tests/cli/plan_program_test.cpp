@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/text.h"
 #include "tests/cli/answer.h"
 
 namespace tessera::cli {
@@ -46,6 +47,20 @@ TEST(PlanProgram, PlansWithoutFlags) {
     EXPECT_TRUE(contains(text.out, part)) << part;
   }
   EXPECT_EQ(plan({"--json"}).json()["parameters"], 1'557'611'200);
+}
+
+// --print-config of earlier versions wrote keys of PowerSGD, which no longer exist.
+TEST(PlanProgram, NamesTheKeysToDeleteFromAnEarlierConfig) {
+  const TextFile earlier("dp = 8\npowersgd-rank = 4\npowersgd-warmup = 1000\n");
+  const Answer refused = plan({"--config", earlier.path()});
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_TRUE(contains(refused.err, str("--config: ", earlier.path(),
+                                        ", line 2: \"powersgd-rank\" is not a setting of a run. "
+                                        "PowerSGD has moved to examples/power_sgd.cpp, a hook for "
+                                        "Options::reduce_hook. Delete the keys powersgd-rank and "
+                                        "powersgd-warmup.\n")))
+      << refused.err;
+  EXPECT_EQ(plan({"--config", TextFile("dp = 8\n").path()}).status, 0);
 }
 
 TEST(PlanProgram, FlagsAndLinesAgree) {

@@ -14,7 +14,7 @@ TEST(Shard, ShardsAreAlignedAndCoverTheParameterInOrder) {
       ASSERT_LT(size * ranks, numel + (kShardAlign + 1) * ranks);
       std::int64_t end = 0;
       for (std::int64_t rank = 0; rank < ranks; ++rank) {
-        const ShardRange own = shard_of(numel, ranks, rank);
+        const ShardRange own = nth_shard(numel, size, rank);
         ASSERT_EQ(own.begin, end) << numel << " over " << ranks;
         ASSERT_TRUE(own.size == size || own.begin + own.size == numel);
         end = own.begin + own.size;

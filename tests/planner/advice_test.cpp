@@ -130,20 +130,23 @@ TEST(Advice, EditsWithSamePartsKeepTheTimesOfParts) {
   for (const AdvisedCase& one : grid()) {
     const RunConfig q = resolve(look_up(one.settings, built_in()));
     const PartTimes parts = part_times(q);
-    for (const Edit& edit : neighborhood(q)) {
+    const Programs programs = programs_in_memory(q);
+    for_each_neighbor(q, [&](const Edit& edit) {
       if (!edit.same_parts) {
         ++others;
-        continue;
+        return;
       }
       try {
-        const PartTimes then = part_times(resolve(edit.config));
+        const RunConfig other = resolve(edit.candidate.config);
+        const PartTimes then = part_times(other);
         ++alike;
+        EXPECT_EQ(needed_memory(other, programs), needed_memory(other)) << edit.flags;
         EXPECT_TRUE(then.layer == parts.layer && then.first == parts.first &&
                     then.embedding == parts.embedding && then.head == parts.head)
             << one.words << " | " << edit.flags;
       } catch (const UsageError&) {  // not possible
       }
-    }
+    });
   }
   EXPECT_GT(alike, 1000);
   EXPECT_GT(others, 1000);

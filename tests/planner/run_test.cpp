@@ -6,7 +6,6 @@
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/program_cost.h"
-#include "tessera/planner/run_parts.h"
 #include "tests/planner/run_case.h"
 
 namespace tessera::planner {

@@ -242,7 +242,7 @@ TEST(Search, ProposesReplicasForSlowLinksBetweenNodes) {
                                          {"tp", "1"},
                                          {"pp", "1"},
                                          {"dp-replicate", replicas ? replicas : "1"}});
-    question.fixed.replicas = replicas != nullptr;
+    question.fixed.axes[Axis::dp_replicate] = replicas != nullptr;
     return search(question).best.front();
   };
   const Plan hybrid = best(nullptr);

@@ -12,7 +12,6 @@
 #include "tessera/core/text.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/run.h"
-#include "tessera/planner/run_parts.h"
 #include "tessera/planner/step_time.h"
 #include "tests/planner/built_in.h"
 

@@ -254,9 +254,11 @@ TEST(PlanTraffic, RefusesUnsupportedCompression) {
   for (const auto& [key, value] :
        {std::pair("grad-compression", "powersgd"), std::pair("powersgd-rank", "4"),
         std::pair("powersgd_warmup", "10")}) {
-    EXPECT_NE(refused({{key, value}}).find("PowerSGD has moved to examples/power_sgd.cpp"),
-              std::string::npos)
-        << key;
+    const std::string error = refused({{key, value}});
+    EXPECT_NE(error.find("PowerSGD has moved to examples/power_sgd.cpp"), std::string::npos) << key;
+    EXPECT_EQ(error.find("Delete the keys powersgd-rank and powersgd-warmup.") != std::string::npos,
+              std::string_view(key).starts_with("powersgd"))
+        << error;
   }
 }
 
