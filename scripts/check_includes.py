@@ -32,7 +32,7 @@ MAY_USE = {
     "models": ["planner", "parallel", "huggingface"],
     "checkpoint": ["core"],
     "train": ["simulator", "process", "models", "zero", "pipeline", "data", "checkpoint"],
-    "dashboard": ["simulator", "process"],
+    "dashboard": ["simulator", "process", "huggingface"],
     "cli": ["train", "dashboard"],
 }
 TORCH_FREE_MODULES = {"core", "schedule", "planner", "simulator", "process", "kernels", "checkpoint",

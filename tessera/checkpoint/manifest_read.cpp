@@ -8,8 +8,8 @@
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/step_folder.h"
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
 
 namespace tessera::checkpoint {

@@ -20,7 +20,6 @@
 #include "tessera/dashboard/guard.h"
 #include "tessera/dashboard/server.h"
 #include "tessera/dashboard/site.h"
-#include "tessera/huggingface/model_config.h"
 
 namespace tessera::cli {
 namespace {
@@ -120,10 +119,6 @@ int serve(int argc, char** argv) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     site.known.environment.emplace_back(*entry);
   }
-  site.known.parse_config = [](std::string_view config) {
-    huggingface::Config parsed = huggingface::parse_config(config, "config.json");
-    return dashboard::PastedModel{std::move(parsed.shape), std::move(parsed.notes)};
-  };
   site.pages = a.pages;
   site.guard.token = a.token;
   site.guard.hosts = {a.address};

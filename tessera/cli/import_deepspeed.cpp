@@ -6,10 +6,10 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/cli/import.h"
 #include "tessera/cli/import_deepspeed_keys.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
 
 namespace tessera::cli {
@@ -371,7 +371,7 @@ void take_rest(DeepSpeedConfig& config, Imported& out, const DsValue& root) {
 }  // namespace
 
 Imported import_deepspeed(std::string_view text, const std::string& where, int ranks) {
-  const DsValue root = checkpoint::parse_strictly(text, kMostDepth, where);
+  const DsValue root = parse_strictly(text, kMostDepth, where);
   if (!root.is_object())
     throw DataError(str(where, " is not a JSON object; must be a DeepSpeed config"));
   Imported out;

@@ -3,14 +3,14 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/dashboard/api.h"
+#include "tessera/huggingface/model_config.h"
 
 namespace tessera::dashboard {
 namespace {
 
-PastedModel pasted_model(const Knowledge& known, const std::string& config) {
-  if (!known.parse_config) throw Unavailable("this server cannot read a config.json");
+huggingface::Config pasted_model(const std::string& config) {
   try {
-    return known.parse_config(config);
+    return huggingface::parse_config(config, huggingface::kConfigName);
   } catch (const DataError& error) {
     throw UsageError(error.what(), "config");
   }
@@ -31,11 +31,11 @@ Json model_json(const ModelShape& m) {
           {"context", m.rotary() ? m.context : m.positions}};
 }
 
-Json model_answer(const Knowledge& known, Ask& ask) {
+Json model_answer(const Knowledge&, Ask& ask) {
   const std::string config = ask.object_text("config");
   ask.nothing_else();
   if (config.empty()) throw UsageError("is missing; must be a config.json", "config");
-  const PastedModel model = pasted_model(known, config);
+  const huggingface::Config model = pasted_model(config);
   Json json = model_json(model.shape);
   json["family"] = name(model.shape.family);
   json["gated"] = model.shape.swiglu;
@@ -47,7 +47,7 @@ AnswerText with_pasted_model(AnswerText answer) {
   return [answer = std::move(answer)](const Knowledge& known, Ask& ask) {
     const std::string config = ask.object_text("config");
     if (config.empty()) return answer(known, ask);
-    const ModelShape shape = pasted_model(known, config).shape;
+    const ModelShape shape = pasted_model(config).shape;
     Knowledge with = known;
     with.catalog.find_models_by([shape](const std::string& name) {
       if (name == kPastedModel) return shape;

@@ -15,17 +15,9 @@
 
 namespace tessera::dashboard {
 
-// Model of a pasted config.json, with notes on fields that were ignored.
-struct PastedModel {
-  ModelShape shape;
-  std::vector<std::string> notes;
-};
-
 // Data that answers are computed from.
 struct Knowledge {
   planner::Catalog catalog;  // models only by name: no path of a request is opened
-  // Parses a config.json of Hugging Face. Throws DataError. Empty: pasted models are refused.
-  std::function<PastedModel(std::string_view config)> parse_config;
   Limits limits;
   std::string torch_program;             // path of tessera-torch for real runs; empty: none
   std::vector<std::string> environment;  // of tessera-torch, NAME=value

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/checkpoint/checksum.h"
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
 
 namespace tessera::data {
@@ -61,7 +61,7 @@ PrepareState parse_prepare_state(std::string_view text, const std::string& where
       checkpoint::crc32c(text.substr(9)) != crc[0]) {
     throw DataError(str(where, " was changed or truncated. Start over with --restart."));
   }
-  const StateJson json = checkpoint::parse_strictly(text.substr(9), 8, where);
+  const StateJson json = parse_strictly(text.substr(9), 8, where);
   constexpr std::uint64_t kMost = std::uint64_t{1} << 60;
   PrepareState state;
   try {

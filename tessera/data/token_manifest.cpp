@@ -5,8 +5,8 @@
 
 #include "tessera/checkpoint/checksum.h"
 #include "tessera/checkpoint/file_system.h"
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
 
 namespace tessera::data {
@@ -157,7 +157,7 @@ TokenManifest parse_token_manifest(std::string_view text, const std::string& whe
                         checkpoint::to_hex(crc),
                         ": it was changed or truncated. Copy it again, or prepare it again."));
   }
-  const TokenJson json = checkpoint::parse_strictly(text, 16, where);
+  const TokenJson json = parse_strictly(text, 16, where);
   const TokenFields top(json, where);
   if (const std::string format = top.text("format"); format != kTokensFormat) {
     throw DataError(str(where, ": \"format\" is ", quote(format), ", must be ", kTokensFormat));

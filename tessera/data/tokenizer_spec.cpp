@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/crypto.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/data/tokenizer_fields.h"
 #include "tessera/data/tokenizer_steps.h"
 
@@ -151,7 +151,7 @@ std::string fingerprint_of(const Json& json) {
 }  // namespace
 
 TokenizerSpec parse_tokenizer(std::string_view text, const std::string& where) {
-  const Json json = checkpoint::parse_strictly(text, kMaxNesting, where);
+  const Json json = parse_strictly(text, kMaxNesting, where);
   TokenizerFields fields(json, where);
   if (const std::string version = fields.text("version", "1.0"); version != "1.0") {
     fields.bad("version", "\"1.0\"");
@@ -188,7 +188,7 @@ TokenizerSpec parse_tokenizer(std::string_view text, const std::string& where) {
 }
 
 NamedTokens parse_named_tokens(std::string_view text, const std::string& where) {
-  const Json json = checkpoint::parse_strictly(text, kMaxNesting, where);
+  const Json json = parse_strictly(text, kMaxNesting, where);
   TokenizerFields fields(json, where);
   const auto named = [&](const std::string& key) -> std::string {
     const Json* token = fields.get(key);
@@ -200,7 +200,7 @@ NamedTokens parse_named_tokens(std::string_view text, const std::string& where) 
 }
 
 NumberedTokens parse_numbered_tokens(std::string_view text, const std::string& where) {
-  const Json json = checkpoint::parse_strictly(text, 64, where);
+  const Json json = parse_strictly(text, 64, where);
   TokenizerFields fields(json, where);
   const auto numbered = [&](const std::string& key) -> std::optional<TokenId> {
     const Json* token = fields.get(key);

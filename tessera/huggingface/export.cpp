@@ -8,11 +8,11 @@
 
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/safetensors_writer.h"
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/fingerprint.h"
 #include "tessera/core/index.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/merge.h"
 #include "tessera/huggingface/model_config.h"

@@ -4,13 +4,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tessera/checkpoint/file_system.h"
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
-#include "tessera/core/files.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config_fields.h"
-#include "tessera/huggingface/model_folder.h"
 
 namespace tessera::huggingface {
 namespace {
@@ -147,7 +144,6 @@ void read_rotary(Fields& fields, ModelShape& shape, std::vector<std::string>& un
 
 using Json = nlohmann::json;
 
-constexpr std::int64_t kMaxConfigBytes = std::int64_t{16} << 20;
 constexpr int kMaxConfigDepth = 32;
 
 // Reads "layer_types", if it is there: which layers have a window. They must follow one of the two
@@ -361,7 +357,7 @@ void read_gpt2(Fields& fields, Config& config) {
 }  // namespace
 
 Config parse_config(std::string_view json, const std::string& where) {
-  const Json object = checkpoint::parse_strictly(json, kMaxConfigDepth, where);
+  const Json object = parse_strictly(json, kMaxConfigDepth, where);
   if (!object.is_object()) throw DataError(str(where, " is not a JSON object"));
   Fields fields(object, where);
   Config config;
@@ -412,35 +408,6 @@ Config parse_config(std::string_view json, const std::string& where) {
     throw DataError(str(where, ": ", error.what()));
   }
   return config;
-}
-
-Config read_config(const std::string& folder) {
-  const std::string path = folder + "/" + kConfigName;
-  const std::string wanted = "the config.json of a model";
-  if (!has_config(folder))
-    return parse_config(read_small_file(path, kMaxConfigBytes, wanted), path);
-  return parse_config(read_small_file(file_in(folder, kConfigName), kMaxConfigBytes, wanted), path);
-}
-
-bool has_config(const std::string& path) {
-  return kind_of_file(path + "/" + kConfigName) == "a regular file";
-}
-
-ModelShape find_model(const std::string& name_or_folder) {
-  const std::string kind = kind_of_file(name_or_folder);
-  if (has_config(name_or_folder)) return read_config(name_or_folder).shape;
-  if (name_or_folder.find('/') != std::string::npos) {
-    throw UsageError(str("model ", quote(name_or_folder), " is ",
-                         kind == "nothing"    ? "missing"
-                         : kind == "a folder" ? "a folder without a config.json"
-                                              : kind,
-                         "; must be the name of a model or a folder with a config.json"));
-  }
-  try {
-    return find_model_shape(name_or_folder);
-  } catch (const UsageError& error) {
-    throw UsageError(str(error.what(), ", or a folder with a config.json"));
-  }
 }
 
 }  // namespace tessera::huggingface

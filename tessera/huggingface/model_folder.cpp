@@ -7,10 +7,10 @@
 #include <set>
 
 #include "tessera/checkpoint/convert_dtype.h"
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/index.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
 
 namespace tessera::huggingface {
@@ -18,6 +18,7 @@ namespace {
 
 using checkpoint::stored_name;
 
+constexpr std::int64_t kMaxConfigBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kMaxIndexBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMaxFiles = 10'000;
 constexpr std::size_t kMaxListed = 100;
@@ -66,8 +67,37 @@ std::string file_in(const std::string& folder, const std::string& name) {
       str(path, " is a link to ", real, ", outside of its folder. Copy the file into the folder."));
 }
 
+Config read_config(const std::string& folder) {
+  const std::string path = folder + "/" + kConfigName;
+  const std::string wanted = "the config.json of a model";
+  if (!has_config(folder))
+    return parse_config(read_small_file(path, kMaxConfigBytes, wanted), path);
+  return parse_config(read_small_file(file_in(folder, kConfigName), kMaxConfigBytes, wanted), path);
+}
+
+bool has_config(const std::string& path) {
+  return kind_of_file(path + "/" + kConfigName) == "a regular file";
+}
+
+ModelShape find_model(const std::string& name_or_folder) {
+  const std::string kind = kind_of_file(name_or_folder);
+  if (has_config(name_or_folder)) return read_config(name_or_folder).shape;
+  if (name_or_folder.find('/') != std::string::npos) {
+    throw UsageError(str("model ", quote(name_or_folder), " is ",
+                         kind == "nothing"    ? "missing"
+                         : kind == "a folder" ? "a folder without a config.json"
+                                              : kind,
+                         "; must be the name of a model or a folder with a config.json"));
+  }
+  try {
+    return find_model_shape(name_or_folder);
+  } catch (const UsageError& error) {
+    throw UsageError(str(error.what(), ", or a folder with a config.json"));
+  }
+}
+
 std::map<std::string, std::string> parse_index(std::string_view json, const std::string& where) {
-  const nlohmann::json index = checkpoint::parse_strictly(json, 16, where);
+  const nlohmann::json index = parse_strictly(json, 16, where);
   const auto wrong = [&](const std::string& what) {
     throw DataError(str(where, " ", what, "; must have \"weight_map\", the file of each tensor"));
   };

@@ -9,10 +9,10 @@
 #include "tessera/checkpoint/convert_dtype.h"
 #include "tessera/checkpoint/file_system.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/index.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/model_folder.h"
 #include "tessera/huggingface/param_pieces.h"
@@ -86,7 +86,7 @@ std::string peft_name(const ModelShape& shape, const Adapter& adapter, std::int6
 }
 
 Lora parse_adapter_config(std::string_view text, const std::string& where) {
-  const AdapterJson json = checkpoint::parse_strictly(text, 16, where);
+  const AdapterJson json = parse_strictly(text, 16, where);
   if (!json.is_object()) throw DataError(str(where, " must be a JSON object"));
   Lora lora;
   bool rslora = false;

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-#include "tessera/checkpoint/strict_json.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
 
 namespace tessera::huggingface {
@@ -106,7 +106,7 @@ std::string shape_json(const ModelShape& shape) {
 }
 
 ModelShape parse_shape(std::string_view text, const std::string& where) {
-  const nlohmann::json json = checkpoint::parse_strictly(text, 8, where);
+  const nlohmann::json json = parse_strictly(text, 8, where);
   if (!json.is_object() || !json.contains("layers")) {
     throw DataError(str(where, " does not describe its model: it was not saved by tessera train"));
   }

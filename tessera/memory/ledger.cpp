@@ -1,6 +1,7 @@
 #include "tessera/memory/ledger.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "tessera/core/errors.h"
@@ -11,6 +12,9 @@ namespace tessera::memory {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+// Besides the first and the last point, an interval has two.
+constexpr std::size_t kMostIntervals = Ledger::kMostPoints / 2 - 1;
+constexpr std::chrono::steady_clock::duration kFirstWidth = std::chrono::microseconds(1);
 
 void raise_to(std::atomic<std::int64_t>& peak, std::int64_t value) noexcept {
   std::int64_t seen = peak.load(kRelaxed);
@@ -31,6 +35,10 @@ std::string row(std::string_view name, const Usage& usage) {
 }
 
 }  // namespace
+
+std::int64_t MemoryPoint::total() const {
+  return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+}
 
 void Ledger::Counter::add(std::int64_t bytes) noexcept {
   raise_to(peak, now.fetch_add(bytes, kRelaxed) + bytes);
@@ -53,16 +61,19 @@ void Ledger::charge(MemoryCategory category, std::int64_t bytes) {
   } while (!total_.now.compare_exchange_weak(before, before + bytes, kRelaxed));
   raise_to(total_.peak, before + bytes);
   counter(category).add(bytes);
+  record();
 }
 
 void Ledger::release(MemoryCategory category, std::int64_t bytes) noexcept {
   counter(category).now.fetch_sub(bytes, kRelaxed);
   total_.now.fetch_sub(bytes, kRelaxed);
+  record();
 }
 
 void Ledger::note(MemoryCategory category, std::int64_t bytes) noexcept {
   total_.add(bytes);
   counter(category).add(bytes);
+  record();
 }
 
 LedgerCounts Ledger::counts() const noexcept {
@@ -77,6 +88,69 @@ LedgerCounts Ledger::counts() const noexcept {
 void Ledger::reset_peak() noexcept {
   for (Counter& each : categories_) each.peak.store(each.now.load(kRelaxed), kRelaxed);
   total_.peak.store(total_.now.load(kRelaxed), kRelaxed);
+}
+
+MemoryPoint Ledger::point() const noexcept {
+  MemoryPoint out;
+  out.time = std::chrono::steady_clock::now();
+  for (std::size_t i = 0; i < categories_.size(); ++i)
+    out.bytes[i] = categories_[i].now.load(kRelaxed);
+  return out;
+}
+
+void Ledger::start_recording() {
+  const std::lock_guard lock(recording_mutex_);
+  intervals_.clear();
+  intervals_.reserve(kMostIntervals);  // add_point() allocates nothing
+  width_ = kFirstWidth;
+  first_ = point();
+  recording_.store(true, kRelaxed);
+}
+
+void Ledger::add_point() noexcept {
+  const std::lock_guard lock(recording_mutex_);
+  if (!recording_.load(kRelaxed)) return;
+  const MemoryPoint now = point();
+  const auto index = [&] { return (now.time - first_.time) / width_; };
+  const auto merge = [](Interval& into, const MemoryPoint& highest, const MemoryPoint& last) {
+    if (highest.total() > into.highest.total()) into.highest = highest;
+    into.last = last;
+  };
+  if (!intervals_.empty() && intervals_.back().index == index()) {
+    return merge(intervals_.back(), now, now);
+  }
+  while (intervals_.size() == kMostIntervals) {
+    width_ *= 2;
+    std::size_t kept = 0;
+    for (Interval& each : intervals_) {
+      each.index /= 2;
+      if (kept > 0 && intervals_[kept - 1].index == each.index) {
+        merge(intervals_[kept - 1], each.highest, each.last);
+      } else {
+        intervals_[kept++] = each;
+      }
+    }
+    intervals_.resize(kept);
+  }
+  if (!intervals_.empty() && intervals_.back().index == index()) {
+    merge(intervals_.back(), now, now);
+  } else {
+    intervals_.push_back({index(), now, now});
+  }
+}
+
+std::vector<MemoryPoint> Ledger::stop_recording() {
+  const std::lock_guard lock(recording_mutex_);
+  std::vector<MemoryPoint> points;
+  if (!recording_.exchange(false, kRelaxed)) return points;
+  points.reserve(2 * intervals_.size() + 2);
+  points.push_back(first_);
+  for (const Interval& each : intervals_) {
+    if (each.highest.time < each.last.time) points.push_back(each.highest);
+    points.push_back(each.last);
+  }
+  points.push_back(point());
+  return points;
 }
 
 std::string Ledger::report() const {

@@ -2,9 +2,13 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "tessera/core/memory_category.h"
 
@@ -27,12 +31,23 @@ struct LedgerCounts {
   }
 };
 
+// Bytes in use at one time, by category.
+struct MemoryPoint {
+  std::chrono::steady_clock::time_point time;
+  std::array<std::int64_t, kMemoryCategories> bytes{};
+
+  std::int64_t total() const;
+};
+
 // Memory counted by a ledger. A rank that computes on a GPU counts only the memory of the GPU.
 enum class CountedMemory : std::uint8_t { host, device };
 
-// Memory held by one rank, by category. Thread-safe and lock-free.
+// Memory held by one rank, by category. Thread-safe, and lock-free except while it records.
 class Ledger {
  public:
+  // Most points of a recording.
+  static constexpr std::size_t kMostPoints = 512;
+
   // `limit`: maximum total bytes of the rank; 0: no limit. `owner`: name in error messages.
   explicit Ledger(std::string owner = "this process", std::int64_t limit = 0,
                   CountedMemory counted = CountedMemory::host);
@@ -48,6 +63,16 @@ class Ledger {
 
   LedgerCounts counts() const noexcept;
   void reset_peak() noexcept;  // sets the peaks to the bytes in use now
+
+  // [Note: recording] From start_recording() to stop_recording() every change of the bytes in use
+  // is a point. Time is divided into equal intervals; an interval keeps its highest and its last
+  // point. When there are too many intervals, each two become one. So the number of points is
+  // bounded and the maximum is exact. A change costs one branch while nothing is recorded.
+  void start_recording();
+  // Returns the points since start_recording() in order of time. The first and the last are those
+  // of the two calls.
+  std::vector<MemoryPoint> stop_recording();
+
   const std::string& owner() const noexcept { return owner_; }
   std::int64_t limit() const noexcept { return limit_; }
   bool counts_host() const noexcept { return counted_ == CountedMemory::host; }
@@ -60,6 +85,15 @@ class Ledger {
     std::atomic<std::int64_t> peak{0};
     void add(std::int64_t bytes) noexcept;
   };
+  struct Interval {
+    std::int64_t index = 0;  // begins at index · width
+    MemoryPoint highest, last;
+  };
+  void record() noexcept {
+    if (recording_.load(std::memory_order_relaxed)) add_point();
+  }
+  void add_point() noexcept;
+  MemoryPoint point() const noexcept;
   Counter& counter(MemoryCategory category) {
     return categories_[static_cast<std::size_t>(category)];
   }
@@ -69,6 +103,12 @@ class Ledger {
   const CountedMemory counted_;
   std::array<Counter, kMemoryCategories> categories_;
   Counter total_;
+
+  std::atomic<bool> recording_{false};
+  std::mutex recording_mutex_;  // guards what follows
+  MemoryPoint first_;
+  std::chrono::steady_clock::duration width_{};
+  std::vector<Interval> intervals_;
 };
 
 // Returns the message of an OutOfMemoryError: the request, the reason, the ledger and what to do.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "tessera/planner/plan.h"
@@ -30,6 +31,18 @@ struct MemoryOverStep {
 // backward pass begins with the temporaries that fit below the plan's peak; they grow to the plan's
 // maximum as activations are freed. The peak is therefore that of the plan. Only the runtime's
 // reserve is allocated between backward passes.
+
+// A pass of a rank, in seconds since the beginning of the step.
+struct MemoryPass {
+  int change = 0;  // +1: keeps activations, -1: frees them, 0: neither (gradients of inputs only)
+  double begin = 0, end = 0;
+};
+// Returns +1 for "forward", -1 for "backward" and "backward_weight", otherwise 0.
+int change_of_pass(std::string_view what);
+// Returns the memory of a rank whose step has these passes. `reserve`: bytes of temporaries that
+// are allocated throughout.
+MemoryOverStep memory_over_passes(const planner::Memory& whole, double reserve,
+                                  const std::vector<MemoryPass>& passes, double step);
 
 // Returns the memory of a pipeline rank, from a simulated step. Throws UsageError if only the size
 // of the model is known.

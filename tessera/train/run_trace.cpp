@@ -34,6 +34,11 @@ bool Trace::keeps() const {
   return step_ != 0;
 }
 
+bool Trace::keeps_memory() const {
+  const std::lock_guard lock(mutex_);
+  return step_ != 0 && begun_ <= 2;
+}
+
 void Trace::keep(const std::string& track, Span span) {
   const std::lock_guard lock(mutex_);
   if (step_ == 0) return;
@@ -48,6 +53,13 @@ void Trace::span(const std::string& name, Time begin, Time end, int micro) {
 
 void Trace::span_on(const std::string& track, const std::string& name, Time begin, Time end) {
   keep(track, {.name = name, .begin = begin, .end = end});
+}
+
+void Trace::memory_over_time(const std::string& name,
+                             const std::vector<memory::MemoryPoint>& points) {
+  const std::lock_guard lock(mutex_);
+  if (step_ == 0) return;
+  for (const memory::MemoryPoint& point : points) counters_.push_back({name, step_, point});
 }
 
 void Trace::call(const std::string& axis, const comm::Collective& call, Time begin, Time end) {
@@ -80,6 +92,17 @@ std::string Trace::events() const {
                            R"(,"tid":)", each.track, times, R"("args":{"step":)", each.step);
     if (each.micro >= 0) line += str(R"(,"micro_batch":)", each.micro);
     if (each.bytes >= 0) line += str(R"(,"bytes":)", each.bytes);
+    lines.push_back(line + "}}");
+  }
+  // The step is outside of "args", whose numbers viewers draw.
+  for (const Counter& each : counters_) {
+    std::snprintf(times, sizeof times, ",\"ts\":%.3f,",
+                  microseconds(each.point.time.time_since_epoch()));
+    std::string line = str(R"({"name":)", json_string(each.name), R"(,"ph":"C","pid":)", rank_,
+                           R"(,"step":)", each.step, times, R"("args":{)");
+    for (std::size_t i = 0; i < each.point.bytes.size(); ++i) {
+      line += str(i > 0 ? "," : "", "\"", kMemoryCategoryNames[i], "\":", each.point.bytes[i]);
+    }
     lines.push_back(line + "}}");
   }
   return join(lines, ",\n");

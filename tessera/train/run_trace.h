@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/comm/observer.h"
+#include "tessera/memory/ledger.h"
 
 namespace tessera::train {
 
@@ -27,10 +28,15 @@ class Trace {
   // Starts a step. Following spans belong to it. 0: they belong to no step and are dropped.
   void begin_step(std::int64_t step);
   bool keeps() const;  // true if the current step is recorded
+  // Returns true if the memory of the current step is recorded too: that of the first step, which
+  // allocates the state, and of the second one. More steps look like the second.
+  bool keeps_memory() const;
   // Adds a span to the track "compute". micro: index of the micro-batch; -1 if it does not apply.
   void span(const std::string& name, Time begin, Time end, int micro = -1);
   // Adds a span to the track with this name.
   void span_on(const std::string& track, const std::string& name, Time begin, Time end);
+  // Adds the bytes in use over time, by category, as a counter of the current step.
+  void memory_over_time(const std::string& name, const std::vector<memory::MemoryPoint>& points);
   // Adds a call to the track of its axis. Sends and receives have a track for each peer.
   void call(const std::string& axis, const comm::Collective& call, Time begin, Time end);
 
@@ -46,6 +52,11 @@ class Trace {
     int micro = -1;
     std::int64_t bytes = -1;
   };
+  struct Counter {
+    std::string name;
+    std::int64_t step = 0;
+    memory::MemoryPoint point;
+  };
   void keep(const std::string& track, Span span);
 
   const int rank_;
@@ -54,6 +65,7 @@ class Trace {
   std::int64_t begun_ = 0, step_ = 0;
   std::map<std::string, int> tracks_ = {{"compute", 0}};
   std::vector<Span> spans_;
+  std::vector<Counter> counters_;
 };
 
 // Time in which communication was under way. Calls that overlap count once. Thread-safe.

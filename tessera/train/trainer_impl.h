@@ -76,6 +76,8 @@ struct Trainer::Impl {
   zero::PendingStep step_on_host(const std::vector<MicroBatch>& batches, double tokens);
   zero::PendingStep step_on_device(const std::vector<MicroBatch>& batches, double tokens);
   void note_memory(bool replayed);
+  // Adds the memory of the current step to the trace: measured since `began`, and predicted.
+  void trace_memory(HostTime began);
   // Collective. Describes the first layer or tensor of a step that is not finite.
   std::string find_non_finite(const zero::StepInfo& info, std::int64_t step);
   std::string non_finite_output(std::int64_t step);
@@ -112,6 +114,7 @@ struct Trainer::Impl {
   const std::unique_ptr<data::Source> validation;  // null if there is none
   // Declared before the model, whose calls are observed until it is destroyed.
   Trace trace;
+  std::vector<pipeline::Span> traced_passes;  // of the step that is being launched
   CommClock comm_clock;
   CallListener::Waited waited{0};  // ns spent waiting for communication since the run began
   std::int64_t counted = 0;        // value of `waited` up to which it was subtracted from spans

@@ -18,6 +18,7 @@
 #include "tessera/parallel/gather_texts.h"
 #include "tessera/parallel/model_chunk.h"
 #include "tessera/pipeline/executor.h"
+#include "tessera/simulator/memory_over_step.h"
 #include "tessera/train/trainer_impl.h"
 
 namespace tessera::train {
@@ -116,6 +117,7 @@ void Trainer::Impl::on_span(const pipeline::Span& span) {
     std::int64_t& most = measured["activations"];
     most = std::max(most, ledger->counts()[MemoryCategory::activations].now);
   }
+  if (trace.keeps_memory()) traced_passes.push_back(span);
   if (!device.is_cpu()) {
     clock.mark(name, span.micro);
     if (name.starts_with("backward")) note_state();
@@ -213,6 +215,10 @@ void Trainer::Impl::launch() {
   comm_clock.take();  // calls between steps, as of an evaluation, do not count
   const ParallelModel::Sent before = model.sent();
   const HostTime began = host_now();
+  if (trace.keeps_memory()) {
+    traced_passes.clear();
+    ledger->start_recording();
+  }
 
   double tokens = 0;
   const std::vector<MicroBatch> batches = next_batches(tokens);
@@ -220,6 +226,7 @@ void Trainer::Impl::launch() {
   zero::PendingStep step =
       device.is_cpu() ? step_on_host(batches, tokens) : step_on_device(batches, tokens);
   const HostTime end = host_now();
+  if (trace.keeps_memory()) trace_memory(began);
   note_state();
   out.comm_exposed_s = waited_s(waited_before, waited);
   out.step_s = seconds_between(began, end);  // on a GPU only the launch; finish() replaces it
@@ -260,6 +267,38 @@ void Trainer::Impl::note_memory(bool replayed) {
     if (!by_category && std::string_view(name) != "peak") continue;
     measured[name] = std::max(measured[name], bytes);
   }
+}
+
+// On a GPU the times are those at which the host launched the work, of both curves.
+void Trainer::Impl::trace_memory(HostTime began) {
+  std::vector<memory::MemoryPoint> points = ledger->stop_recording();
+  // A replayed CUDA graph allocates nothing, and a LibTorch profiler replaces the ledger.
+  if (points.size() <= 2 || ledger->counts().total.now == 0) return;
+  trace.memory_over_time("memory", points);
+  std::vector<simulator::MemoryPass> passes;
+  for (const pipeline::Span& span : traced_passes) {
+    const std::string what = schedule::name(span.kind);
+    if (what != "forward" && !what.starts_with("backward")) continue;
+    passes.push_back({simulator::change_of_pass(what), seconds_between(began, span.begin),
+                      seconds_between(began, span.end)});
+  }
+  const auto bytes = [](std::int64_t value) { return static_cast<double>(value); };
+  const planner::Memory whole{.params = bytes(plan.params),
+                              .grads = bytes(plan.grads),
+                              .optimizer = bytes(plan.optimizer),
+                              .activations = bytes(plan.activations),
+                              .buffers = bytes(plan.buffers),
+                              .temporary = bytes(plan.temporary),
+                              .not_at_once = bytes(plan.not_at_once)};
+  const auto over =
+      simulator::memory_over_passes(whole, 0, passes, seconds_between(began, points.back().time));
+  std::vector<memory::MemoryPoint> predicted;
+  for (const auto& moment : over.moments) {
+    predicted.push_back({moved_by(began, moment.seconds),
+                         {plan.params, plan.grads, plan.optimizer, std::llround(moment.activations),
+                          plan.buffers, std::llround(moment.temporary)}});
+  }
+  trace.memory_over_time("predicted memory", predicted);
 }
 
 // Returns the texts of all ranks; only that of this rank if communication is off.

@@ -9,7 +9,6 @@
 #include <cstdlib>
 
 #include "tessera/core/text.h"
-#include "tessera/huggingface/model_config.h"
 
 namespace tessera::dashboard {
 namespace {
@@ -18,16 +17,8 @@ constexpr int kHangMs = 60'000;  // only tells a hang from slowness
 
 }  // namespace
 
-SiteOptions with_models(SiteOptions site) {
-  site.known.parse_config = [](std::string_view text) {
-    huggingface::Config config = huggingface::parse_config(text, "config.json");
-    return PastedModel{std::move(config.shape), std::move(config.notes)};
-  };
-  return site;
-}
-
 Served::Served(SiteOptions site, ServerOptions options)
-    : server_(std::make_unique<Server>(options, make_site(with_models(std::move(site))))),
+    : server_(std::make_unique<Server>(options, make_site(std::move(site)))),
       thread_([this] { server_->run(); }) {}
 
 Served::~Served() {

@@ -10,9 +10,6 @@
 
 namespace tessera::dashboard {
 
-// Returns the options with a parser of config.json, as the program has.
-SiteOptions with_models(SiteOptions site);
-
 // Server in this process on a free port.
 class Served {
  public:

@@ -83,7 +83,7 @@ class Mutator {
 };
 
 TEST(Fuzz, AnswersOrRefusesEveryBody) {
-  const Site site = make_site(with_models({}));
+  const Site site = make_site({});
   std::vector<std::pair<std::string, Mutator>> routes;
   for (const Route& route : all_routes()) {
     // Skips slow routes (a search takes 0.1 s, a run 1 s): the same code parses their bodies.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -118,6 +119,78 @@ TEST(Ledger, NoteIgnoresTheLimit) {
   EXPECT_EQ(ledger.counts().total.now, 200);
   EXPECT_EQ(ledger.counts().total.peak, 1100);
   EXPECT_EQ(ledger.counts()[Category::params].peak, 900);
+}
+
+TEST(Ledger, RecordsTheBytesInUseOverTime) {
+  Ledger ledger;
+  ledger.charge(Category::params, 100);
+  EXPECT_TRUE(ledger.stop_recording().empty());  // nothing was recorded
+  ledger.start_recording();
+  ledger.charge(Category::activations, 30);
+  ledger.note(Category::temporary, 7);
+  ledger.release(Category::activations, 30);
+  const std::vector<MemoryPoint> points = ledger.stop_recording();
+  ledger.charge(Category::params, 1000);  // no longer recorded
+  ASSERT_GE(points.size(), 3U);
+  const auto of = [](const MemoryPoint& point, Category category) {
+    return point.bytes[static_cast<std::size_t>(category)];
+  };
+  EXPECT_EQ(of(points.front(), Category::params), 100);
+  EXPECT_EQ(points.front().total(), 100);
+  EXPECT_EQ(of(points.back(), Category::temporary), 7);
+  EXPECT_EQ(points.back().total(), 107);
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    EXPECT_EQ(of(points[i], Category::params), 100);
+    most = std::max(most, points[i].total());
+    EXPECT_GE(points[i].time, points[i > 0 ? i - 1 : 0].time);
+  }
+  EXPECT_EQ(most, 137);
+}
+
+TEST(Ledger, ARecordingHasABoundedNumberOfPointsAndTheExactMaximum) {
+  Ledger ledger;
+  ledger.start_recording();
+  for (int i = 0; i < 200'000; ++i) {
+    const std::int64_t bytes = i == 77'777 ? 1'000'000 : i % 100 + 1;
+    ledger.charge(Category::temporary, bytes);
+    ledger.release(Category::temporary, bytes);
+  }
+  ledger.charge(Category::grads, 3);
+  const std::vector<MemoryPoint> points = ledger.stop_recording();
+  EXPECT_LE(points.size(), Ledger::kMostPoints);
+  EXPECT_GT(points.size(), Ledger::kMostPoints / 8);
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    most = std::max(most, points[i].total());
+    EXPECT_GE(points[i].time, points[i > 0 ? i - 1 : 0].time);
+  }
+  EXPECT_EQ(most, 1'000'000);
+  EXPECT_EQ(points.back().total(), 3);
+  ledger.start_recording();  // forgets the first recording
+  EXPECT_EQ(ledger.stop_recording().size(), 2U);
+}
+
+TEST(Ledger, RecordsThreadsThatRunBeside) {
+  Ledger ledger;
+  ledger.start_recording();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&ledger] {
+      for (int i = 0; i < 5000; ++i) {
+        ledger.charge(Category::grads, 8);
+        ledger.release(Category::grads, 8);
+      }
+      ledger.charge(Category::params, 1);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::vector<MemoryPoint> points = ledger.stop_recording();
+  EXPECT_EQ(points.back().total(), 4);
+  for (const MemoryPoint& point : points) {
+    EXPECT_GE(point.total(), 0);
+    EXPECT_LE(point.total(), 4 * 8 + 4);
+  }
 }
 
 TEST(DeviceBlocks, AllowsAnyThreadToFree) {

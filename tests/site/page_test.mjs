@@ -84,6 +84,33 @@ await check("every calculator answers", async () => {
   }
 });
 
+await check("a pasted config.json is planned like the model of that name", async () => {
+  const total = () => page.textContent('[data-figure="total"]');
+  await go("calculators/#/memory?by=model&model=llama3-8b", '[data-figure="total"]');
+  const named = await total();
+  await go("calculators/#/memory?by=config", '[data-field="config"] textarea');
+  const config = {
+    model_type: "llama",
+    num_hidden_layers: 32,
+    hidden_size: 4096,
+    num_attention_heads: 32,
+    num_key_value_heads: 8,
+    intermediate_size: 14336,
+    vocab_size: 128256,
+    max_position_embeddings: 8192,
+    tie_word_embeddings: false,
+  };
+  const area = page.locator('[data-field="config"] textarea');
+  await area.fill(JSON.stringify(config));
+  await area.blur();
+  await until("the numbers of the named model", async () => (await total().catch(() => "")) === named);
+  await area.fill('{"model_type": "opt"}');
+  await area.blur();
+  await until("the reason", async () =>
+    (await page.textContent('[data-field="config"] .reason').catch(() => "")).includes("must be one of gpt2, llama"),
+  );
+});
+
 await check("a setting out of range gives the message of the program", async () => {
   await go("calculators/#/memory?dp=0", "[data-field] .reason");
 });

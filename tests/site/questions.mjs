@@ -40,6 +40,36 @@ export function questions(n, seed, about) {
     }
     return undefined;
   };
+  // A config.json of Hugging Face. Some are refused, others have fields that Tessera ignores.
+  const config = () => {
+    const heads = power(64);
+    const context = 1024 * power(32);
+    const type = pick(["gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "opt"]);
+    const sizes =
+      type === "gpt2"
+        ? { n_embd: 64 * heads, n_layer: 1 + below(96), n_head: heads, n_positions: context }
+        : {
+            hidden_size: 64 * heads,
+            num_hidden_layers: 1 + below(96),
+            num_attention_heads: heads,
+            num_key_value_heads: power(heads),
+            intermediate_size: 256 * (1 + below(160)),
+            max_position_embeddings: context,
+            ...(chance(0.3) ? { head_dim: pick([32, 64, 128, 256]) } : {}),
+            ...(chance(0.3) ? { rope_theta: real(100, 1e7) } : {}),
+            ...(chance(0.2) ? { rope_scaling: { rope_type: "linear", factor: real(1, 32) } } : {}),
+            ...(chance(0.3) ? { sliding_window: pick([null, 0, 512, 4096]) } : {}),
+          };
+    return {
+      model_type: type,
+      vocab_size: pick([32000, 50257, 128256, 262144]),
+      ...sizes,
+      ...(chance(0.5) ? { tie_word_embeddings: chance(0.5) } : {}),
+      ...(chance(0.2) ? { initializer_range: real(1e-4, 1) } : {}),
+      ...(chance(0.3) ? { [pick(["bos_token_id", "my_field", "num_local_experts", "quantization_config"])]: below(3) } : {}),
+    };
+  };
+  const pasted = () => (chance(0.5) ? config() : JSON.stringify(config()));
   // `sized`: the number of parameters is enough.
   const model = (names = models, sized = false) =>
     chance(0.7)
@@ -52,6 +82,8 @@ export function questions(n, seed, about) {
             heads: pick([1, 2, 4, 8, 16, 32]),
             vocab: pick([32000, 50257, 128256]),
           };
+  // A model of a request for a plan: `model`, or a pasted one.
+  const planned = (names, sized) => (chance(0.12) ? { config: pasted() } : model(names, sized));
   const settings = (count) => {
     const all = {};
     for (let i = below(count + 1); i > 0; --i) {
@@ -66,7 +98,7 @@ export function questions(n, seed, about) {
     return { pp, schedule: pick(about.schedules), grad_accum: pp * (1 + below(4)) };
   };
   const run = (most = 64, names = models, sized = false) => ({
-    ...model(names, sized),
+    ...planned(names, sized),
     dp: power(most),
     ...(chance(0.4) ? { tp: power(8) } : {}),
     ...(chance(0.7) ? { zero: below(4) } : {}),
@@ -111,8 +143,18 @@ export function questions(n, seed, about) {
       backward: real(1e-4, 10),
       ...(chance(0.5) ? { hop: real(1e-6, 1) } : {}),
     }),
+    "/api/model": () => ({ config: pasted() }),
+    "/api/cost": () => ({
+      tokens: real(1e6, 1e14),
+      hardware: pick(hardware),
+      gpus: [power(1024), power(1024)],
+      tokens_per_s: [real(1, 1e8), real(1, 1e8)],
+      ...(chance(0.3) ? { watts: real(10, 2000), price_per_hour: real(0.1, 20) } : {}),
+    }),
+    "/api/memory_over_step": () => ({ ...run(32, small), ...(chance(0.3) ? { pipeline_rank: below(4) - 1 } : {}) }),
+    "/api/questions": () => run(64),
     "/api/search": () => ({
-      ...model(),
+      ...planned(),
       gpus: gpus(),
       global_batch: pick([32, 64, 96, 256, 512]),
       hardware: pick(hardware),
@@ -128,15 +170,19 @@ export function questions(n, seed, about) {
     }),
   };
   const weights = {
-    "/api/plan": 28,
-    "/api/zero": 12,
+    "/api/plan": 24,
+    "/api/model": 6,
+    "/api/cost": 2,
+    "/api/memory_over_step": 5,
+    "/api/questions": 4,
+    "/api/zero": 8,
     "/api/traffic": 6,
     "/api/scaling": 8,
     "/api/collective": 10,
     "/api/schedule": 9,
     "/api/search": 4,
     "/api/compare": 3,
-    "/api/simulate": 20,
+    "/api/simulate": 16,
   };
   const drawn = Object.entries(weights).flatMap(([path, weight]) => Array(weight).fill(path));
   const list = [{ method: "GET", path: "/api/about", body: "" }];

@@ -317,6 +317,48 @@ async function checkRealRun(page, tessera, dashboard, runs) {
     }
   });
 
+  await check("memory over a step of a real run is drawn as measured, beside the prediction", async () => {
+    const rows = fs.readFileSync(path.join(runs, "real.jsonl"), "utf8").trim().split("\n").map((r) => JSON.parse(r));
+    await go(page, dashboard.address, "trace", `source=${id}`);
+    for (const step of ["2", "1"]) {
+      await page.locator('[data-field="memory_step"] select').selectOption(step);
+      const drawn = async (which) => {
+        const figure = page.locator(`[data-memory="${which}"]`);
+        return figure.evaluate((e) => {
+          const [base] = [...e.querySelectorAll("line.grid")].map((l) => Number(l.getAttribute("y1"))).sort((a, b) => b - a);
+          const peak = e.querySelector("[data-peak]");
+          const areas = [...e.querySelectorAll("[data-area]")];
+          const top = Math.min(
+            ...areas.flatMap((a) => a.getAttribute("points").split(" ").map((p) => Number(p.split(",")[1]))),
+          );
+          return {
+            peak: Number(peak.dataset.peak),
+            high: base - Number(peak.getAttribute("cy")),
+            top: base - top,
+            areas: areas.map((a) => a.dataset.area).join(),
+          };
+        });
+      };
+      const counted = rows.find((r) => String(r.step) === step).mem_peak_bytes;
+      await until(`the measured peak of step ${step}`, async () => (await drawn("measured")).peak === counted);
+      const measured = await drawn("measured");
+      const predicted = await drawn("predicted");
+      same(measured.areas, "params,grads,optimizer,buffers,activations,temporary", "categories");
+      for (const each of [measured, predicted])
+        expect(Math.abs(each.top - each.high) < 0.1, `the areas reach ${each.top}, the peak is at ${each.high}`);
+      const planned = rows.find((r) => r.start).start.predicted.memory.peak;
+      expect(Math.abs(predicted.peak / planned - 1) < 1e-6, `predicted ${predicted.peak}, planned ${planned}`);
+      const ratio = measured.high / predicted.high / (measured.peak / predicted.peak);
+      expect(Math.abs(ratio - 1) < 0.01, `one scale: ${JSON.stringify([measured, predicted])}`);
+    }
+    await page.locator('[data-field="memory_rank"] select').selectOption("1");
+    await until("rank 1", async () =>
+      (await chartOf(page, "Memory over a step").locator("header").textContent()).includes("of rank 1 in step 1"),
+    );
+    await go(page, dashboard.address, "trace", `source=${id}&memory_rank=7`);
+    same(await page.textContent('[data-field="memory_rank"] .reason'), "must be 0 or 1", "a rank that does not exist");
+  });
+
   await check("a real run has hyperparameters, a validation loss and exposed ≤ total", async () => {
     await go(page, dashboard.address, "live", `runs=${id}`);
     const cell = (key) => page.locator(`[data-setting="${key}"] td`).nth(1).textContent();

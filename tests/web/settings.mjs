@@ -76,6 +76,39 @@ export async function checkSettings({ tessera, dashboard, open }) {
     await page.waitForSelector('[data-field="zero"] .reason');
   });
 
+  await check("a choice that does not exist is refused beside its control", async () => {
+    await go(page, dashboard.address, "memory", "by=name");
+    const reason = page.locator('[data-field="by"] .reason');
+    same(await reason.textContent(), "got name; must be one of size, model, shape, config", "reason");
+    await go(page, dashboard.address, "live", "log=maybe");
+    same(await page.textContent('[data-field="log"] .reason'), "got maybe; must be true or false", "switch");
+    await go(page, dashboard.address, "plan", "pick=40&compare=false");
+    const message = "pick: got 40; must be from 0 to 39, a row of the plans";
+    await until("the message", async () => (await page.textContent(".banner")) === message);
+    await go(page, dashboard.address, "plan", "sort=size&compare=false");
+    expect((await page.textContent(".banner")).startsWith("sort: got size; must be one of "), "order of rows");
+  });
+
+  await check("labels of an axis are whole", async () => {
+    await page.addInitScript(() => {
+      window.labels = [];
+      const original = CanvasRenderingContext2D.prototype.fillText;
+      CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...rest) {
+        const wide = this.measureText(text).width;
+        const left = { left: 0, start: 0, center: wide / 2, right: wide, end: wide }[this.textAlign];
+        if (this.getTransform().b === 0) window.labels.push([text, x - left, x - left + wide, this.canvas.width]);
+        return original.call(this, text, x, y, ...rest);
+      };
+    });
+    await page.goto("about:blank");
+    await page.goto(`${dashboard.address}/#/scaling`);
+    await until("the curves of the cost", () =>
+      page.evaluate(() => window.labels.some(([text]) => text.endsWith(" days"))),
+    );
+    const cut = await page.evaluate(() => window.labels.filter(([, from, to, wide]) => from < 0 || to > wide));
+    same(JSON.stringify(cut), "[]", "labels outside the canvas");
+  });
+
   await check("memory bars of pipelines share a scale, in micro-batches", async () => {
     await go(page, dashboard.address, "pipeline");
     await page.waitForSelector(".card:has-text('Interleaved') .gantt");

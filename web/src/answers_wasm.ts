@@ -1,6 +1,6 @@
 // Answers of the WebAssembly module, which runs in a worker. It has the same code as the server.
 import type { Answer, Answers, Progress } from "./answers";
-import type { Reply, Request } from "./worker";
+import type { Reply, Request, Start } from "./worker";
 
 interface Waiting {
   done: (answer: Answer) => void;
@@ -18,11 +18,20 @@ worker.onmessage = ({ data }: MessageEvent<Reply>) => {
   waiting.delete(data.id);
   request?.done(data);
 };
-worker.onerror = (event) => {
-  broken = new Error(event.message || "the worker did not start");
+const fail = (message: string) => {
+  broken = new Error(message);
   for (const request of waiting.values()) request.failed(broken);
   waiting.clear();
 };
+worker.onerror = (event) => fail(event.message || "the worker did not start");
+
+// The page compiles the module, which index.html preloads, while the worker starts. What a host serves
+// with another type than application/wasm cannot be compiled as it arrives.
+const MODULE = "./planner.wasm";
+WebAssembly.compileStreaming(fetch(MODULE))
+  .catch(async () => WebAssembly.compile(await (await fetch(MODULE)).arrayBuffer()))
+  .then((module) => worker.postMessage({ module } satisfies Start))
+  .catch((error: unknown) => fail(String(error)));
 
 export const answers: Answers = {
   live: false,

@@ -169,3 +169,24 @@ export interface Span {
   begin: number;
   end: number;
 }
+
+// Memory of a rank in the course of a step, by category: bytes throughout, or at each time.
+export interface MemoryCurve {
+  step: number; // seconds
+  seconds: number[];
+  peak: number;
+  peak_at: number;
+  params: number | number[];
+  grads: number | number[];
+  optimizer: number | number[];
+  buffers: number | number[];
+  activations: number | number[];
+  temporary: number | number[];
+}
+// Memory of a traced step of a run.
+export interface TracedMemory {
+  rank: number;
+  step: number;
+  measured: MemoryCurve;
+  predicted?: MemoryCurve | undefined;
+}

@@ -1,8 +1,9 @@
 // Runs that the server watches: their list, series and traces.
 import { useEffect, useState } from "preact/hooks";
-import type { RunRow, RunSeries, Span } from "./responses";
+import type { RunRow, RunSeries, Span, TracedMemory } from "./responses";
 import { answers } from "#answers";
 import { get, type ErrorInfo, ApiError } from "./api";
+import { memoryOf, spansOf, type TraceFile } from "./trace_file";
 
 export function useRuns(): RunRow[] {
   const [rows, setRows] = useState<RunRow[]>([]);
@@ -120,40 +121,15 @@ export function useFollowed(ids: string[]): Followed {
   return { series, error: ids.map((id) => errors[id]).find((e) => e), lost };
 }
 
-// Chrome trace file, as written by tessera train --trace: times in microseconds.
-interface TraceFile {
-  traceEvents: {
-    name: string;
-    ph: string;
-    pid: number;
-    tid: number;
-    ts?: number;
-    dur?: number;
-    args?: { name?: string };
-  }[];
-}
-function spansOf(file: TraceFile): Span[] {
-  const lanes = new Map<string, string>();
-  for (const e of file.traceEvents) {
-    if (e.ph === "M" && e.name === "thread_name")
-      lanes.set(`${e.pid}/${e.tid}`, e.args?.name ?? "");
-  }
-  const events = file.traceEvents.filter((e) => e.ph === "X" && e.ts !== undefined);
-  const first = events.reduce((least, e) => Math.min(least, e.ts ?? 0), Infinity);
-  return events.map((e) => {
-    const begin = ((e.ts ?? 0) - first) / 1e6;
-    return {
-      rank: e.pid,
-      lane: lanes.get(`${e.pid}/${e.tid}`) ?? String(e.tid),
-      what: e.name,
-      begin,
-      end: begin + (e.dur ?? 0) / 1e6,
-    };
-  });
+export interface TraceState {
+  spans?: Span[];
+  memory?: TracedMemory[];
+  error?: ErrorInfo;
+  note?: string;
 }
 
-export function useTrace(id: string): { spans?: Span[]; error?: ErrorInfo; note?: string } {
-  const [state, setState] = useState<{ spans?: Span[]; error?: ErrorInfo; note?: string }>({});
+export function useTrace(id: string): TraceState {
+  const [state, setState] = useState<TraceState>({});
   useEffect(() => {
     setState({});
     if (!id) return;
@@ -161,7 +137,7 @@ export function useTrace(id: string): { spans?: Span[]; error?: ErrorInfo; note?
     let retry = 0;
     const read = () => {
       get<TraceFile>(`api/runs/${encodeURIComponent(id)}/trace`).then(
-        (t) => alive && setState({ spans: spansOf(t) }),
+        (t) => alive && setState({ spans: spansOf(t), memory: memoryOf(t) }),
         (e: unknown) => {
           if (!alive) return;
           const missing = e instanceof ApiError && e.status === 404;

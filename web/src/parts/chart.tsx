@@ -37,6 +37,8 @@ interface Props {
   rest?: number; // index shown in the legend when nothing is hovered; default: the last
 }
 
+const FONT = "12px 'Inter Variable', sans-serif"; // of the axes
+
 const painted = (name: string) => (/^[a-z]+$/.test(name) ? color(name) : name);
 
 type Pen = CanvasRenderingContext2D | Recorder;
@@ -101,7 +103,7 @@ export function Chart(props: Props) {
     if (!box.current || width === 0) return;
     const axis: uPlot.Axis = {
       stroke: color("soft"),
-      font: "12px 'Inter Variable', sans-serif",
+      font: FONT,
       grid: { stroke: color("rule"), width: 1 },
       ticks: { stroke: color("rule"), width: 1, size: 5 },
     };
@@ -125,12 +127,12 @@ export function Chart(props: Props) {
             size: 34,
             labelSize: 18,
             labelGap: 0,
-            labelFont: "12px 'Inter Variable', sans-serif",
+            labelFont: FONT,
             values: (_u, at) => at.map((v) => (v == null ? "" : showX(v))),
           },
           {
             ...axis,
-            size: 66,
+            size: (_u, texts) => Math.max(66, 14 + widest(texts ?? [])),
             ...(logY
               ? { splits: (_u: uPlot, _i: number, low: number, high: number) => logTicks(low, high) }
               : {}),
@@ -246,6 +248,14 @@ export function Chart(props: Props) {
       </span>
     </>
   );
+}
+
+// Returns the width of the widest text of an axis, in pixels.
+function widest(texts: string[]): number {
+  const pen = document.createElement("canvas").getContext("2d");
+  if (!pen) return 0;
+  pen.font = FONT;
+  return Math.ceil(Math.max(0, ...texts.map((text) => pen.measureText(text ?? "").width)));
 }
 
 // Draws the visible part of a plot as shapes.

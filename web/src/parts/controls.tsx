@@ -146,7 +146,10 @@ export function Segments(
 ) {
   const { label, name, value, onChange, options } = props;
   const id = useId();
-  const reason = useFieldError([name, ...(props.also ?? [])]);
+  const values = options.map((o) => (typeof o === "string" ? o : o[0]));
+  const refused = useFieldError([name, ...(props.also ?? [])]);
+  const unknown = values.includes(value) ? undefined : `got ${value}; must be one of ${values.join(", ")}`;
+  const reason = refused ?? unknown;
   return (
     <fieldset
       class={`control segments${reason ? " invalid" : ""}`}
@@ -180,7 +183,9 @@ export function Segments(
 
 export function Toggle(props: ControlProps) {
   const id = useId();
-  const reason = useFieldError([props.name, ...(props.also ?? [])]);
+  const refused = useFieldError([props.name, ...(props.also ?? [])]);
+  const known = props.value === "true" || props.value === "false";
+  const reason = refused ?? (known ? undefined : `got ${props.value}; must be true or false`);
   return (
     <div class={`control toggle${reason ? " invalid" : ""}`} data-field={props.name}>
       <input

@@ -1,25 +1,17 @@
-// Memory of a GPU in the course of a step: stacked areas by category, with the peak of the plan.
+// Memory of a rank in the course of a step: stacked areas by category. Predicted from a plan, or
+// measured in a run and drawn beside the prediction.
 import { useEffect } from "preact/hooks";
 import { type RequestState, useRequest } from "../api";
 import { bytes, seconds, ticks } from "../format";
+import type { MemoryCurve, TracedMemory } from "../responses";
 import { Card, Legend, useWidth } from "./frame";
 import { MEMORY_PARTS } from "./model";
 import { valuesBy } from "./save";
 
-interface OverStep {
+interface OverStep extends MemoryCurve {
   pipeline_rank: number;
   pipeline_ranks: number;
-  step: number;
-  peak: number;
-  peak_at: number;
   capacity: number;
-  seconds: number[];
-  params: number;
-  grads: number;
-  optimizer: number;
-  buffers: number;
-  activations: number[];
-  temporary: number[];
 }
 
 export const useMemoryOverStep = (
@@ -39,7 +31,7 @@ export function MemoryOverStep({ data, stale }: { data: OverStep; stale: boolean
       : "of one GPU; predicted";
   return (
     <Card title="Memory over a step" note={note} stale={stale}>
-      <Areas data={data} />
+      <Areas data={data} label="Memory over a step" capacity={data.capacity} />
       <Legend items={MEMORY_PARTS} />
       <p class="note spaced">
         Forward passes keep activations, backward passes free them. Temporaries of a backward pass
@@ -49,14 +41,54 @@ export function MemoryOverStep({ data, stale }: { data: OverStep; stale: boolean
   );
 }
 
-function Areas({ data }: { data: OverStep }) {
+// Memory of a rank in a step of a run, beside the plan of that rank with the passes of that step.
+export function MeasuredMemory({ memory }: { memory: TracedMemory }) {
+  const { measured, predicted } = memory;
+  const most = Math.max(measured.peak, predicted?.peak ?? 0);
+  return (
+    <Card title="Memory over a step" note={`of rank ${memory.rank} in step ${memory.step}`}>
+      <div class="two">
+        <figure data-memory="measured">
+          <figcaption>Measured by the ledger</figcaption>
+          <Areas data={measured} label="Measured memory over a step" most={most} />
+        </figure>
+        {predicted && (
+          <figure data-memory="predicted">
+            <figcaption>Predicted by the plan</figcaption>
+            <Areas data={predicted} label="Predicted memory over a step" most={most} />
+          </figure>
+        )}
+      </div>
+      <Legend items={MEMORY_PARTS} />
+      <p class="note spaced">
+        The ledger counts each allocation and release of the rank. The prediction has the plan's
+        maxima at the times of the measured passes. On a GPU, times are those at which the host launched
+        the work.
+      </p>
+    </Card>
+  );
+}
+
+// `most`: bytes that the vertical axis must contain.
+function Areas({
+  data,
+  label,
+  capacity = Infinity,
+  most: needed = 0,
+}: {
+  data: MemoryCurve;
+  label: string;
+  capacity?: number;
+  most?: number;
+}) {
   const [ref, width] = useWidth<HTMLDivElement>();
   const left = 62;
   const at = (key: (typeof KEYS)[number], i: number): number => {
     const value = data[key];
     return typeof value === "number" ? value : (value[i] ?? 0);
   };
-  const lines = ticks(Math.max(data.peak * 1.1, data.capacity <= 1.6 * data.peak ? data.capacity : 0));
+  const highest = Math.max(data.peak, needed);
+  const lines = ticks(Math.max(highest * 1.1, capacity <= 1.6 * highest ? capacity : 0));
   const most = lines.at(-1) || 1;
   const x = (t: number) => left + ((width - left - 8) * t) / (data.step || 1);
   const y = (v: number) => TOP + (TALL - TOP) * (1 - v / most);
@@ -74,7 +106,7 @@ function Areas({ data }: { data: OverStep }) {
   useEffect(() => {
     if (!ref.current) return;
     valuesBy(ref.current, () => ({
-      label: "Memory over a step",
+      label,
       heads: ["seconds", ...KEYS],
       rows: data.seconds.map((t, i) => [t, ...KEYS.map((key) => at(key, i))]),
     }));
@@ -82,6 +114,10 @@ function Areas({ data }: { data: OverStep }) {
   const times = ticks(data.step).filter((t) => t <= data.step);
   const peak = [x(data.peak_at), y(data.peak)] as const;
   const before = peak[0] > width / 2;
+  const state = [data.params, data.grads, data.optimizer, data.buffers];
+  const steady = state.every((v) => typeof v === "number")
+    ? `state and buffers ${bytes(state.reduce((a, b) => a + b, 0))}, `
+    : "";
   return (
     <div ref={ref} class="areas">
       {width > 0 && (
@@ -90,7 +126,7 @@ function Areas({ data }: { data: OverStep }) {
           height={TALL + 24}
           viewBox={`0 0 ${width} ${TALL + 24}`}
           role="img"
-          aria-label={`Memory over a step of ${seconds(data.step)}: state and buffers ${bytes(data.params + data.grads + data.optimizer + data.buffers)}, peak ${bytes(data.peak)} after ${seconds(data.peak_at)}`}
+          aria-label={`${label} of ${seconds(data.step)}: ${steady}peak ${bytes(data.peak)} after ${seconds(data.peak_at)}`}
         >
           {lines.map((v) => (
             <g key={v}>
@@ -110,9 +146,9 @@ function Areas({ data }: { data: OverStep }) {
               {seconds(t)}
             </text>
           ))}
-          {data.capacity <= most && (
-            <line class="limit" x1={left} x2={width} y1={y(data.capacity)} y2={y(data.capacity)}>
-              <title>{`usable memory of the GPU: ${bytes(data.capacity)}`}</title>
+          {capacity <= most && (
+            <line class="limit" x1={left} x2={width} y1={y(capacity)} y2={y(capacity)}>
+              <title>{`usable memory of the GPU: ${bytes(capacity)}`}</title>
             </line>
           )}
           <circle class="peak" cx={peak[0]} cy={peak[1]} r={4} data-peak={data.peak} />

@@ -89,7 +89,15 @@ export function PlanView() {
       return x < y ? -1 : x > y ? 1 : a.index - b.index;
     });
   }, [data, key]);
-  const pick = Math.min(Number(at.pick) || 0, Math.max(0, (data?.best.length ?? 1) - 1));
+  const found = data?.best.length ?? 0;
+  const picked = /^\d+$/.test(at.pick) && (Number(at.pick) < found || found === 0);
+  const pick = picked ? Number(at.pick) : 0;
+  const wrong =
+    data && !picked
+      ? { field: "pick", message: `pick: got ${at.pick}; must be from 0 to ${found - 1}, a row of the plans` }
+      : at.sort in sorted
+        ? undefined
+        : { field: "sort", message: `sort: got ${at.sort}; must be one of ${Object.keys(sorted).join(", ")}` };
   const plan = data?.best[pick];
   const cost = useCost(
     at,
@@ -103,7 +111,7 @@ export function PlanView() {
     <View
       title="Plan"
       lead="Parallel configurations of this model on these GPUs that fit in memory, fastest first."
-      error={error ?? cost.error}
+      error={error ?? cost.error ?? wrong}
       stale={!!error}
       busy={busy}
       progress={progress}
@@ -125,7 +133,7 @@ export function PlanView() {
           />
           <SequenceSlider {...field("seq", { pick: "0" })} used={data?.best[0]?.question.seq} />
           <LayoutChoice {...field("layout", { pick: "0" })} />
-          <Slider label="Rows" {...field("top")} stops={[10, 20, 40, 80]} />
+          <Slider label="Rows" {...field("top", { pick: "0" })} stops={[10, 20, 40, 80]} />
         </>
       }
       tries={

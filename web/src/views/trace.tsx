@@ -1,11 +1,11 @@
 // Timeline of a simulated step, or of a run's trace.
-import type { Span } from "../responses";
-import { requestBody, useAbout, useRequest } from "../api";
+import type { Span, TracedMemory } from "../responses";
+import { type ErrorInfo, requestBody, useAbout, useRequest } from "../api";
 import { count, seconds, share } from "../format";
 import { Choice, doublings, Percent, Slider, Toggle } from "../parts/controls";
 import { Card, Figures, Legend, View } from "../parts/frame";
 import { Lanes } from "../parts/lanes";
-import { MemoryOverStep, useMemoryOverStep } from "../parts/memory_over_step";
+import { MeasuredMemory, MemoryOverStep, useMemoryOverStep } from "../parts/memory_over_step";
 import {
   HardwareChoice,
   modelBody,
@@ -49,6 +49,8 @@ const DEFAULTS = {
   hardware: "h100",
   trace_ranks: "2",
   shown: "", // visible range of the timeline
+  memory_rank: "0", // of a run: rank and step whose memory is shown
+  memory_step: "",
 };
 
 export function TraceView() {
@@ -58,7 +60,7 @@ export function TraceView() {
   const about = useAbout();
   const simulated = at.source === "simulated";
   const runs = useRuns();
-  const { source: _source, shown, overlap, dp_replicate: _replicas, ...rest } = at;
+  const { source: _source, shown, memory_rank: _rank, memory_step: _step, overlap, dp_replicate: _replicas, ...rest } = at;
   const body = requestBody({
     ...plan.others,
     ...modelBody(at),
@@ -70,6 +72,7 @@ export function TraceView() {
   });
   const response = useRequest<Simulated>("api/simulate", body, simulated);
   const run = useTrace(simulated ? "" : at.source);
+  const memory = chosenMemory(run.memory ?? [], at.memory_rank, at.memory_step);
   const spans = simulated ? response.data?.spans : run.spans;
   const { trace_ranks: _ranks, jitter: _jitter, ...planned } = body;
   const overStep = useMemoryOverStep(planned, simulated);
@@ -81,7 +84,7 @@ export function TraceView() {
     <View
       title="Trace"
       lead="One step on each rank: computation, communication and waiting."
-      error={simulated ? response.error : run.error}
+      error={simulated ? response.error : (run.error ?? memory.error)}
       busy={response.busy}
       command={simulated ? response.data?.command : runs.find((r) => r.id === at.source)?.command}
       controls={
@@ -95,6 +98,17 @@ export function TraceView() {
               ...runs.map((r): [string, string] => [r.id, `run ${r.name}`]),
             ]}
           />
+          {!simulated && memory.ranks.length > 0 && (
+            <>
+              <Choice label="Memory of rank" {...bound("memory_rank")} options={memory.ranks} />
+              <Choice
+                label="Memory of step"
+                {...bound("memory_step")}
+                value={at.memory_step || (memory.steps.at(-1) ?? "")}
+                options={memory.steps}
+              />
+            </>
+          )}
           {simulated && (
             <>
               <ModelFields field={field} />
@@ -189,6 +203,23 @@ export function TraceView() {
       {simulated && overStep.data && (
         <MemoryOverStep data={overStep.data} stale={!!overStep.error} />
       )}
+      {!simulated && memory.shown && <MeasuredMemory memory={memory.shown} />}
     </View>
   );
+}
+
+// Memory of the selected rank and step, and what can be selected. An empty step is the last one.
+function chosenMemory(
+  all: TracedMemory[],
+  rank: string,
+  step: string,
+): { ranks: string[]; steps: string[]; shown?: TracedMemory | undefined; error?: ErrorInfo | undefined } {
+  const texts = (values: number[]) => [...new Set(values)].sort((a, b) => a - b).map(String);
+  const ranks = texts(all.map((m) => m.rank));
+  const steps = texts(all.map((m) => m.step));
+  const wanted = step || steps.at(-1);
+  const shown = all.find((m) => String(m.rank) === rank && String(m.step) === wanted);
+  if (shown || all.length === 0) return { ranks, steps, shown };
+  const [field, known] = ranks.includes(rank) ? ["memory_step", steps] : ["memory_rank", ranks];
+  return { ranks, steps, error: { field, message: `must be ${known.join(" or ")}` } };
 }

@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/strict_json.h"
+#include "tessera/core/strict_json.h"
 
 #include <vector>
 
@@ -6,7 +6,7 @@
 #include "tessera/core/message_of.h"
 #include "tessera/core/text.h"
 
-namespace tessera::checkpoint {
+namespace tessera {
 namespace {
 
 // Builds the value during parsing. Detects duplicate keys when it inserts them into the objects: a
@@ -80,4 +80,4 @@ nlohmann::json parse_strictly(std::string_view text, int most_depth, const std::
   return builder.take();
 }
 
-}  // namespace tessera::checkpoint
+}  // namespace tessera
