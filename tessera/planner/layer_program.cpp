@@ -163,6 +163,8 @@ void ProgramBuilder::head() {
     const double own_table = frozen_ ? 0 : vocab * h;
     loss.temporary = e < 4 ? e * (stream + own_table) + 4 * (values + 2 * stream + vocab * h)
                            : e * (2 * stream + own_table);
+    // Capped logits on a GPU: the fp32 logits and the slope of the cap, in forward.
+    if (in.fused) loss.temporary = std::max(8 * values, e * (stream + own_table));
   }
   if (in.tp > 1) {
     // First the maximum, then the sum and the target logit.
@@ -182,7 +184,7 @@ void ProgramBuilder::fused_head(TensorId y) {
       std::min(rows, std::max(kLogitRows, std::floor(kLogitBlock / row / kLogitRows) * kLogitRows));
   const double times = rows / at_once, chunks = std::ceil(times);
   Operation& op = add(OpKind::loss, "head and loss", {y}, {});
-  op.trained = true;
+  op.trained = !frozen_;
   op.forward.products = {{at_once, vocab, h, 1, times}};
   op.forward.bytes = rows * vocab * in.logit_bytes, op.forward.launches = chunks;
   op.backward_input.products = {{at_once, h, vocab, 1, times}};
@@ -194,7 +196,7 @@ void ProgramBuilder::fused_head(TensorId y) {
     op.backward_weight.bytes += vocab * h * (e + in.grad), op.backward_weight.launches += 1;
   }
   keep(op, tensor(rows * h, e), kUnlessAgain);
-  keep(op, tensor(vocab * h, 4), kUnlessAgain);
+  if (!frozen_) keep(op, tensor(vocab * h, 4), kUnlessAgain);
   keep(op, tensor(1, 4), kUnlessAgain);
   op.temporary = std::max(at_once * row + rows * h * e, 2 * rows * h * e);
   if (in.tp == 1) return;

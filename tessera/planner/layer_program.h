@@ -54,7 +54,7 @@ struct ProgramInput {
   int sequence_ranks = 1;  // As in RunConfig.
   bool fused = false;      // Fused operations of a GPU: [Note: fused operations].
   bool gpu = false;
-  bool drops = false;  // Dropout, with which attention on a GPU is not fused.
+  bool drops = false;  // Dropout of attention, with which it is not fused on a GPU.
   // Number of layers that the pipeline stage holds (-1: all), and whether it holds the ends.
   std::int64_t layers = -1;
   bool embedding = true;

@@ -312,7 +312,7 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
     keep_held(op, tensor(rows * heads * seq, 4 + cap + multiplied), kIfBackward);
     keep_held(op, tensor(seq * seq, 1), kIfBackward);
     keep_held(op, tensor(rows * heads * seq, e), kSelective);
-    if (drops && kv < heads) keep_held(op, tensor(rows * 3 * context, e), kIfBackward);
+    if (in.fused && kv < heads) keep_held(op, tensor(rows * 3 * context, e), kIfBackward);
   }
   if (ledger_) {
     keep(op, out, kSelective | (in.gpu || in.fused ? kUnlessAgain : 0));

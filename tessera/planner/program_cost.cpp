@@ -140,7 +140,7 @@ ProgramInput program_input(const RunConfig& q) {
   in.sequence_ranks = q.sequence_ranks();
   in.fused = q.fused_activations();
   in.gpu = q.gpu.value_or(false);
-  in.drops = q.dropout > 0;
+  in.drops = q.attention_dropout > 0;
   in.software = q.software.value_or(Software::megatron);
   in.attention = q.attention.value_or(Attention::fused);
   in.grad = q.layout.grad;

@@ -105,7 +105,7 @@ struct RunConfig {
   std::int64_t global_batch = 0;
   std::int64_t seq = 0;
   Recompute recompute = Recompute::none;
-  double dropout = 0, attention_dropout = 0;  // the fused operations of a GPU have none
+  double dropout = 0, attention_dropout = 0;  // with the latter, attention on a GPU is not fused
   std::optional<Attention> attention;         // resolved: fused if the hardware has it
   // Resolved: tessera on a CPU, otherwise that of the hardware. Stays open if only `params` is
   // known.

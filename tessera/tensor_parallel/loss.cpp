@@ -92,12 +92,12 @@ struct VocabCrossEntropy : torch::autograd::Function<VocabCrossEntropy> {
       gathered.product = wide ? nn::gemm_nt(nn::to_fp32(gathered.x), nn::to_fp32(weight))
                               : nn::gemm_nt(gathered.x, weight);
     }
-    at::Tensor logits = gathered.product.to(at::kFloat);
+    at::Tensor logits = std::exchange(gathered.product, {}).to(at::kFloat);
     at::Tensor slope;  // of the cap
     if (head->cap > 0) {
-      const at::Tensor bounded = (logits / head->cap).tanh_();
-      slope = 1 - bounded.square();
-      logits = bounded * head->cap;
+      logits.div_(head->cap).tanh_();
+      slope = logits.square().neg_().add_(1);
+      logits.mul_(head->cap);
     }
     const at::Tensor loss = losses_in_place(axis.group, logits, targets, head->vocab, head->label);
     if (slope.defined()) logits.mul_(slope);
