@@ -122,6 +122,7 @@ double model_flops(const RunConfig& settled);
 // Operations and times of the parts of a model, which questions that differ only in memory,
 // communication or the order of work have in common. Empty if only the model's size is known.
 struct PlanParts {
+  // Computes the parts of a settled question.
   explicit PlanParts(const RunConfig& settled);
   PartTimes times;
   Programs in_memory;  // programs_in_memory()

@@ -218,6 +218,7 @@ struct RunConfig {
     other.set_stage(stage);
     return other;
   }
+  // Sets the ZeRO stage, and at stage 0 removes the replicas.
   void set_stage(int stage) {
     zero = stage;
     if (stage == 0) axes.set_given(Axis::dp_replicate, 1);

@@ -37,28 +37,23 @@ struct FusedContext : torch::CustomClassHolder {
   bool enters() const { return !row && axis.size() > 1; }
   bool leaves() const { return row && axis.size() > 1; }
 
-  std::vector<std::int64_t> with(std::int64_t tokens_times, std::int64_t divided_by,
-                                 std::int64_t columns) const {
+  // Sizes with this number of columns: of x, of the input of the product, which has the whole
+  // sequence, and of the result.
+  std::vector<std::int64_t> own_sizes(std::int64_t columns) const {
     std::vector<std::int64_t> result = sizes;
     result.back() = columns;
-    if (axis.sequence && axis.size() > 1) {
-      std::int64_t& tokens = result[result.size() - 2];
-      tokens = tokens * tokens_times / divided_by;
-    }
     return result;
   }
-  // Sizes of the input of the product, in the region, and of the result.
-  std::vector<std::int64_t> entered(std::int64_t columns) const {
-    return with(row ? 1 : axis.size(), 1, columns);
-  }
-  std::vector<std::int64_t> result_sizes(std::int64_t columns) const {
-    return row ? with(1, axis.size(), columns) : entered(columns);
+  std::vector<std::int64_t> product_sizes(std::int64_t columns) const {
+    std::vector<std::int64_t> result = own_sizes(columns);
+    if (enters() && axis.sequence) result[result.size() - 2] *= axis.size();
+    return result;
   }
 
   // Returns the rows that this rank multiplies, given the operand's value.
   at::Tensor enter(const at::Tensor& value) const {
     if (!enters() || !axis.sequence) return value;
-    return matrix(all_gather(axis.group, value.view(with(1, 1, value.size(1))), label));
+    return matrix(all_gather(axis.group, value.view(own_sizes(value.size(1))), label));
   }
 };
 
@@ -86,16 +81,16 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
                              const at::Tensor& b, const at::Tensor& residual,
                              at::TensorList matrices) {
     const Axis& axis = c.axis;
-    const at::Tensor shaped = value.view(c.with(1, 1, value.size(1)));
+    const at::Tensor shaped = value.view(c.own_sizes(value.size(1)));
     // A bias is added before the sum over the ranks, so only one rank adds it.
     const at::Tensor bias = c.leaves() && axis.rank() != 0 ? at::Tensor() : b;
     if (c.adapters.empty() && axis.overlap && overlaps(axis, shaped, w)) {
       if (c.row) return {matmul_reduce(axis, shaped, w, bias, c.label)};
       return {
-          gather_matmul(axis, shaped, w, bias, c.label).product.view(c.result_sizes(w.size(0)))};
+          gather_matmul(axis, shaped, w, bias, c.label).product.view(c.product_sizes(w.size(0)))};
     }
     const at::Tensor rows = c.enter(value);
-    at::Tensor out = at::empty(c.entered(w.size(0)), value.options());
+    at::Tensor out = at::empty(c.product_sizes(w.size(0)), value.options());
     nn::gpu::product_into(out, rows, w, bias, residual);
     tensor_list made = {out};
     if (!c.adapters.empty()) made.push_back(c.adapters.add_to(matrix(out), rows, matrices));
@@ -129,7 +124,7 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
     } else {
       value = in.value();
     }
-    c.adapters.sizes = c.entered(value.size(1));
+    c.adapters.sizes = c.product_sizes(value.size(1));
     tensor_list operands = {value, w, b.value_or(at::Tensor()), residual.value_or(at::Tensor())};
     operands.insert(operands.end(), matrices.begin(), matrices.end());
     const tensor_list made = nn::keep_in_selective("fused linear", operands, [&] {
@@ -219,7 +214,7 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
     if (c.wants_operand && c.enters() && (c.axis.overlap || c.axis.sequence)) {
       // The gradient travels while those of the weights are computed.
       const Pending sum =
-          start_input_gradient(c.axis, dvalue.view(c.entered(dvalue.size(1))), c.label);
+          start_input_gradient(c.axis, dvalue.view(c.product_sizes(dvalue.size(1))), c.label);
       weight_gradients(needs_value ? c.enter(in.value()) : at::Tensor());
       g = in.backward(matrix(sum.wait()), rows_past, /*overwrite=*/true);
     } else {

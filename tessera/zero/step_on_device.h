@@ -85,7 +85,7 @@ class StepOnDevice {
   const c10::Device device_;
   const rules::Rule rule_;
   const double weight_decay_;
-  // Of matrices that are updated as a whole; factors of the learning rate by parameter.
+  // Matrices that are updated as a whole, and factors of the learning rate by parameter.
   double matrix_weight_decay_ = 0;
   std::vector<double> lr_factors_;
   const bool scaled_;

@@ -54,7 +54,7 @@ export async function checkPlans({ tessera, dashboard, open }) {
     ],
     [
       "sequence parallel, dp 6",
-      "model=llama2-13b&gpus=12&global_batch=48&hardware=h200&seq=2048",
+      "model=llama2-13b&gpus=12&global_batch=48&hardware=h100&seq=2048",
       (q) => q.sequence_parallel && q.dp === 6,
     ],
     [
