@@ -369,7 +369,7 @@ TensorId ProgramBuilder::activation(TensorId before) {
 
 // Adds a branch and its bias to the residual stream. Fused products include this sum if nothing
 // comes between: no sum over ranks and no norm.
-// With fused operations, the norm before the MLP includes the first of them otherwise.
+// Otherwise the norm before the MLP includes the first sum of a block, and a pass adds the second.
 TensorId ProgramBuilder::residual(TensorId x, TensorId branch, bool before_norm) {
   if (adds_residual_) return branch;
   const TensorId sum = tensor(own * h, e);
