@@ -108,7 +108,7 @@ std::vector<ParamSpec::Cut> read_cuts(const Node& node, const ParamSpec& spec) {
   for (const Node& each : node.list()) {
     const Node name = each.at("axis");
     const Axis axis = read_axis(name.text(), name);
-    if (kDataAxes.contains(axis)) name.refuse("an axis that is not data-parallel");
+    if (kTokenAxes.contains(axis)) name.refuse("an axis that is not data- or context-parallel");
     const ParamSpec::Cut cut = read_cut(axis, each, "dim", spec);
     for (const ParamSpec::Cut& other : cuts) {
       if (cut.axis == other.axis) name.refuse("unique");

@@ -55,8 +55,8 @@ std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Ax
     const int stage = std::min(mesh.pp() - 1, static_cast<int>(middle * mesh.pp()));
     if (!spec.cut_along(Axis::pp) && stage != at.pp()) continue;
     const std::int64_t local = elements_of(local_shape(spec, mesh, at));
-    const std::int64_t each = shard_size(local, mesh.size(Axis::dp_shard));
-    const ShardRange own = nth_shard(local, each, at[Axis::dp_shard]);
+    const std::int64_t each = shard_size(local, mesh.shards());
+    const ShardRange own = nth_shard(local, each, mesh.shard_index(at));
     std::vector<Run> runs = cut(counted_runs(spec, mesh, at), own.begin, own.size);
     if (!runs.empty()) shards.push_back({&spec, std::move(runs)});
   }

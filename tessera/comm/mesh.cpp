@@ -15,10 +15,9 @@ Mesh::Mesh(Group world, Axes axes)
 }
 
 const Group& Mesh::group(AxisSet axes) const {
-  // Axes of one rank change nothing: drop them, so that equal groups are created once.
+  axes = axes_.wide(axes);  // so that equal groups are created once
   std::string label;
   for (const Axis axis : kAllAxes) {
-    if (axes_.size(axis) == 1) axes = axes.without(axis);
     if (axes.contains(axis)) label += str(label.empty() ? "" : "_", axis_name(axis));
   }
   const auto found = groups_->find(axes);

@@ -22,7 +22,7 @@ class Mesh {
   // the start. A flattened group of several is created on the first call with that set, which is
   // collective over `world`.
   const Group& group(AxisSet axes) const;
-  // Returns the ranks that train the same parameters on different data: all shards of all replicas.
+  // Returns the ranks that train on different samples: all shards of all replicas.
   const Group& dp() const { return group(kDataAxes); }
   const Group& tp() const { return group(Axis::tp); }
   const Group& pp() const { return group(Axis::pp); }

@@ -10,6 +10,18 @@
 namespace tessera {
 namespace {
 
+// Returns true for axes that texts omit at size 1.
+constexpr bool is_hidden_at_1(Axis axis) {
+  switch (axis) {
+    case Axis::tp:
+    case Axis::dp_shard:
+    case Axis::pp: return false;
+    case Axis::cp:
+    case Axis::dp_replicate: return true;
+  }
+  return false;
+}
+
 int parse_axis_size(std::string_view name, std::string_view text) {
   int size = 0;
   const char* end = text.data() + text.size();
@@ -50,6 +62,7 @@ std::string axis_flag(Axis axis) {
 std::string_view axis_help(Axis axis) {
   switch (axis) {
     case Axis::tp: return "tensor-parallel ranks";
+    case Axis::cp: return "context-parallel ranks, which share each sequence";
     case Axis::dp_shard: return "data-parallel ranks";
     case Axis::dp_replicate: return "groups of data-parallel ranks that each hold all state";
     case Axis::pp: return "pipeline stages";
@@ -161,6 +174,13 @@ std::int64_t Axes::ranks(AxisSet axes) const {
   return product;
 }
 
+AxisSet Axes::wide(AxisSet axes) const {
+  for (const Axis axis : kAllAxes) {
+    if (size(axis) == 1) axes = axes.without(axis);
+  }
+  return axes;
+}
+
 void Axes::check_world(std::int64_t ranks) const {
   check_replicas();
   if (world() == ranks && ranks > 0) return;
@@ -208,7 +228,7 @@ std::vector<int> Axes::ranks_along(AxisSet axes, const Coordinate& at) const {
 std::string Axes::text() const {
   std::string out;
   for (const Axis axis : kPrintedAxes) {
-    if (axis == Axis::dp_replicate && given(axis) == 1) continue;
+    if (is_hidden_at_1(axis) && given(axis) == 1) continue;
     out += str(out.empty() ? "" : ",", axis_name(axis), "=", given(axis));
   }
   return out;
@@ -221,6 +241,7 @@ std::string Axes::words(std::string_view separator) const {
       if (given(axis) > 1) out += str(" (", given(axis), " replicas)");
       continue;
     }
+    if (is_hidden_at_1(axis) && given(axis) == 1) continue;
     out += str(out.empty() ? "" : separator, axis_name(axis), " ", given(axis));
   }
   return out;

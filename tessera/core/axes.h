@@ -89,8 +89,16 @@ class Axes {
   void set_dp(int dp) { set_given(Axis::dp_shard, dp); }
   // Returns a copy with another number of data-parallel ranks and the same number of replicas.
   Axes with_dp(int dp) const;
-  // Number of ranks that hold one copy of the model.
+  // Returns the axes of a set that have more than one rank.
+  AxisSet wide(AxisSet axes) const;
+  // Number of ranks that work on the same samples: those along all axes but the data-parallel ones.
   std::int64_t model_ranks() const { return ranks(AxisSet::all().without(kDataAxes)); }
+  // Number of ranks among which the engine shards the state of a replica.
+  int shards() const { return static_cast<int>(ranks(kShardAxes)); }
+  // Index of a coordinate among them.
+  int shard_index(const Coordinate& at) const {
+    return at[Axis::dp_shard] * size(Axis::cp) + at[Axis::cp];
+  }
   // Index of a coordinate among the data-parallel ranks, in [0, dp()).
   int data_index(const Coordinate& at) const {
     return at[Axis::dp_replicate] * size(Axis::dp_shard) + at[Axis::dp_shard];

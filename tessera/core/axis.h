@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -9,17 +10,18 @@
 namespace tessera {
 
 // [Note: rank order] The axes of the mesh, innermost first. Tensor-parallel peers have neighboring
-// ranks, so that they share a host. The ranks that shard state come next (dp_shard), then the
-// groups of them that hold the same state (dp_replicate, hybrid sharding). Pipeline is the
-// outermost axis because it communicates least.
+// ranks, so that they share a host, and then those that share the sequences of a batch (cp, context
+// parallelism). The ranks that shard state come next (dp_shard), then the groups of them that hold
+// the same state (dp_replicate, hybrid sharding). Pipeline is the outermost axis because it
+// communicates least.
 //
 // To add an axis, insert its name in this list. Every switch over Axis is exhaustive and has no
 // default, so the compiler then reports each place that must handle it. TESSERA_DUMMY_AXIS adds an
 // axis for the test that checks this.
 #ifdef TESSERA_DUMMY_AXIS
-#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp) AXIS(dummy)
+#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(cp) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp) AXIS(dummy)
 #else
-#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp)
+#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(cp) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp)
 #endif
 
 #define TESSERA_AXIS(name) name,
@@ -48,8 +50,9 @@ constexpr int print_position(Axis axis) {
   switch (axis) {
     case Axis::dp_shard: return 0;
     case Axis::dp_replicate: return 1;
-    case Axis::tp: return 2;
-    case Axis::pp: return 3;
+    case Axis::cp: return 2;
+    case Axis::tp: return 3;
+    case Axis::pp: return 4;
   }
   return -1;
 }
@@ -116,6 +119,8 @@ class AxisSet {
 
   // Returns true if the axis is in the set.
   constexpr bool contains(Axis axis) const { return (bits_ & bit(axis)) != 0; }
+  // Returns the number of axes in the set.
+  constexpr int count() const { return std::popcount(bits_); }
   // Returns this set without the axes of another.
   constexpr AxisSet without(AxisSet axes) const {
     AxisSet set = *this;
@@ -134,8 +139,13 @@ class AxisSet {
   std::uint32_t bits_ = 0;
 };
 
-// The axes along which ranks train the same parameters on different data.
+// The axes along which ranks train on different samples.
 inline constexpr AxisSet kDataAxes = {Axis::dp_shard, Axis::dp_replicate};
+// The axes over which the engine shards the state of a replica.
+inline constexpr AxisSet kShardAxes = {Axis::cp, Axis::dp_shard};
+// The axes along which ranks train the same parameters on different tokens: other samples, or
+// another part of the same ones.
+inline constexpr AxisSet kTokenAxes = {Axis::cp, Axis::dp_shard, Axis::dp_replicate};
 
 namespace detail {
 consteval std::array<Axis, kAxes> table_axes() {

@@ -303,6 +303,24 @@ void check(const ModelShape& shape) {
   if (shape.rotary()) check_rotary(shape);
 }
 
+ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp, int cp) {
+  const std::int64_t heads = shape.heads / tp, kv = std::max<std::int64_t>(1, shape.kv_heads / tp);
+  const bool divides = heads % cp == 0 && (kv % cp == 0 || cp % kv == 0);
+  switch (asked) {
+    case ContextKind::ring: return asked;
+    case ContextKind::automatic:
+      return heads % cp == 0 && kv % cp == 0 ? ContextKind::ulysses : ContextKind::ring;
+    case ContextKind::ulysses:
+      if (divides) return asked;
+      throw UsageError(str("--cp-kind ulysses: ", cp, " context-parallel ranks must divide the ",
+                           heads, " heads of a tensor-parallel rank, and divide its ", kv,
+                           " KV heads or be a multiple of them. Use --cp-kind ring, or another "
+                           "--cp"),
+                       "cp-kind");
+  }
+  return asked;
+}
+
 std::string longest_reason(const ModelShape& shape) {
   if (shape.positions > 0) return str("the model has ", shape.positions, " positions");
   return str("with dynamic rotary scaling, the angles of sequences longer than ", shape.longest(),

@@ -7,6 +7,7 @@
 
 #include "tessera/core/lora.h"
 #include "tessera/core/rotary.h"
+#include "tessera/core/run_options.h"
 
 namespace tessera {
 
@@ -118,6 +119,12 @@ ModelShape gpt_shape(std::int64_t layers, std::int64_t hidden, std::int64_t head
                      std::int64_t vocab, std::int64_t positions);
 // Throws UsageError that names the invalid size.
 void check(const ModelShape& shape);
+
+// Returns the kind of attention that `cp` context-parallel ranks use for a model with `tp`
+// tensor-parallel ranks: `asked`, or a choice for automatic. Throws UsageError for ulysses if the
+// ranks do not divide the heads of a tensor-parallel rank, or neither divide its KV heads nor are a
+// multiple of them.
+ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp, int cp);
 
 // Returns the reason for shape.longest(), for messages: "the model has 1024 positions".
 std::string longest_reason(const ModelShape& shape);

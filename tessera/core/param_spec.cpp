@@ -48,7 +48,8 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 bool first_rank_counts(Axis axis) {
   switch (axis) {
     case Axis::tp: return true;
-    case Axis::dp_shard: return false;      // the engine divides the tensor
+    case Axis::cp:                          // the engine divides the tensor
+    case Axis::dp_shard: return false;      // also
     case Axis::dp_replicate: return false;  // the engine counts one replica
     case Axis::pp: return false;            // one stage holds the parameter
   }
@@ -57,7 +58,7 @@ bool first_rank_counts(Axis axis) {
 
 void check_cuts(const ParamSpec& spec, const Axes& axes, const Coordinate& coordinate) {
   for (const Axis axis : kAllAxes) {
-    if (kDataAxes.contains(axis)) continue;
+    if (kTokenAxes.contains(axis)) continue;
     const int rank = coordinate[axis], ranks = axes.size(axis);
     if (ranks >= 1 && rank >= 0 && rank < ranks) continue;
     refuse(spec, str("coordinate ", axis_name(axis), "=", rank, " is outside a mesh with ",
@@ -68,7 +69,7 @@ void check_cuts(const ParamSpec& spec, const Axes& axes, const Coordinate& coord
   }
   for (std::size_t i = 0; i < spec.cuts.size(); ++i) {
     const ParamSpec::Cut& cut = spec.cuts[i];
-    if (kDataAxes.contains(cut.axis)) {
+    if (kTokenAxes.contains(cut.axis)) {
       refuse(spec, str("it is cut along ", axis_name(cut.axis),
                        ", whose ranks hold the same tensor; choose another axis"));
     }

@@ -33,7 +33,7 @@ struct ParamSpec {
   // of the parameter are padding: they are zero, get no gradient and are in no run, so checkpoints,
   // norms and counts do not include them.
   struct Cut {
-    // Axis of the mesh. Not a data-parallel one: those ranks hold the same tensor, and the engine
+    // Axis of the mesh. Not one of kTokenAxes: those ranks hold the same tensor, and the engine
     // shards it.
     Axis axis = Axis::tp;
     // Index into `shape`.

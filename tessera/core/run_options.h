@@ -47,6 +47,16 @@ constexpr bool is_zero_bubble(ScheduleChoice schedule) {
   return schedule == ScheduleChoice::zb_h1 || schedule == ScheduleChoice::zb_v;
 }
 
+// Attention under context parallelism. ring: keys and values travel from rank to rank. ulysses: an
+// all-to-all gives each rank whole sequences of some heads. automatic: ulysses if the ranks divide
+// the heads of queries, keys and values, otherwise ring.
+enum class ContextKind : std::uint8_t { automatic, ring, ulysses };
+// Names on the command line.
+template <>
+struct EnumNames<ContextKind> {
+  static constexpr std::array<std::string_view, 3> kNames{"auto", "ring", "ulysses"};
+};
+
 // Order of the samples. automatic: random for a text file without epochs, otherwise shuffle.
 enum class SampleOrder : std::uint8_t { automatic, shuffle, sequential, random };
 // Names on the command line.

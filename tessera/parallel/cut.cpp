@@ -120,31 +120,31 @@ std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Pipelin
   return own;
 }
 
-// Returns true if the group of all data-parallel ranks differs from those along either axis.
-static bool has_flat_data_group(const comm::Mesh& mesh) {
-  return mesh.axes().size(Axis::dp_shard) > 1 && mesh.axes().size(Axis::dp_replicate) > 1;
-}
-
 std::vector<std::pair<const char*, comm::Group>> data_groups(const comm::Mesh& mesh) {
-  if (!has_flat_data_group(mesh)) return {{"dp", mesh.dp()}};
-  return {{"dp", mesh.dp()},
-          {"dp_shard", mesh.group(Axis::dp_shard)},
-          {"dp_replicate", mesh.group(Axis::dp_replicate)}};
+  const AxisSet all = mesh.axes().wide(kTokenAxes);
+  std::vector<std::pair<const char*, comm::Group>> groups = {{"dp", mesh.group(all)}};
+  const auto add = [&](const char* name, AxisSet axes) {
+    if (axes != AxisSet() && axes != all) groups.emplace_back(name, mesh.group(axes));
+  };
+  add("dp_shard", mesh.axes().wide(kShardAxes));
+  add("dp_replicate", mesh.axes().wide(Axis::dp_replicate));
+  return groups;
 }
 
 PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh) {
   PerAxis<comm::TrafficCounts> sent;
   for (const Axis axis : kAllAxes) sent[axis] = mesh.group(axis).traffic();
-  // Norms, losses and comparisons use the group of both data-parallel axes.
-  if (has_flat_data_group(mesh)) {
-    sent[Axis::dp_shard] = sent[Axis::dp_shard] + mesh.dp().traffic();
+  // The engine's groups over several axes count for dp.
+  for (const AxisSet axes :
+       std::set<AxisSet>{mesh.axes().wide(kTokenAxes), mesh.axes().wide(kShardAxes)}) {
+    if (axes.count() > 1) sent[Axis::dp_shard] = sent[Axis::dp_shard] + mesh.group(axes).traffic();
   }
   return sent;
 }
 
 comm::Group replica_group(const comm::Mesh& mesh) {
-  if (mesh.axes().model_ranks() == 1) return comm::Group();
-  const AxisSet axes = AxisSet::all().without(kDataAxes);
+  const AxisSet axes = AxisSet::all().without(kTokenAxes);
+  if (mesh.axes().ranks(axes) == 1) return comm::Group();
   return mesh.world().subset(mesh.axes().ranks_along(axes, mesh.coordinate()), "model");
 }
 

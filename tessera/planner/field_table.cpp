@@ -18,6 +18,8 @@ constexpr double kBelowOne = 0.9999999, kAboveZero = 1e-30;
 const char* axis_purpose(Axis axis) {
   switch (axis) {
     case Axis::tp: return "tensor parallelism: ranks that share every matrix";
+    case Axis::cp:
+      return "context parallelism: ranks that share each sequence, for long ones";
     case Axis::dp_shard:
       return "data-parallel ranks, which train on other data; left out: what the other axes leave";
     case Axis::dp_replicate:
@@ -183,6 +185,9 @@ void add_parallelism(Table& t) {
   t.add("sequence-parallel", &S::sequence_parallel,
         "with --tp: share the sequence between the matrices too")
       .plan("false");
+  t.add("cp-kind", &S::cp_kind,
+        "attention with --cp: ring passes keys and values on, ulysses exchanges heads for tokens; "
+        "auto: ulysses if --cp divides the heads, else ring");
   t.add("overlap-tp", &S::overlap_tp,
         "with --tp: multiply while what the ranks of that axis exchange is on its way")
       .train();

@@ -120,6 +120,7 @@ struct RunConfig {
   // all of it; Megatron-LM's send a slice each, which those of the next stage gather along tp.
   std::optional<bool> slice_hops;  // resolved: true for Megatron-LM
   bool overlap_tp = false;
+  ContextKind cp_kind = ContextKind::automatic;  // resolved: ring or ulysses
   ScheduleChoice schedule = ScheduleChoice::one_f_one_b;
   int chunks = 0;
   std::string split = "even";  // of the layers into stages: see layers_of_stages
@@ -203,13 +204,14 @@ struct RunConfig {
   int world() const { return static_cast<int>(axes.world()); }
   int dp() const { return axes.dp(); }
   // Ranks that shard state, and the number of groups of them: [Note: replicas] in core/axes.h.
-  int shards() const { return axes.size(Axis::dp_shard); }
+  int shards() const { return axes.shards(); }
   int replicas() const { return axes.size(Axis::dp_replicate); }
   int tp() const { return axes.tp(); }
   int pp() const { return axes.pp(); }
   bool pipelined() const { return pp() > 1; }
-  // Returns true if several ranks train the same parameters, so that their gradients are averaged.
-  bool averages_gradients() const { return dp() > 1; }
+  // Number of ranks that hold the same parameters, whose gradients are averaged.
+  int copies() const { return static_cast<int>(axes.ranks(kTokenAxes)); }
+  bool averages_gradients() const { return copies() > 1; }
   // Number of ranks over which sequence parallelism shards each sequence.
   int sequence_ranks() const { return sequence_parallel ? axes.tp() : 1; }
   // Returns a copy at another ZeRO stage: at stage 0 without replicas, which shard nothing there.

@@ -51,6 +51,7 @@ std::string largest_growth(const SweepRow& row, const SweepRow& first) {
       case Axis::dp_shard: return "exposed data-parallel communication";
       case Axis::dp_replicate: return "communication between replicas";
       case Axis::tp: return "tensor-parallel communication";
+      case Axis::cp: return "context-parallel communication";
       case Axis::pp: return "messages between stages";
     }
     return "";

@@ -48,7 +48,7 @@ struct Trainer::Impl {
               mesh_of(config, resolved, config.comm == Comm::off ? comm::Group() : world),
               parallel_options(config, resolved, device, ledger)),
         plan(train::plan(config, resolved, model.mesh().coordinate(),
-                         model.mesh().group(Axis::dp_shard).shares_memory())),
+                         model.mesh().group(kShardAxes).shares_memory())),
         sampler{resolved.axes.dp(), resolved.grad_accum, config.micro_batch},
         replica(config.comm == Comm::off ? world.rank() : model.mesh().dp().rank()),
         saver(config, resolved, model, config.comm == Comm::off ? comm::Group() : world),

@@ -24,10 +24,10 @@ class Engine;
 struct DataGroups {
   // Every rank of `group` owns a shard.
   explicit DataGroups(comm::Group group) : all(std::move(group)), shard(all) {}
-  // The data-parallel axes of a mesh. Collective over its world if it has replicas.
+  // kTokenAxes and kShardAxes of a mesh. Collective over its world if these are several axes.
   explicit DataGroups(const comm::Mesh& mesh)
-      : all(mesh.dp()),
-        shard(mesh.group(Axis::dp_shard)),
+      : all(mesh.group(kTokenAxes)),
+        shard(mesh.group(kShardAxes)),
         replicate(mesh.group(Axis::dp_replicate)) {}
 
   // Returns true if there is more than one replica.

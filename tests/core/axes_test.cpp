@@ -77,7 +77,8 @@ TEST(Axes, RanksAndCoordinatesAreInverse) {
       const Coordinate at = axes.coordinate_of(rank);
       ASSERT_EQ(axes.rank_of(at), rank) << axes.text();
       // [Note: rank order]: tp innermost, pp outermost.
-      ASSERT_EQ((at.pp() * axes.dp() + axes.data_index(at)) * axes.tp() + at.tp(), rank);
+      const int replica = at.pp() * axes.dp() + axes.data_index(at);
+      ASSERT_EQ((replica * axes.size(Axis::cp) + at[Axis::cp]) * axes.tp() + at.tp(), rank);
       for (const Axis axis : kAllAxes) {
         ASSERT_LT(at[axis], axes.size(axis));
         const std::vector<int> along = axes.ranks_along(axis, at);
