@@ -10,18 +10,6 @@
 namespace tessera {
 namespace {
 
-// Returns true for axes that texts omit at size 1.
-constexpr bool is_hidden_at_1(Axis axis) {
-  switch (axis) {
-    case Axis::tp:
-    case Axis::dp_shard:
-    case Axis::pp: return false;
-    case Axis::cp:
-    case Axis::dp_replicate: return true;
-  }
-  return false;
-}
-
 int parse_axis_size(std::string_view name, std::string_view text) {
   int size = 0;
   const char* end = text.data() + text.size();
@@ -228,7 +216,7 @@ std::vector<int> Axes::ranks_along(AxisSet axes, const Coordinate& at) const {
 std::string Axes::text() const {
   std::string out;
   for (const Axis axis : kPrintedAxes) {
-    if (is_hidden_at_1(axis) && given(axis) == 1) continue;
+    if (is_optional(axis) && given(axis) == 1) continue;
     out += str(out.empty() ? "" : ",", axis_name(axis), "=", given(axis));
   }
   return out;
@@ -241,7 +229,7 @@ std::string Axes::words(std::string_view separator) const {
       if (given(axis) > 1) out += str(" (", given(axis), " replicas)");
       continue;
     }
-    if (is_hidden_at_1(axis) && given(axis) == 1) continue;
+    if (is_optional(axis) && given(axis) == 1) continue;
     out += str(out.empty() ? "" : separator, axis_name(axis), " ", given(axis));
   }
   return out;

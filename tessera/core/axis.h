@@ -57,6 +57,18 @@ constexpr int print_position(Axis axis) {
   return -1;
 }
 
+// Returns true for axes that texts leave out if they have one rank.
+constexpr bool is_optional(Axis axis) {
+  switch (axis) {
+    case Axis::tp:
+    case Axis::dp_shard:
+    case Axis::pp: return false;
+    case Axis::cp:
+    case Axis::dp_replicate: return true;
+  }
+  return false;
+}
+
 namespace detail {
 consteval std::array<Axis, kAxes> printed_axes() {
   std::array<Axis, kAxes> all = kAllAxes;

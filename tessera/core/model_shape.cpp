@@ -307,9 +307,15 @@ ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp,
   const std::int64_t heads = shape.heads / tp, kv = std::max<std::int64_t>(1, shape.kv_heads / tp);
   const bool divides = heads % cp == 0 && (kv % cp == 0 || cp % kv == 0);
   switch (asked) {
-    case ContextKind::ring: return asked;
+    case ContextKind::ring:
+      if (cp == 1 || shape.attention_cap == 0) return asked;
+      throw UsageError(
+          "--cp-kind ring: does not support the capped attention scores of this model. "
+          "Use --cp-kind ulysses",
+          "cp-kind");
     case ContextKind::automatic:
-      return heads % cp == 0 && kv % cp == 0 ? ContextKind::ulysses : ContextKind::ring;
+      if (shape.attention_cap == 0 && (heads % cp != 0 || kv % cp != 0)) return ContextKind::ring;
+      return context_kind_for(shape, ContextKind::ulysses, tp, cp);
     case ContextKind::ulysses:
       if (divides) return asked;
       throw UsageError(str("--cp-kind ulysses: ", cp, " context-parallel ranks must divide the ",

@@ -49,7 +49,7 @@ void check_divides(const char* what, std::int64_t value, int tp, const std::stri
 at::Tensor dropped(const Axis& axis, const at::Tensor& x, const nn::Pass* pass,
                    const std::string& operation) {
   const nn::Dropout how = nn::dropout_of(pass, operation);
-  return how.rate == 0 ? x : nn::dropout(x, how, axis.sequence ? axis.rank() * x.size(1) : 0);
+  return how.rate == 0 ? x : nn::dropout(x, how, axis.rows_of(how, x.size(1)));
 }
 
 VocabParallelEmbedding make_table(const ModelShape& shape, const Axis& axis,
@@ -107,17 +107,18 @@ Part check_part(const ModelShape& shape, Part part) {
   return part;
 }
 
-void check_ids(const ModelShape& shape, const at::Tensor& ids) {
+void check_ids(const ModelShape& shape, const at::Tensor& ids, std::int64_t whole) {
+  const std::int64_t tokens = whole > 0 ? whole : ids.dim() > 0 ? ids.size(-1) : 0;
   if (ids.dim() == 2 && ids.scalar_type() == at::kLong &&
-      (shape.longest() == 0 || ids.size(1) <= shape.longest())) {
+      (shape.longest() == 0 || tokens <= shape.longest())) {
     return;
   }
   const std::string most = shape.longest() == 0 ? ""
                                                 : str(" with at most ", shape.longest(),
                                                       " tokens: ", longest_reason(shape));
-  throw UsageError(str("the model got ids of ", ids.dim(), " dims, the last of ",
-                       ids.dim() > 0 ? ids.size(-1) : 0, ", of type ",
-                       c10::toString(ids.scalar_type()), "; must be int64 [batch, tokens]", most));
+  throw UsageError(str("the model got ids of ", ids.dim(), " dims, the last of ", tokens,
+                       ", of type ", c10::toString(ids.scalar_type()),
+                       "; must be int64 [batch, tokens]", most));
 }
 
 NormImpl::NormImpl(std::int64_t width, bool shift, const nn::ParamOptions& options)
@@ -134,9 +135,11 @@ TableImpl::TableImpl(std::int64_t rows, std::int64_t width, const nn::ParamOptio
     : weight(register_parameter("weight", nn::new_parameter({rows, width}, options))) {}
 
 BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::string& name,
-                     const nn::ParamOptions& options, std::int64_t layer)
+                     const nn::ParamOptions& options, std::int64_t layer,
+                     const context_parallel::Axis& cp)
     : shape_(shape),
       axis_(axis),
+      cp_{cp.group, context_kind_for(shape, cp.kind, axis.size(), cp.size())},
       name_(name),
       heads_(shape.heads / axis.size()),
       kv_heads_(std::max<std::int64_t>(1, shape.kv_heads / axis.size())),
@@ -215,9 +218,10 @@ at::Tensor BlockImpl::attend(at::Tensor qkv, const nn::Pass* pass) {
     options.first_head = axis_.rank() * heads_;
   }
   if (!rotary_.rates.empty()) {
-    qkv = nn::rotary(std::move(qkv), heads_ + kv_heads_, head_dim_, rotary_.rates, rotary_.gain);
+    qkv = nn::rotary(std::move(qkv), heads_ + kv_heads_, head_dim_, rotary_.rates, rotary_.gain,
+                     cp_.part());
   }
-  return nn::attention(qkv, heads_, kv_heads_, options);
+  return context_parallel::attention(cp_, qkv, heads_, kv_heads_, options, name_ + ".attention");
 }
 
 // Activation functions that are not fused with the product after them.
@@ -302,8 +306,8 @@ EmbeddingImpl::EmbeddingImpl(const ModelShape& shape, const Axis& axis,
 }
 
 at::Tensor EmbeddingImpl::forward(const at::Tensor& ids) {
-  check_ids(shape_, ids);
   const std::shared_ptr<const nn::Pass> pass = nn::current_pass();
+  check_ids(shape_, ids, pass == nullptr ? 0 : pass->row_tokens);
   at::Tensor x = tok->forward(ids, positions_of(ids, pass.get()));
   if (shape_.embedding_scale != 1) x = x * rounded(shape_.embedding_scale, x.scalar_type());
   return dropped(axis_, x, pass.get(), "embedding");
@@ -311,12 +315,13 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& ids) {
 
 at::Tensor EmbeddingImpl::positions_of(const at::Tensor& ids, const nn::Pass* pass) const {
   if (!pos_) return {};
-  if (pass == nullptr || !pass->document_starts.defined()) {
-    return pos_->weight.narrow(0, 0, ids.size(1));
-  }
-  const at::Tensor& starts = pass->document_starts;
-  const at::Tensor places = at::arange(ids.size(1), starts.options()) - starts;
-  return at::embedding(pos_->weight, places);
+  const bool documents = pass != nullptr && pass->document_starts.defined();
+  const SequencePart part = pass == nullptr ? SequencePart() : pass->part;
+  if (!documents && part.parts == 1) return pos_->weight.narrow(0, 0, ids.size(1));
+  at::Tensor positions = nn::positions_of(part, ids.size(1), ids.options().dtype(at::kInt));
+  if (documents) positions = positions - nn::tokens_of(part, pass->document_starts);
+  // Padding beyond the last position affects no loss.
+  return at::embedding(pos_->weight, positions.clamp_max(shape_.positions - 1));
 }
 
 HeadImpl::HeadImpl(const ModelShape& shape, const Axis& axis, VocabParallelEmbedding tok,
@@ -374,7 +379,7 @@ std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& op
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     layers.push_back(
         {.name = str("blocks.", layer), .make = [shape, options, layer](const auto& at) {
-           return AnyModule(Block(shape, at.tp, at.name, options, layer));
+           return AnyModule(Block(shape, at.tp, at.name, options, layer, at.cp));
          }});
   }
   Layer head{.name = "head", .make = [=](const LayerContext& at) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/context_parallel/context_parallel.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
 #include "tessera/nn/pass.h"
@@ -81,7 +82,8 @@ class BlockImpl : public torch::nn::Module {
   // `name` is in the labels of its collectives, and selects the random numbers of dropout. `layer`:
   // index in the model.
   BlockImpl(const ModelShape& shape, const tensor_parallel::Axis& axis, const std::string& name,
-            const nn::ParamOptions& options, std::int64_t layer = 0);
+            const nn::ParamOptions& options, std::int64_t layer = 0,
+            const context_parallel::Axis& cp = {});
   at::Tensor forward(const at::Tensor& x);  // [B, T, C], or this rank's part of the sequence
 
  private:
@@ -93,6 +95,7 @@ class BlockImpl : public torch::nn::Module {
 
   ModelShape shape_;
   tensor_parallel::Axis axis_;
+  context_parallel::Axis cp_;
   std::string name_;
   std::int64_t heads_, kv_heads_, head_dim_;  // of this rank
   std::int64_t window_;                       // of attention; 0: unlimited
@@ -193,7 +196,8 @@ std::shared_ptr<LanguageModel> make_model(const ModelShape& shape, const Part& p
                                           std::uint64_t seed = 0,
                                           const nn::ParamOptions& options = {});
 
-// Throws UsageError unless ids are int64 [B, T] with T within shape.longest(), if there is one.
-void check_ids(const ModelShape& shape, const at::Tensor& ids);
+// Throws UsageError unless ids are int64 [B, T] and rows are within shape.longest(), if there is
+// one. `tokens`: length of whole rows; 0: that of ids.
+void check_ids(const ModelShape& shape, const at::Tensor& ids, std::int64_t tokens = 0);
 
 }  // namespace tessera::models

@@ -83,22 +83,27 @@ struct AttentionOptions {
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                      const AttentionOptions& options = {});
 
-// Multiplies each value of x [B, rows, cols] by 0 or 1 / (1 - rate): [Note: dropout] in pass.h. Row
-// 0 of each sample here is row `first_row` of the whole, and column 0 is column `first_column` of
-// rows that are `width` wide in the whole (0: cols). saves: nothing.
-at::Tensor dropout(const at::Tensor& x, const Dropout& options, std::int64_t first_row = 0,
-                   std::int64_t first_column = 0, std::int64_t width = 0);
-// Same for columns [first, first + cols) of rows that are `width` wide in the whole. Returns a copy
-// and does not record gradients: the caller masks the gradient the same way.
+// Multiplies each value of x [B, rows, cols] by 0 or 1 / (1 - rate): [Note: dropout] in pass.h.
+// `rows`: positions of the rows of each sample in the whole sample; empty: all rows of
+// options.part. Column 0 here is column `first_column` of rows that are `width` wide in the whole
+// (0: cols). saves: nothing.
+at::Tensor dropout(const at::Tensor& x, const Dropout& options,
+                   const std::vector<TokenRange>& rows = {}, std::int64_t first_column = 0,
+                   std::int64_t width = 0);
+// Same for all rows of options.part and columns [first, first + cols) of rows that are `width` wide
+// in the whole. Returns a copy and does not record gradients: the caller masks the gradient the
+// same way.
 at::Tensor dropped_columns(const at::Tensor& x, const Dropout& options, std::int64_t first,
                            std::int64_t width);
 
-// Rotary positions: rotates the first `heads` heads of width `dim` in each token t of [B, T, ...],
-// elements i and i + dim / 2 together by the angle t · rates[i], and multiplies them by the gain.
+// Rotary positions: rotates the first `heads` heads of width `dim` in each token of [B, T, ...],
+// elements i and i + dim / 2 together by the angle t · rates[i], and multiplies them by the gain. t
+// is the position of the token in its sequence, of which `part` has T tokens.
 // saves: nothing. On a GPU, a tensor that is moved in and has no other owner is rotated in place.
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
                   const std::vector<double>& rates,  // [dim / 2], see rotary_rates()
-                  double gain = 1);                  // see rotary_gain()
+                  double gain = 1,                   // see rotary_gain()
+                  const SequencePart& part = {});
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim, double base = 1e4);
 
 // Returns x / sqrt(mean(x²) + eps) · w over the last dim. saves: x (shared), w (shared), 4·N bytes.

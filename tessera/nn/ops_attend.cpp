@@ -108,9 +108,9 @@ at::Tensor attention_by_products(const at::Tensor& qkv, std::int64_t heads,
   const at::Tensor probabilities = at::softmax(scores, -1).to(q.scalar_type());
   if (options.dropout.rate == 0) return together(at::matmul(probabilities, v));
   // [B, H · T, T]: the rows of a sample are those of its heads, one after another.
-  const at::Tensor dropped =
-      dropout(probabilities.flatten(1, 2), options.dropout, options.first_head * tokens)
-          .view(probabilities.sizes());
+  const at::Tensor dropped = dropout(probabilities.flatten(1, 2), options.dropout,
+                                     {{0, options.first_head * tokens, heads * tokens}})
+                                 .view(probabilities.sizes());
   return together(at::matmul(dropped, v));
 }
 

@@ -2,6 +2,8 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/kernels/cuda/dropout.h"
@@ -19,28 +21,47 @@ using torch::autograd::tensor_list;
 
 struct KeptDropout : torch::CustomClassHolder {
   Dropout options;
-  std::int64_t first_row = 0, first_column = 0;
+  std::vector<TokenRange> rows;  // of each sample
+  std::int64_t first_column = 0;
   std::int64_t width = 0;  // columns of a whole row
 };
+
+// Masks rows [range.local, range.local + range.count) of sample b on a GPU; of all samples if the
+// range has all rows.
+void drop_on_gpu(const at::Tensor& x, const KeptDropout& kept, const TokenRange& range,
+                 std::int64_t b) {
+  const bool all = range.count == x.size(1);
+  if (all && b > 0) return;
+  const at::Tensor rows = all ? x : x.select(0, b).narrow(0, range.local, range.count);
+  const kernels::cuda::Dropout there = {
+      .type = gpu::type_of(rows),
+      .rows = count(rows.numel() / x.size(2)),
+      .cols = count(x.size(2)),
+      .rows_per_sample = count(range.count),
+      .first_row = count(range.position),
+      .first_column = count(kept.first_column),
+      .width = count(kept.width),
+      .seed = kept.options.seed,
+      .stream = kept.options.stream,
+      .first_sample = kept.options.first_sample + static_cast<std::uint64_t>(b),
+      .rate = kept.options.rate};
+  kernels::cuda::dropout(there, gpu::address(rows), gpu::address(rows), gpu::stream_of(rows));
+}
 
 void drop_rows(const at::Tensor& x, const KeptDropout& kept) {
   const Dropout& options = kept.options;
   const std::int64_t rows = x.size(1), cols = x.size(2);
   if (gpu::takes(x)) {
-    const kernels::cuda::Dropout there = {.type = gpu::type_of(x),
-                                          .rows = count(x.size(0) * rows),
-                                          .cols = count(cols),
-                                          .rows_per_sample = count(rows),
-                                          .first_row = count(kept.first_row),
-                                          .first_column = count(kept.first_column),
-                                          .width = count(kept.width),
-                                          .seed = options.seed,
-                                          .stream = options.stream,
-                                          .first_sample = options.first_sample,
-                                          .rate = options.rate};
-    kernels::cuda::dropout(there, gpu::address(x), gpu::address(x), gpu::stream_of(x));
+    for (std::int64_t b = 0; b < x.size(0); ++b) {
+      for (const TokenRange& range : kept.rows) drop_on_gpu(x, kept, range, b);
+    }
     return;
   }
+  const auto position = [&](std::int64_t row) {
+    const auto range = std::find_if(kept.rows.begin(), kept.rows.end(),
+                                    [&](const TokenRange& r) { return row < r.local + r.count; });
+    return static_cast<std::uint64_t>(range->position + row - range->local);
+  };
   const at::Tensor matrix = x.view({-1, cols});
   parallel_for(0, matrix.size(0), grain_of(cols), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
@@ -49,8 +70,8 @@ void drop_rows(const at::Tensor& x, const KeptDropout& kept) {
                                      .stream = kernels::stream_of_sample(options.stream, sample),
                                      .rate = options.rate,
                                      .width = count(kept.width)};
-      kernels::drop(mask, type_of(matrix), static_cast<std::uint64_t>(kept.first_row + r % rows),
-                    count(kept.first_column), row_out(matrix, r), count(cols));
+      kernels::drop(mask, type_of(matrix), position(r % rows), count(kept.first_column),
+                    row_out(matrix, r), count(cols));
     }
   });
 }
@@ -87,13 +108,18 @@ void check_droppable(const at::Tensor& x, const Dropout& options) {
 
 }  // namespace
 
-at::Tensor dropout(const at::Tensor& x, const Dropout& options, std::int64_t first_row,
+at::Tensor dropout(const at::Tensor& x, const Dropout& options, const std::vector<TokenRange>& rows,
                    std::int64_t first_column, std::int64_t width) {
   if (options.rate == 0) return x;
   check_droppable(x, options);
   auto kept = c10::make_intrusive<KeptDropout>();
   kept->options = options;
-  kept->first_row = first_row;
+  std::int64_t known = 0;
+  for (const TokenRange& range : rows) known += range.count;
+  if (!rows.empty() && known != x.size(1)) {
+    throw UsageError(str("dropout: positions of ", known, " rows for ", x.size(1), " rows."));
+  }
+  kept->rows = rows.empty() ? options.rows(0, x.size(1), x.size(1)) : rows;
   kept->first_column = first_column;
   kept->width = width == 0 ? x.size(2) : width;
   return DropoutFunction::apply(x, kept);
@@ -110,6 +136,7 @@ at::Tensor dropped_columns(const at::Tensor& x, const Dropout& options, std::int
   const at::NoGradGuard no_grad;
   KeptDropout part;
   part.options = options;
+  part.rows = options.rows(0, x.size(1), x.size(1));
   part.first_column = first;
   part.width = width;
   at::Tensor out = x.clone(at::MemoryFormat::Contiguous);

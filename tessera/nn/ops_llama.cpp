@@ -71,11 +71,12 @@ struct SwiGlu : public torch::autograd::Function<SwiGlu> {
 
 // Rotates the first `heads` heads of each token by its position, or back.
 at::Tensor apply_rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t dim,
-                        const std::vector<double>& rates, double gain, bool back) {
-  const std::int64_t half = dim / 2, tokens = qkv.size(1);
+                        const std::vector<double>& rates, double gain, const SequencePart& part,
+                        bool back) {
+  const std::int64_t half = dim / 2;
   const auto fp32 = qkv.options().dtype(at::kFloat);
   const at::Tensor rate = at::tensor(rates, at::kDouble).to(fp32);
-  const at::Tensor angle = at::arange(tokens, fp32).unsqueeze(1) * rate;  // [T, d / 2]
+  const at::Tensor angle = positions_of(part, qkv.size(1), fp32).unsqueeze(1) * rate;  // [T, d / 2]
   const at::Tensor cos = angle.cos().mul_(gain).unsqueeze(1);
   const at::Tensor sin = angle.sin().mul_(back ? -gain : gain).unsqueeze(1);
   at::Tensor out = qkv.contiguous().clone();
@@ -90,18 +91,27 @@ at::Tensor apply_rotary(const at::Tensor& qkv, std::int64_t heads, std::int64_t 
 
 struct Rotary : public torch::autograd::Function<Rotary> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& qkv, std::int64_t heads,
-                            std::int64_t dim, const std::vector<double>& rates, double gain) {
+                            std::int64_t dim, const std::vector<double>& rates, double gain,
+                            const SequencePart& part) {
     ctx->saved_data["heads"] = heads;
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["rates"] = rates;
     ctx->saved_data["gain"] = gain;
-    return apply_rotary(qkv, heads, dim, rates, gain, false);
+    ctx->saved_data["part"] = part.index;
+    ctx->saved_data["parts"] = part.parts;
+    return apply_rotary(qkv, heads, dim, rates, gain, part, false);
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
+    const SequencePart part{static_cast<int>(ctx->saved_data["part"].toInt()),
+                            static_cast<int>(ctx->saved_data["parts"].toInt())};
     return {apply_rotary(grads[0], ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
                          ctx->saved_data["rates"].toDoubleVector(),
-                         ctx->saved_data["gain"].toDouble(), true),
-            at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+                         ctx->saved_data["gain"].toDouble(), part, true),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor()};
   }
 };
 
@@ -124,7 +134,7 @@ at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim, double b
 }
 
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
-                  const std::vector<double>& rates, double gain) {
+                  const std::vector<double>& rates, double gain, const SequencePart& part) {
   if (qkv.dim() != 3 || dim % 2 != 0 || heads * dim > qkv.size(2) ||
       static_cast<std::int64_t>(rates.size()) != dim / 2) {
     throw UsageError(str("rotary: a tensor with ", qkv.dim(), " dims, the last of size ",
@@ -133,8 +143,11 @@ at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
                          " rates. The tensor must be [batch, tokens, at least heads · width], the "
                          "width even, with one rate for each pair of elements."));
   }
-  if (gpu::takes(qkv)) return gpu::rotary(std::move(qkv), heads, dim, rates, gain);
-  return Rotary::apply(qkv, heads, dim, rates, gain);
+  // The kernel counts positions from 0.
+  if (gpu::takes(qkv) && part.parts == 1) {
+    return gpu::rotary(std::move(qkv), heads, dim, rates, gain);
+  }
+  return Rotary::apply(qkv, heads, dim, rates, gain, part);
 }
 
 }  // namespace tessera::nn

@@ -1,5 +1,7 @@
 #include "tessera/nn/pass.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -54,11 +56,30 @@ void with_documents(Pass& pass, const at::Tensor& given, c10::Device device) {
   pass.document_bounds = list.to(device);
 }
 
+at::Tensor tokens_of(const SequencePart& part, const at::Tensor& rows) {
+  if (part.parts == 1) return rows.contiguous();
+  std::vector<at::Tensor> chunks;
+  for (const TokenRange& range : part.ranges(rows.size(1) / part.parts)) {
+    chunks.push_back(rows.narrow(1, range.position, range.count));
+  }
+  return at::cat(chunks, 1);
+}
+
+at::Tensor positions_of(const SequencePart& part, std::int64_t tokens,
+                        const at::TensorOptions& options) {
+  if (part.parts == 1) return at::arange(tokens, options);
+  std::vector<at::Tensor> ranges;
+  for (const TokenRange& range : part.ranges(tokens)) {
+    ranges.push_back(at::arange(range.position, range.position + range.count, options));
+  }
+  return at::cat(ranges);
+}
+
 namespace {
 
 Dropout dropout_with(const Pass* pass, double rate, std::string_view operation) {
   if (rate == 0) return {};
-  return {rate, pass->seed, stream_of(operation), pass->first_sample};
+  return {rate, pass->seed, stream_of(operation), pass->first_sample, pass->part};
 }
 
 }  // namespace

@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <vector>
+
+#include "tessera/core/sequence_part.h"
 
 namespace tessera::nn {
 
@@ -13,9 +16,13 @@ namespace tessera::nn {
 // PassScope, and a recomputed segment opens the same one again. Operations save what their backward
 // needs themselves. Without an open scope, each row is one document and nothing is dropped.
 struct Pass {
-  // int32 [B, T]: position at which the document of each token begins. Undefined: 0 everywhere.
-  // Tokens attend only to their own document, and learned positions count from its beginning. On
-  // the device of the activations.
+  // Tokens of the rows that this rank has: [Note: zig-zag].
+  SequencePart part;
+  // Number of tokens of whole rows, without padding. 0: that of the tensors.
+  std::int64_t row_tokens = 0;
+  // int32 [B, T] for whole rows: position at which the document of each token begins. Undefined: 0
+  // everywhere. Tokens attend only to their own document, and learned positions count from its
+  // beginning. On the device of the activations.
   at::Tensor document_starts;
   // For kernels that process documents one after another, through all rows: int32 [documents + 1],
   // the start of each document and the end of the last; and the longest length. Set by
@@ -39,10 +46,25 @@ std::shared_ptr<const Pass> current_pass();  // null if no pass is open
 // must equal that of the previous token (0 for the first) or the token's own position.
 void with_documents(Pass& pass, const at::Tensor& document_starts, c10::Device device);
 
+// Returns the tokens of a part, along dim 1 of a tensor of whole rows [B, T, …], contiguous. T must
+// be a multiple of the number of chunks.
+at::Tensor tokens_of(const SequencePart& part, const at::Tensor& rows);
+// Returns the positions of the `tokens` tokens of a part: [tokens], of this type on this device.
+at::Tensor positions_of(const SequencePart& part, std::int64_t tokens,
+                        const at::TensorOptions& options);
+
 // Dropout of one operation of a layer. Rate 0 disables it.
 struct Dropout {
   double rate = 0;
   std::uint64_t seed = 0, stream = 0, first_sample = 0;
+  SequencePart part = {};  // of the rows, as in Pass
+
+  // Returns the positions of rows [first, first + count) of `tokens` rows of the part.
+  std::vector<TokenRange> rows(std::int64_t first, std::int64_t count, std::int64_t tokens) const {
+    std::vector<TokenRange> ranges = part.ranges(first, count, tokens);
+    for (TokenRange& range : ranges) range.local -= first;
+    return ranges;
+  }
 };
 // Returns the dropout of a pass for an operation, by its name in the whole model ("blocks.3.proj").
 Dropout dropout_of(const Pass* pass, std::string_view operation);

@@ -263,29 +263,31 @@ NamedTensors replicated_params(const Start& start, zero::Engine& engine) {
   return found;
 }
 
-void expect_replicated(const comm::Mesh& mesh, const comm::Group& model, const Replicated& own) {
-  std::vector<int> stages, ranks;  // by rank of `model`, as replica_group() orders them
-  const int tp = mesh.axes().tp();
-  for (int r = 0; r < model.size(); ++r) {
-    stages.push_back(r / tp);
-    Coordinate at = mesh.coordinate();
-    at.set(Axis::tp, r % tp), at.set(Axis::pp, r / tp);
-    ranks.push_back(mesh.axes().rank_of(at));
-  }
-  const auto compare = [&](const std::vector<std::string>& lines, const char* label) {
-    Difference found = find_difference(model, stages, lines, label);
+void expect_replicated(const comm::Mesh& mesh, const comm::Group& model, const comm::Group& sharing,
+                       const Replicated& own) {
+  const auto compare = [&](const comm::Group& group, AxisSet other,
+                           const std::vector<std::string>& lines, const char* label) {
+    // By rank of the group.
+    const std::vector<int> ranks =
+        mesh.axes().ranks_along(AxisSet::all().without(other), mesh.coordinate());
+    std::vector<int> stages;
+    for (const int rank : ranks) stages.push_back(mesh.axes().coordinate_of(rank).pp());
+    Difference found = find_difference(group, stages, lines, label);
     if (found.rank < 0) return found;
     found.rank = ranks[static_cast<std::size_t>(found.rank)];
     found.other = ranks[static_cast<std::size_t>(found.other)];
     return found;
   };
-  if (const Difference found = compare(lines_of(own.inputs), "inputs of tensor-parallel ranks");
+  if (const Difference found =
+          compare(sharing, kDataAxes, lines_of(own.inputs), "inputs of tensor-parallel ranks");
       found.rank >= 0) {
-    throw UsageError(str("Tensor-parallel ranks must get the same micro-batches, but were given ",
+    throw UsageError(str(mesh.axes().size(Axis::cp) > 1 ? "Tensor- and context" : "Tensor",
+                         "-parallel ranks must get the same micro-batches, but were given ",
                          "different ones: ", text_of(found),
                          ". Give all ranks with the same dp coordinate the same data."));
   }
-  const Difference found = compare(lines_of(own.params), "replicated parameters");
+  const Difference found =
+      compare(model, kTokenAxes, lines_of(own.params), "replicated parameters");
   if (found.rank < 0) return;
   const std::string text =
       str("Tensor-parallel ranks have different values of replicated parameters after ",

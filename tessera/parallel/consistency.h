@@ -39,15 +39,18 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 // Returns this rank's shards of the parameters that are whole on each tensor-parallel rank.
 NamedTensors replicated_params(const Start& start, zero::Engine& engine);
 
-// Data of one tensor-parallel rank that must be equal on the others.
+// Data of one rank that must be equal on others: inputs on tensor- and context-parallel ranks,
+// parameters on tensor-parallel ones.
 struct Replicated {
   NamedTensors inputs, params;
   c10::Device device = c10::kCPU;
   std::int64_t steps = 0;  // number of steps so far, for messages
 };
-// Compares data over the ranks of a replica, `model`. Throws UsageError if inputs differ. If
+// Compares parameters over `model`, the ranks along tp and pp, and inputs over `sharing`, those
+// along cp too. Throws UsageError if inputs differ. If
 // parameters differ, throws on the CPU and warns on a GPU, whose kernels may sum in a different
 // order on each rank.
-void expect_replicated(const comm::Mesh& mesh, const comm::Group& model, const Replicated& own);
+void expect_replicated(const comm::Mesh& mesh, const comm::Group& model, const comm::Group& sharing,
+                       const Replicated& own);
 
 }  // namespace tessera::parallel

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/context_parallel/context_parallel.h"
 #include "tessera/tensor_parallel/layers.h"
 
 namespace tessera {
@@ -17,6 +18,8 @@ namespace tessera {
 struct LayerContext {
   std::string name;          // of the layer
   tensor_parallel::Axis tp;  // ranks that share its matrices; one rank without tensor parallelism
+  // Ranks that share the tokens of its input, dim 1: [Note: context layers].
+  context_parallel::Axis cp = {};
   // Returns a layer that this rank made before, by its name; null if it is on another stage.
   std::function<std::shared_ptr<torch::nn::Module>(const std::string& name)> find;
   // Returns the tensor that an earlier layer on this rank has for a parameter in Layer::tied, by
@@ -37,6 +40,14 @@ struct LayerContext {
   }
 };
 
+// [Note: context layers] With context parallelism, ParallelModel gives each rank its part of the
+// tokens: dim 1 of inputs and targets, padded to equal parts (inputs with 0, int64 targets with
+// -1) and cut as [Note: zig-zag] describes. Layers that work on each token alone need no change. A
+// layer that mixes tokens calls context_parallel::attention() with LayerContext::cp, and one that
+// needs positions takes nn::positions_of(at.cp.part(), …). The loss of a rank covers its own
+// tokens. If ranks may have different numbers of labels, return sums and pass
+// StepNumbers::tokens, so that every label has the same weight.
+//
 // [Note: layers] One layer of a model. A model is a list of layers: the output of each layer is the
 // input of the next. Each rank makes its layers in order, with their factories. A layer takes one
 // tensor and returns one; the last layer also takes the targets, and returns the loss of a

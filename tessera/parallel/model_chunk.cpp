@@ -88,12 +88,12 @@ at::Tensor tied_tensor(const std::vector<Layer>& layers, std::size_t who, const 
 }
 
 torch::nn::AnyModule make_layer(const std::vector<Layer>& layers, std::size_t index,
-                                const tensor_parallel::Axis& tp, const ModelChunkImpl::Made& made) {
+                                const LayerAxes& axes, const ModelChunkImpl::Made& made) {
   const Layer& layer = layers[index];
   if (layer.name.empty()) throw UsageError("A layer has no name. Give each layer a unique name");
   if (!layer.make) throw UsageError(str("layer ", quote(layer.name), " has no factory"));
   const LayerContext context{
-      layer.name, tp,
+      layer.name, axes.tp, axes.cp,
       [&made](const std::string& name) -> std::shared_ptr<torch::nn::Module> {
         const auto found = made.find(name);
         return found == made.end() ? nullptr : found->second;
@@ -167,14 +167,14 @@ void LayerUnit::train(bool on) {
 }
 
 ModelChunkImpl::ModelChunkImpl(const std::vector<Layer>& layers, std::size_t first,
-                               std::size_t last, const tensor_parallel::Axis& tp, Made* made,
+                               std::size_t last, const LayerAxes& axes, Made* made,
                                const OnMade& on_made)
     : first_(first == 0), last_(last == layers.size()) {
   Made own;
   if (made == nullptr) made = &own;
   for (std::size_t i = first; i < last; ++i) {
     const Layer& layer = layers[i];
-    auto unit = std::make_shared<LayerUnit>(make_layer(layers, i, tp, *made));
+    auto unit = std::make_shared<LayerUnit>(make_layer(layers, i, axes, *made));
     if (on_made) on_made(layer, *unit);
     (*made)[layer.name] = unit->shared_module();
     names_.push_back(layer.name);

@@ -55,6 +55,16 @@ class LayerWatch {
   LayerWatch* const before_;
 };
 
+// Ranks that run a layer together.
+struct LayerAxes {
+  // Implicit, for layers without context parallelism.
+  LayerAxes(tensor_parallel::Axis tensor, context_parallel::Axis context = {})
+      : tp(std::move(tensor)), cp(std::move(context)) {}
+
+  tensor_parallel::Axis tp;
+  context_parallel::Axis cp;
+};
+
 // Consecutive layers of a model: those of one pipeline stage, or all. Its parameters have the names
 // of the whole model.
 class ModelChunkImpl : public torch::nn::Module, public tensor_parallel::Sharded {
@@ -64,8 +74,7 @@ class ModelChunkImpl : public torch::nn::Module, public tensor_parallel::Sharded
   using Made = std::map<std::string, std::shared_ptr<torch::nn::Module>>;
   using OnMade = std::function<void(const Layer&, LayerUnit&)>;
   ModelChunkImpl(const std::vector<Layer>& layers, std::size_t first, std::size_t last,
-                 const tensor_parallel::Axis& tp, Made* made = nullptr,
-                 const OnMade& on_made = nullptr);
+                 const LayerAxes& axes, Made* made = nullptr, const OnMade& on_made = nullptr);
 
   // Runs all layers. The last layer of the model returns the loss, or the result of `finish`.
   LayerValue forward(const LayerValue& x, const at::Tensor& targets, const FinishList* finish);

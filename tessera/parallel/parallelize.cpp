@@ -1,6 +1,7 @@
 #include "tessera/parallel/parallelize.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -42,6 +43,8 @@ struct ParallelModel::Impl {
     for (const parallel::TieGroup& tie : ties) groups.emplace(tie.group.name(), tie.group);
     return groups;
   }
+  // Number of ranks that shard the tokens of a part between the layers.
+  int sequence_shards() const { return options.sequence_parallel ? mesh.axes().tp() : 1; }
   bool drops() const {
     return options.dropout > 0 || options.attention_dropout > 0 || options.adapter_dropout > 0 ||
            own_dropout;
@@ -52,6 +55,9 @@ struct ParallelModel::Impl {
   void start_passes(const std::vector<MicroBatch>& batches, std::uint64_t step);
   std::shared_ptr<const nn::Pass> pass_of(const MicroBatch& batch, std::size_t micro,
                                           std::size_t micros, std::uint64_t step) const;
+  // Returns a pass without dropout; null if layers need none.
+  std::shared_ptr<nn::Pass> plain_pass(const MicroBatch& batch) const;
+  MicroBatch own_part(const MicroBatch& batch) const;
   zero::PendingStep step_now(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);
 
   comm::Mesh mesh;
@@ -63,7 +69,8 @@ struct ParallelModel::Impl {
   parallel::Start start;
   bool own_dropout = false;  // a layer here has its own dropout rate above 0
   std::int64_t checked = 0;  // number of started steps, for check_replicas()
-  comm::Group model;         // the ranks of this replica
+  comm::Group model;         // the ranks that together hold one copy of the model
+  comm::Group sharing;       // those that work on the same samples: also along cp
   std::vector<parallel::TieGroup> ties;
   std::optional<zero::Engine> engine;
   std::unique_ptr<pipeline::Executor> executor;
@@ -83,6 +90,15 @@ zero::StepOptions options_of(const ParallelModel::StepNumbers& numbers) {
 LayerValue input_of(const MicroBatch& batch) {
   if (batch.inputs.empty()) return {{batch.input}, false};
   return {batch.inputs, true};
+}
+
+// Adds rows of tokens up to `tokens` to a tensor of whole rows [B, T, …].
+at::Tensor padded(const at::Tensor& rows, std::int64_t tokens, const at::Scalar& value) {
+  const std::int64_t missing = tokens - rows.size(1);
+  if (missing == 0) return rows;
+  std::vector<std::int64_t> pad(static_cast<std::size_t>(2 * (rows.dim() - 2)), 0);
+  pad.insert(pad.end(), {0, missing});
+  return at::constant_pad_nd(rows, pad, value);
 }
 
 // Copies a batch to the device. The host does not wait if the batch is in pinned memory.
@@ -113,6 +129,7 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
   }
   parallel::expect_same_layers(mesh, problem, start);
   model = parallel::replica_group(mesh);
+  sharing = mesh.axes().size(Axis::cp) == 1 ? model : mesh.group(AxisSet::all().without(kDataAxes));
   ties = parallel::tie_groups(layers, cut, mesh.pp());
   start.share_kept(*module, ties);
 
@@ -122,7 +139,7 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
   engine = zero::Engine::of_part(module, zero::DataGroups(mesh), engine_options, model_axes());
   if (options.device.is_cuda() && options.graphs != Graphs::never) {
     // All groups without a pipeline; the world may be one of them.
-    std::vector<comm::Group> groups = {mesh.tp(), model};
+    std::vector<comm::Group> groups = {mesh.tp(), mesh.group(Axis::cp), model};
     for (const auto& [name, group] : parallel::data_groups(mesh)) groups.push_back(group);
     const std::string dropping =
         drops() ? "dropout masks change in every step and are chosen on the host" : "";
@@ -146,7 +163,9 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
 }
 
 void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
-  const tensor_parallel::Axis tp{mesh.tp(), options.sequence_parallel, options.overlap_tp};
+  const parallel::LayerAxes axes(
+      tensor_parallel::Axis{mesh.tp(), options.sequence_parallel, options.overlap_tp},
+      context_parallel::Axis{mesh.group(Axis::cp), options.context});
   ModelChunkImpl::Made made;
   const auto on_made = [this](const Layer& layer, parallel::LayerUnit& unit) {
     const int ranks = mesh.axes().tp();
@@ -159,12 +178,12 @@ void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
     const int stage = cut.schedule().stage(mesh.coordinate().pp(), c);
     const parallel::StageLayers own = cut.layers_of(stage);
     if (pipelined()) {
-      units.emplace_back(layers, own.first, own.last, tp, &made, on_made);
+      units.emplace_back(layers, own.first, own.last, axes, &made, on_made);
       chunks.push_back(units.back().ptr());
       holder->register_module(parallel::chunk_name(c), units.back().ptr());
     } else {
       chunks.push_back(
-          std::make_shared<ModelChunkImpl>(layers, own.first, own.last, tp, &made, on_made));
+          std::make_shared<ModelChunkImpl>(layers, own.first, own.last, axes, &made, on_made));
     }
     chunks.back()->set_recompute(options.recompute);
   }
@@ -262,12 +281,58 @@ void ParallelModel::Impl::run_passes(int micro_batches) {
   }
 }
 
+// Number of tokens of whole rows of a micro-batch; 0 if this rank has none of its tensors.
+static std::int64_t tokens_of_rows(const MicroBatch& batch) {
+  const std::vector<at::Tensor> inputs = input_of(batch).first;
+  for (const at::Tensor& rows : {inputs.empty() ? at::Tensor() : inputs[0], batch.targets}) {
+    if (rows.defined() && rows.dim() > 1) return rows.size(1);
+  }
+  return 0;
+}
+
+std::shared_ptr<nn::Pass> ParallelModel::Impl::plain_pass(const MicroBatch& batch) const {
+  const SequencePart part{mesh.coordinate()[Axis::cp], mesh.axes().size(Axis::cp)};
+  if (!batch.document_starts.defined() && part.parts == 1) return nullptr;
+  auto pass = std::make_shared<nn::Pass>();
+  pass->part = part;
+  pass->row_tokens = tokens_of_rows(batch);
+  at::Tensor starts = batch.document_starts;
+  if (starts.defined()) {
+    // The padding is a document of its own.
+    const std::int64_t tokens = starts.size(1);
+    starts = padded(starts, padded_tokens(tokens, part.parts, sequence_shards()), tokens);
+  }
+  nn::with_documents(*pass, starts, options.device);
+  return pass;
+}
+
+// Returns this rank's tokens of a micro-batch: [Note: context layers].
+MicroBatch ParallelModel::Impl::own_part(const MicroBatch& batch) const {
+  const SequencePart part{mesh.coordinate()[Axis::cp], mesh.axes().size(Axis::cp)};
+  if (part.parts == 1) return batch;
+  const auto own = [&](const at::Tensor& rows, const char* what, const at::Scalar& pad) {
+    if (!rows.defined()) return rows;
+    if (rows.dim() < 2) {
+      throw UsageError(
+          tessera::str("Context parallelism cuts dim 1 of inputs and targets, but the ", what,
+                       " of a micro-batch is ", rows.sizes(), ". It must be [batch, tokens, …]."));
+    }
+    const std::int64_t tokens = padded_tokens(rows.size(1), part.parts, sequence_shards());
+    return nn::tokens_of(part, padded(rows, tokens, pad));
+  };
+  MicroBatch mine = batch;
+  mine.input = own(batch.input, "input", 0);
+  for (at::Tensor& input : mine.inputs) input = own(input, "input", 0);
+  mine.targets = own(batch.targets, "target", -1);
+  return mine;
+}
+
 std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& batch,
                                                              std::size_t micro, std::size_t micros,
                                                              std::uint64_t step) const {
-  if (!batch.document_starts.defined() && !drops()) return nullptr;
-  auto pass = std::make_shared<nn::Pass>();
-  nn::with_documents(*pass, batch.document_starts, options.device);
+  std::shared_ptr<nn::Pass> pass = plain_pass(batch);
+  if (!drops()) return pass;
+  if (!pass) pass = std::make_shared<nn::Pass>();
   pass->dropout = options.dropout;
   pass->attention_dropout = options.attention_dropout;
   pass->adapter_dropout = options.adapter_dropout;
@@ -300,14 +365,14 @@ void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std
   passes.clear();
   for (const MicroBatch& batch : given) {
     passes.push_back(pass_of(batch, batches.size(), given.size(), step));
-    batches.push_back(on_device(batch, options.device));
+    batches.push_back(on_device(own_part(batch), options.device));
   }
   run_passes(static_cast<int>(given.size()));
 }
 
 // Called between two steps, so that no graph includes it.
 void ParallelModel::Impl::check_replicas(const std::vector<MicroBatch>& given) {
-  if (mesh.axes().tp() == 1 || options.check_replicas == 0) return;
+  if (mesh.axes().ranks({Axis::tp, Axis::cp}) == 1 || options.check_replicas == 0) return;
   const std::int64_t step = checked++;
   int every = options.check_replicas;
   if (every < 0) every = options.device.is_cpu() ? 100 : 0;
@@ -328,7 +393,7 @@ void ParallelModel::Impl::check_replicas(const std::vector<MicroBatch>& given) {
     add("document_starts", given[k].document_starts);
   }
   own.params = parallel::replicated_params(start, *engine);
-  parallel::expect_replicated(mesh, model, own);
+  parallel::expect_replicated(mesh, model, sharing, own);
 }
 
 void ParallelModel::run(const std::vector<MicroBatch>& batches, std::uint64_t step) {
@@ -376,13 +441,9 @@ std::vector<at::Tensor> ParallelModel::Impl::evaluate(const std::vector<MicroBat
   const auto run = [&](int chunk, const pipeline::Value& input, int micro) -> pipeline::Value {
     const MicroBatch& batch = given[static_cast<std::size_t>(micro)];
     std::shared_ptr<const nn::Pass> pass = nn::current_pass();
-    if (batch.document_starts.defined()) {
-      auto own = std::make_shared<nn::Pass>();
-      nn::with_documents(*own, batch.document_starts, options.device);
-      pass = own;
-    }
+    if (auto own = plain_pass(batch)) pass = std::move(own);
     const nn::PassScope scope(pass);
-    const MicroBatch here = on_device(batch, options.device);
+    const MicroBatch here = on_device(own_part(batch), options.device);
     const bool first = chunks[static_cast<std::size_t>(chunk)]->has_first();
     auto [tensors, is_list] =
         run_chunk(chunk, first ? input_of(here) : LayerValue(input.tensors, input.list),
@@ -448,8 +509,10 @@ std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
   // The world first: if it is also the group of an axis, that name is preferred.
   std::vector<std::pair<const char*, comm::Group>> groups = {{"all", impl_->mesh.world()}};
   for (auto& named : parallel::data_groups(impl_->mesh)) groups.push_back(std::move(named));
-  groups.insert(groups.end(),
-                {{"tp", impl_->mesh.tp()}, {"pp", impl_->mesh.pp()}, {"model", impl_->model}});
+  groups.insert(groups.end(), {{"tp", impl_->mesh.tp()},
+                               {"cp", impl_->mesh.group(Axis::cp)},
+                               {"pp", impl_->mesh.pp()},
+                               {"model", impl_->model}});
   for (const auto& [name, group] : impl_->tied_groups()) groups.emplace_back("tied", group);
   return groups;
 }
@@ -469,7 +532,7 @@ void ParallelModel::watch(std::function<void(const pipeline::Span& span)> on_spa
 std::string ParallelModel::describe() const {
   const Impl& impl = *impl_;
   std::string text = impl.engine->describe();
-  if (impl.mesh.axes().tp() * impl.mesh.axes().pp() == 1) return text;
+  if (impl.mesh.axes().model_ranks() == 1) return text;
   text = str(impl.mesh.axes().words(" × "),
              impl.options.sequence_parallel ? ", sequence-parallel" : "",
              impl.options.overlap_tp ? ", overlapped" : "", "; ", text);

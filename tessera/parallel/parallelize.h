@@ -12,6 +12,7 @@
 #include "tessera/comm/mesh.h"
 #include "tessera/core/axes.h"
 #include "tessera/core/param_spec.h"
+#include "tessera/core/run_options.h"
 #include "tessera/parallel/layer.h"
 #include "tessera/zero/engine.h"
 
@@ -52,6 +53,8 @@ enum class Graphs : std::uint8_t { automatic, always, never };
 struct ParallelOptions {
   bool sequence_parallel = false;  // shard the sequence over the tensor-parallel ranks too
   bool overlap_tp = false;         // overlap tensor-parallel communication with matrix products
+  // Attention of layers that use LayerContext::cp, along the axis cp: [Note: context layers].
+  ContextKind context = ContextKind::automatic;
 
   std::string schedule = "1f1b";  // of the pipeline, one of schedule::names()
   int model_chunks = 0;           // stages per rank in interleaved schedules; 0: 2
@@ -77,7 +80,8 @@ struct ParallelOptions {
 };
 
 // Input of the first layer and targets of the last layer, for one micro-batch. A rank needs only
-// those that its stages use.
+// those that its stages use. Context-parallel ranks pass the same whole rows, and each takes its
+// own tokens of them.
 struct MicroBatch {
   at::Tensor input;
   at::Tensor targets;
@@ -128,7 +132,8 @@ class ParallelModel {
   // Returns the loss of each micro-batch on every rank of the replica, without gradients, with the
   // layers in evaluation mode (Module::eval()). Any number of micro-batches, of any shapes:
   // pipeline stages work on different ones at the same time. Collective over the replica, whose
-  // ranks must all pass the same number.
+  // ranks must all pass the same number. With context parallelism, results are those of this rank's
+  // tokens.
   std::vector<at::Tensor> evaluate(const std::vector<MicroBatch>& batches);
   // The same with finish(last layer, its input) instead of the loss. Targets may be undefined.
   std::vector<at::Tensor> evaluate(const std::vector<MicroBatch>& batches, const Finish& finish);

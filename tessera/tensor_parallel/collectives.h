@@ -7,6 +7,7 @@
 
 #include "tessera/comm/group.h"
 #include "tessera/core/axes.h"
+#include "tessera/nn/pass.h"
 
 namespace tessera::tensor_parallel {
 
@@ -62,6 +63,10 @@ struct Axis {
   bool sequence = false;
   bool overlap = false;
 
+  // Positions of the `rows` rows per sample that this rank has between the layers.
+  std::vector<TokenRange> rows_of(const nn::Dropout& mask, std::int64_t rows) const {
+    return sequence ? mask.rows(rank() * rows, rows, size() * rows) : mask.rows(0, rows, rows);
+  }
   int rank() const { return group.rank(); }
   int size() const { return group.size(); }
   // Sizes of a mesh with only this axis, and the coordinate of this rank in it, for functions that

@@ -278,13 +278,14 @@ at::Tensor MeshDropoutImpl::forward(const at::Tensor& x) {
                          "torch::nn::Dropout there."));
   }
   if (x.dim() == 0 || x.numel() == 0) return x;
-  const nn::Dropout mask{rate, pass->seed, stream_of(options_.label), pass->first_sample};
+  const nn::Dropout mask{rate, pass->seed, stream_of(options_.label), pass->first_sample,
+                         pass->part};
   const at::Tensor rows =
       x.dim() == 1 ? x.view({-1, 1, 1}) : x.reshape({x.size(0), -1, x.size(-1)});
   const std::int64_t own = rows.size(2), t = axis_.rank();
   const at::Tensor dropped = options_.sharded
-                                 ? nn::dropout(rows, mask, 0, t * own, axis_.size() * own)
-                                 : nn::dropout(rows, mask, axis_.sequence ? t * rows.size(1) : 0);
+                                 ? nn::dropout(rows, mask, {}, t * own, axis_.size() * own)
+                                 : nn::dropout(rows, mask, axis_.rows_of(mask, rows.size(1)));
   return dropped.view(x.sizes());
 }
 

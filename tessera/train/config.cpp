@@ -145,26 +145,35 @@ void resolve_data(const RunConfig& config, Resolved& out) {
   }
 }
 
+// Returns the axes that cut the model or its tokens as flags: "--tp 2 × --pp 1".
+std::string flags_text(const Axes& axes) {
+  std::string text;
+  for (const Axis axis : kPrintedAxes) {
+    if (kDataAxes.contains(axis) || (is_optional(axis) && axes.size(axis) == 1)) continue;
+    text += str(text.empty() ? "" : " × ", axis_flag(axis), " ", axes.size(axis));
+  }
+  return text;
+}
+
 // Returns the axes, with the number of replicas that follows from the number of ranks.
 Axes resolve_mesh(const RunConfig& config, int ranks) {
   const Axes& model = config.axes;
   const std::int64_t parts = model.model_ranks();
   if (ranks % parts != 0) {
-    throw UsageError(str("--tp ", model.tp(), " × --pp ", model.pp(), " = ", parts,
-                         " does not divide the ", ranks, ranks == 1 ? " rank" : " ranks",
-                         "; ranks must be dp · tp · pp, such as ", (ranks / parts + 1) * parts),
-                     "tp");
+    throw UsageError(
+        str(flags_text(model), " = ", parts, " does not divide the ", plural(ranks, "rank"),
+            "; ranks must be dp times that, such as ", (ranks / parts + 1) * parts),
+        "tp");
   }
   const auto dp = static_cast<int>(ranks / parts);
   if (config.axes.dp() != 0 && config.axes.dp() != dp) {
-    throw UsageError(Flag("dp"),
-                     str("got ", config.axes.dp(), ", but ", ranks, " ranks with --tp ", model.tp(),
-                         " --pp ", model.pp(), " make ", dp, ". Omit --dp or --ranks."));
+    throw UsageError(Flag("dp"), str("got ", config.axes.dp(), ", but ", ranks, " ranks with ",
+                                     flags_text(model), " make ", dp, ". Omit --dp or --ranks."));
   }
   if (config.comm == Comm::off && parts > 1) {
     throw UsageError(
-        "--comm off: cannot be combined with --tp or --pp, whose ranks cannot compute without "
-        "communication; must be --tp 1 --pp 1",
+        str("--comm off: cannot be combined with ", flags_text(model), ", whose ranks cannot ",
+            "compute without communication; each of these must be 1"),
         "comm");
   }
   Axes axes = model.with_dp(dp);
@@ -299,7 +308,9 @@ Resolved resolve(const RunConfig& config, int ranks) {
                      str("got ", out.seq, ", but ", longest_reason(out.model), "; must be at most ",
                          most, out.model.rotary() ? "" : ", or a larger --positions"));
   }
-  if (const int ranks = config.sequence_ranks(); out.seq % ranks != 0) {
+  // Context parallelism pads its parts.
+  if (const int ranks = config.sequence_ranks();
+      out.axes.size(Axis::cp) == 1 && out.seq % ranks != 0) {
     throw UsageError(Flag("seq"),
                      str("got ", out.seq, ", which the ", ranks, " ranks of --tp ", ranks,
                          " --sequence-parallel do not divide; must be a multiple, such as ",

@@ -29,17 +29,13 @@ schedule::Schedule schedule_of(const RunConfig& config, const Resolved& resolved
 void check_mesh(const RunConfig& config, const Resolved& resolved, int ranks) {
   const auto refuse = [](const std::string& problem) { throw UsageError(problem); };
   const auto tp = config.axes.tp(), pp = config.axes.pp();
-  const int shards = tp * pp;
-  if (ranks % shards != 0) {
-    refuse(str("--tp ", tp, " × --pp ", pp, " = ", shards, " does not divide the ", ranks,
-               " ranks; ranks must be dp · tp · pp"));
-  }
   if (config.sequence_parallel && tp == 1) {
     refuse("--sequence-parallel needs --tp 2 or more: the ranks of that axis split the sequence");
   }
   if (config.overlap_tp && tp == 1) {
     refuse("--overlap-tp needs --tp 2 or more: it hides the communication along that axis");
   }
+  context_kind_for(resolved.model, config.cp_kind, tp, config.axes.size(Axis::cp));
   try {
     models::check_tp(resolved.model, tp);
   } catch (const UsageError& error) {
@@ -146,6 +142,8 @@ std::unique_ptr<data::Source> make_validation_source(const RunConfig& config,
 ParallelOptions parallel_options(const RunConfig& config, const Resolved& resolved,
                                  c10::Device device, std::shared_ptr<memory::Ledger> ledger) {
   ParallelOptions options;
+  const int parts = resolved.axes.size(Axis::cp), shards = config.sequence_ranks();
+  options.context = config.cp_kind;
   options.sequence_parallel = config.sequence_parallel;
   options.overlap_tp = config.overlap_tp;
   options.schedule = std::string(name(config.schedule));
@@ -161,7 +159,8 @@ ParallelOptions parallel_options(const RunConfig& config, const Resolved& resolv
   options.stored = with_adapters(stored_start(config), config, resolved.model);
   options.device = device;
   options.dry_boundary =
-      at::empty({config.micro_batch, resolved.seq / config.sequence_ranks(), resolved.model.hidden},
+      at::empty({config.micro_batch, padded_tokens(resolved.seq, parts, shards) / parts / shards,
+                 resolved.model.hidden},
                 at::device(at::kMeta).dtype(resolved.layout.param == 4 ? at::kFloat
                                             : resolved.layout.fp16()   ? at::kHalf
                                                                        : at::kBFloat16));

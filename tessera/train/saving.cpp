@@ -130,7 +130,7 @@ std::vector<std::string> Saver::differences(const Loaded& loaded) const {
   const auto shown = [](const Axes& mesh, const std::string& micro, bool overlap) {
     std::string text;
     for (const Axis axis : kPrintedAxes) {
-      if (axis == Axis::dp_replicate && mesh.size(axis) == 1) continue;
+      if (is_optional(axis) && mesh.size(axis) == 1) continue;
       text += str(axis_flag(axis), " ", mesh.given(axis), " ");
     }
     return str(text, "--micro-batch ", micro, overlap ? " --overlap-tp" : "");

@@ -116,14 +116,26 @@ std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
     const at::Tensor ids =
         at::tensor(std::vector<data::Token>(text.end() - length, text.end()), at::kLong)
             .unsqueeze(0);  // [1, T]
-    // Sequence parallelism needs equal shards. Padding does not affect the tokens before it.
-    const std::int64_t parts = config.sequence_ranks();
+    // Ranks need equal shards. Padding does not affect the tokens before it.
+    const SequencePart part = own_part();
+    const std::int64_t all = padded_tokens(length, part.parts, config.sequence_ranks());
     const at::Tensor logits =
-        model.predict(at::constant_pad_nd(ids, {0, (length + parts - 1) / parts * parts - length}),
+        model.predict(at::constant_pad_nd(ids, {0, all - length}),
                       [](torch::nn::Module& last, const at::Tensor& x) {
                         return dynamic_cast<models::HeadImpl&>(last).logits(x);
                       });
-    text.push_back(logits.select(0, 0).select(0, length - 1).argmax().item<std::int64_t>());
+    // The rank that has the last token chooses the next one; the others add 0.
+    const at::Tensor next = at::zeros({1}, at::kLong);
+    for (const TokenRange& range : part.ranges(all / part.parts)) {
+      const std::int64_t at = length - 1 - range.position;
+      if (at < 0 || at >= range.count) continue;
+      next.fill_(logits.select(0, 0).select(0, range.local + at).argmax().cpu());
+    }
+    comm::Call call;
+    call.traffic = comm::Traffic::control;
+    call.label = "next token";
+    model.mesh().group(Axis::cp).all_reduce(next, call).wait();
+    text.push_back(next.item<std::int64_t>());
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(question.prompt.size()), text.end()};
 }
@@ -169,14 +181,14 @@ Evaluation Trainer::Impl::evaluate() {
     std::vector<MicroBatch> micro_batches;
     for (std::int64_t k = 0; k < sampler.micro_batches; ++k) {
       data::Batch batch = validation->batch(sampler.first(b, replica, k), sampler.micro_batch);
-      sums[1] += static_cast<double>(batch.predicted);
+      if (own_part().index == 0) sums[1] += static_cast<double>(batch.predicted);
       micro_batches.push_back(
           {std::move(batch.ids), std::move(batch.targets), std::move(batch.document_starts)});
     }
     for (const at::Tensor& loss : model.evaluate(micro_batches)) sums[0] += loss.item<double>();
   }
-  // All ranks of a replica have the same sums.
-  const comm::Group& dp = model.mesh().dp();
+  // Ranks along tp and pp have the same sums.
+  const comm::Group& dp = model.mesh().group(kTokenAxes);
   const at::Tensor mine = at::empty({2}, at::kDouble),
                    all = at::empty({2 * dp.size()}, at::kDouble);
   std::copy(sums, sums + 2, mine.data_ptr<double>());

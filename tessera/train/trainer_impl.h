@@ -101,6 +101,10 @@ struct Trainer::Impl {
     return static_cast<double>(to - from) * 1e-9;
   }
   zero::Engine& engine() { return model.engine(); }
+  // Part of each sequence that this rank has.
+  SequencePart own_part() const {
+    return {model.mesh().coordinate()[Axis::cp], model.mesh().axes().size(Axis::cp)};
+  }
 
   const RunConfig config;
   const comm::Group world;

@@ -166,7 +166,8 @@ std::vector<MicroBatch> Trainer::Impl::next_batches(double& tokens) {
     batches.push_back({std::move(batch.ids), std::move(batch.targets),
                        std::move(batch.document_starts), sampler.first(0, replica, micro++)});
   }
-  tokens = static_cast<double>(predicted);
+  // Context-parallel ranks have the same samples: one counts their tokens.
+  tokens = model.mesh().coordinate()[Axis::cp] == 0 ? static_cast<double>(predicted) : 0;
   return batches;
 }
 
@@ -317,13 +318,7 @@ std::string Trainer::Impl::non_finite_output(std::int64_t step) {
     if (!at::isfinite(output).all().item<bool>()) first = layer;
   });
   for (const data::Batch& batch : make_batches(static_cast<std::uint64_t>(samples(step - 1)))) {
-    auto pass = std::make_shared<nn::Pass>();
-    nn::with_documents(*pass, batch.document_starts, device);
-    const nn::PassScope scope(pass);
-    const at::Tensor targets = batch.targets.to(device);
-    model.predict(batch.ids, [&](torch::nn::Module& last, const at::Tensor& x) {
-      return dynamic_cast<models::HeadImpl&>(last).forward(x, targets);
-    });
+    model.evaluate({{batch.ids, batch.targets, batch.document_starts}});
   }
   std::string found;
   for (const std::string& layer : texts_of_ranks(first)) {

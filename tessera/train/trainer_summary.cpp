@@ -34,10 +34,6 @@ Summary Trainer::expected() const {
   out.run = {{"model", impl.resolved.model.name.empty() ? "gpt" : impl.resolved.model.name},
              {"parameters", str(impl.resolved.model.params())},
              {"ranks", str(impl.world.size())},
-             {"dp", str(impl.resolved.axes.dp())},
-             {"dp_replicate", str(impl.resolved.axes.size(Axis::dp_replicate))},
-             {"tp", str(impl.config.axes.tp())},
-             {"pp", str(impl.config.axes.pp())},
              {"zero", str(impl.config.zero)},
              {"layout", impl.config.layout.name},
              {"matmul_precision", str(impl.config.matmul_precision)},
@@ -50,6 +46,9 @@ Summary Trainer::expected() const {
              {"optimizer", str(impl.config.optimizer)},
              {"comm", str(impl.config.comm)},
              {"data", impl.config.data}};
+  for (const Axis axis : kPrintedAxes) {
+    out.run[std::string(axis_name(axis))] = str(impl.resolved.axes.given(axis));
+  }
   return out;
 }
 
@@ -114,9 +113,9 @@ std::string Trainer::describe() const {
       ", vocabulary ", shape.vocab, ")\n", impl.source->name(), samples_of(*impl.source), ": ",
       plural(impl.resolved.steps, "step"), " of ", impl.resolved.global_batch, " × ",
       plural(impl.resolved.seq, "token"), " = ",
-      plural(impl.resolved.axes.dp(), "data-parallel rank"), " × ", impl.resolved.grad_accum, " × ",
-      plural(impl.config.micro_batch, "sequence"), "\nZeRO-", impl.config.zero, ", ",
-      impl.config.layout.name,
+      plural(impl.resolved.axes.given(Axis::dp_shard), "data-parallel rank"), " × ",
+      impl.resolved.grad_accum, " × ", plural(impl.config.micro_batch, "sequence"), "\nZeRO-",
+      impl.config.zero, ", ", impl.config.layout.name,
       impl.config.matmul_precision == MatmulPrecision::high ? ", fp32 products in TF32, " : ", ",
       impl.world.size() == 1 ? "one rank" : impl.world.backend(), ", ",
       plural(at::get_num_threads(), "thread"), " per rank on ",

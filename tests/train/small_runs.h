@@ -34,10 +34,11 @@ inline RunConfig small_run(const std::string& model, std::int64_t steps, double 
 }
 
 struct Cut {
-  int dp = 1, tp = 1, pp = 1;
+  int dp = 1, tp = 1, pp = 1, cp = 1;
 };
 inline RunConfig on_cut(RunConfig config, const Cut& cut, int accumulation) {
-  config.axes = {{Axis::dp_shard, cut.dp}, {Axis::tp, cut.tp}, {Axis::pp, cut.pp}};
+  config.axes = {
+      {Axis::dp_shard, cut.dp}, {Axis::tp, cut.tp}, {Axis::pp, cut.pp}, {Axis::cp, cut.cp}};
   config.micro_batch = kBatch / cut.dp / accumulation;
   return config;
 }
@@ -48,6 +49,7 @@ inline std::string words(const RunConfig& config) {
              config.recompute, ", ", config.layout.name,
              config.sequence_parallel ? ", sequence-parallel" : "",
              config.overlap_tp ? ", overlapped" : "",
+             config.axes.size(Axis::cp) > 1 ? str(", ", config.cp_kind) : "",
              config.lora_rank > 0 ? ", adapters of " + config.lora_targets : "");
 }
 
@@ -94,9 +96,9 @@ inline void expect_same(const RunConfig& config, const Outcomes& got, const Outc
   for (std::size_t r = 0; r < got.summaries.size(); ++r) {
     const Outcome &predicted = got.summaries[r].predicted, &measured = got.summaries[r].measured;
     const std::string who = str("rank ", r, ": ", words(config));
-    EXPECT_EQ((*predicted.sent)[Axis::dp_shard], (*measured.sent)[Axis::dp_shard]) << who;
-    EXPECT_EQ((*predicted.sent)[Axis::tp], (*measured.sent)[Axis::tp]) << who;
-    EXPECT_EQ((*predicted.sent)[Axis::pp], (*measured.sent)[Axis::pp]) << who;
+    for (const Axis axis : kAllAxes) {
+      EXPECT_EQ((*predicted.sent)[axis], (*measured.sent)[axis]) << axis_name(axis) << ", " << who;
+    }
     for (const char* category : {"params", "grads", "optimizer"}) {
       const auto planned = static_cast<double>(predicted.memory.at(category));
       EXPECT_NEAR(static_cast<double>(measured.memory.at(category)), planned,

@@ -1,0 +1,128 @@
+// Context parallelism in training: every mesh has the losses of one process.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tests/text.h"
+#include "tests/train/small_runs.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr int kSteps = 3;
+
+// An odd length, which every mesh pads.
+RunConfig small(const std::string& model, std::int64_t seq = 29) {
+  RunConfig config = small_run(model, kSteps, 1e-3);
+  config.seq = seq;
+  config.heads = 8;
+  config.kv_heads = model.starts_with("gpt") ? 8 : 2;
+  return config;
+}
+
+// Runs a configuration on its mesh and in one process. Expects equal losses, within the rounding of
+// fp32 sums in another order, planned traffic and planned state.
+void expect_same_losses(const RunConfig& config) {
+  RunConfig one = config;
+  one.axes = Axes();
+  one.zero = 0;
+  one.micro_batch = kBatch;
+  one.sequence_parallel = false;
+  one.schedule = ScheduleChoice::one_f_one_b;
+  one.recompute = Recompute::none;
+  static std::map<std::string, Outcomes> known;
+  const std::string key =
+      str(one.model_name, " ", one.seq, " ", one.dropout, " ", one.lora_rank, " ", one.documents);
+  if (!known.contains(key)) known[key] = run_all(one, 1);
+  const Outcomes got = run_all(config, 1), &want = known[key];
+  expect_same(config, got, want);
+  for (std::size_t i = 0; i < want.steps.size(); ++i) {
+    const double allowed = 1e-6 * want.steps[i].loss;
+    EXPECT_NEAR(got.steps[i].loss, want.steps[i].loss, allowed)
+        << "step " << i << ": " << words(config);
+  }
+}
+
+TEST(Context, EveryMeshAndStageMatchesOneProcess) {
+  int turn = 0;
+  const std::vector<Cut> meshes = {
+      {.cp = 2},          {.cp = 3},          {.cp = 4},          {.cp = 8},
+      {.dp = 2, .cp = 2}, {.tp = 2, .cp = 2}, {.pp = 2, .cp = 2}, {.tp = 2, .pp = 2, .cp = 2}};
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const Cut& mesh : meshes) {
+      for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+        // 3 ranks do not divide the heads.
+        if (kind == ContextKind::ulysses && mesh.cp == 3) continue;
+        RunConfig config = on_cut(small(model), mesh, mesh.pp > 1 ? 4 : 1);
+        config.zero = turn % 4;
+        config.cp_kind = kind;
+        config.sequence_parallel = mesh.tp > 1 && turn % 2 == 0;
+        config.set("recompute", std::vector{"none", "selective", "full"}[turn % 3]);
+        expect_same_losses(config);
+        ++turn;
+      }
+    }
+  }
+}
+
+TEST(Context, ReplicasOfShardsMatchOneProcess) {
+  for (int stage = 1; stage < 4; ++stage) {
+    RunConfig config = on_cut(small("gpt-tiny"), {.dp = 4, .cp = 2}, 1);
+    config.axes.set_given(Axis::dp_replicate, 2);
+    config.zero = stage;
+    expect_same_losses(config);
+  }
+}
+
+TEST(Context, DropoutIsEqualOnEveryMesh) {
+  for (const Cut& mesh : {Cut{.cp = 2}, Cut{.tp = 2, .cp = 2}, Cut{.cp = 4}}) {
+    for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+      RunConfig config = on_cut(small("gpt-tiny"), mesh, 1);
+      config.dropout = config.attention_dropout = 0.1;
+      config.cp_kind = kind;
+      config.sequence_parallel = mesh.tp > 1;
+      expect_same_losses(config);
+    }
+  }
+}
+
+TEST(Context, AdaptersMatchOneProcess) {
+  for (const Cut& mesh : {Cut{.cp = 2}, Cut{.tp = 2, .cp = 2}}) {
+    RunConfig config = on_cut(small("llama-tiny"), mesh, 1);
+    config.lora_rank = 4;
+    config.lora_dropout = 0.1;
+    expect_same_losses(config);
+  }
+}
+
+TEST(Context, KeptActivationsFallWithTheNumberOfRanks) {
+  const auto kept = [](int ranks) {
+    RunConfig config = on_cut(small("gpt-tiny", 64), {.cp = ranks}, 1);
+    config.steps = 2;
+    const Outcomes all = run_all(config);
+    return static_cast<double>(all.summaries[0].measured.memory.at("activations"));
+  };
+  EXPECT_NEAR(kept(4), kept(1) / 4, 0.02 * kept(1) / 4);
+}
+
+TEST(Context, RefusesKindsThatCannotRun) {
+  const auto refusal = [](ContextKind kind, int ranks, const std::string& model) {
+    RunConfig config = on_cut(small(model), {.cp = ranks}, 1);
+    config.cp_kind = kind;
+    std::string message;
+    over(ranks, [&](const comm::Group& world) {
+      const std::string error = error_of([&] { const Trainer trainer(config, world); });
+      if (world.rank() == 0) message = error;
+    });
+    return message;
+  };
+  EXPECT_TRUE(contains(refusal(ContextKind::ulysses, 3, "gpt-tiny"), "--cp-kind ring"));
+  EXPECT_EQ(refusal(ContextKind::automatic, 3, "gpt-tiny"), "");
+}
+
+}  // namespace
+}  // namespace tessera::train
