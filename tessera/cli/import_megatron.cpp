@@ -39,10 +39,14 @@ class Megatron {
   void mesh() {
     const char* const tensor = "--tensor-model-parallel-size";
     const char* const pipeline = "--pipeline-model-parallel-size";
+    const char* const context = "--context-parallel-size";
     tp_ = std::max<std::int64_t>(1, words_.size(tensor));
     pp_ = std::max<std::int64_t>(1, words_.size(pipeline));
+    const std::int64_t cp = std::max<std::int64_t>(1, words_.size(context));
     take(tensor, "tp");
     take(pipeline, "pp");
+    take(context, "cp");
+    context_kind();
     if (words_.has("--sequence-parallel")) {
       out_.set("sequence-parallel", "true", "--sequence-parallel");
     }
@@ -50,12 +54,23 @@ class Megatron {
     const std::int64_t world = ranks_ > 0 ? ranks_ : words_.size("--world-size");
     if (world == 0) return;
     const std::string from = ranks_ > 0 ? "--ranks" : "--world-size";
-    if (tp_ > world || pp_ > world || world % (tp_ * pp_) != 0) {
+    if (tp_ > world || pp_ > world || cp > world || world % (tp_ * pp_ * cp) != 0) {
       throw UsageError(str(from, ": got ", world, "; must be a multiple of ", tensor, " ", tp_,
-                           " × ", pipeline, " ", pp_));
+                           " × ", pipeline, " ", pp_, cp > 1 ? str(" × ", context, " ", cp) : ""));
     }
-    replicas_ = world / (tp_ * pp_);
+    replicas_ = world / (tp_ * pp_ * cp);
     out_.set("dp", str(replicas_), from);
+  }
+
+  void context_kind() {
+    const char* const flag = "--cp-comm-type";
+    if (!words_.has(flag)) return;
+    const std::string kind(words_.word(flag));
+    if (kind != "p2p" && kind != "a2a") {
+      throw UsageError(str(flag, ": got ", quote(kind), "; must be p2p (--cp-kind ring) or a2a ",
+                           "(--cp-kind ulysses)"));
+    }
+    out_.set("cp-kind", kind == "p2p" ? "ring" : "ulysses", flag);
   }
 
   void chunks() {

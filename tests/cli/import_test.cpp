@@ -299,6 +299,25 @@ TEST(ImportMegatron, PlansTheImportedSettings) {
   EXPECT_EQ(q.layout.name, "bf16-fp32grad");
 }
 
+TEST(ImportMegatron, ImportsContextParallelism) {
+  const planner::RunConfig q =
+      import_megatron({"--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4",
+                       "--seq-length", "64", "--tensor-model-parallel-size", "2",
+                       "--context-parallel-size", "2", "--cp-comm-type", "a2a"},
+                      8)
+          .settings();
+  EXPECT_EQ(q.axes.text(), "dp=2,cp=2,tp=2,pp=1");
+  EXPECT_EQ(q.cp_kind, ContextKind::ulysses);
+  EXPECT_TRUE(contains(error_of([] {
+                         import_megatron({"--cp-comm-type", "allgather"}, 0);
+                       }),
+                       "must be p2p (--cp-kind ring) or a2a"));
+  EXPECT_TRUE(contains(error_of([] {
+                         import_megatron({"--context-parallel-size", "3"}, 8);
+                       }),
+                       "× --context-parallel-size 3"));
+}
+
 TEST(ImportMegatron, ImportsModelsByNameAndByFolder) {
   std::vector<std::string> llama = {"--num-layers",
                                     "32",
@@ -328,14 +347,14 @@ TEST(ImportMegatron, ImportsModelsByNameAndByFolder) {
 }
 
 TEST(ImportMegatron, ReportsUnknownAndMissingFlags) {
-  const Imported got = import_megatron(
-      {"--tensor-model-paralel-size", "8", "--num-experts", "8", "--context-parallel-size", "1"},
-      0);
+  const Imported got = import_megatron({"--tensor-model-paralel-size", "8", "--num-experts", "8",
+                                        "--expert-model-parallel-size", "1"},
+                                       0);
   EXPECT_EQ(find_note(got, "--tensor-model-paralel-size")->fate, Fate::unknown);
   EXPECT_TRUE(contains(find_note(got, "--tensor-model-paralel-size")->text,
                        "--tensor-model-parallel-size"));
   EXPECT_EQ(find_note(got, "--num-experts")->fate, Fate::missing);
-  EXPECT_EQ(find_note(got, "--context-parallel-size")->fate, Fate::not_needed);
+  EXPECT_EQ(find_note(got, "--expert-model-parallel-size")->fate, Fate::not_needed);
   EXPECT_THROW(import_megatron({"--num-layers"}, 0), UsageError);
   EXPECT_THROW(import_megatron({"--num-layers", "x"}, 0), UsageError);
   EXPECT_THROW(import_megatron({"train.py"}, 0), UsageError);

@@ -83,6 +83,12 @@ struct HeadImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor x, at::Tensor targets);
 };
 TORCH_MODULE(Head);
+struct context_parallel {
+  tessera::LayerContext at;
+  at::Tensor qkv, x;
+  std::int64_t heads, kv_heads;
+};
+
 struct parallel : torch::nn::Module {
   using AnyModule = torch::nn::AnyModule;
   std::vector<tessera::Layer> layers;
