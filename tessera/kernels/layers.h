@@ -48,14 +48,18 @@ struct CausalRows {
   std::size_t rows = 0, cols = 0;
   std::size_t first = 1;  // number of columns that row 0 sees, at least 1
   float scale = 1;        // multiplies the scores; must be greater than 0
-  // One per row, less than the number of columns it sees. Null: none.
+  // One per row, at most the number of columns it sees. Null: none.
   const std::int32_t* skipped = nullptr;
+  // For backward: the sum of probability · gradient of each row. Null: computed from these columns.
+  // Set it if the columns are only some of those that lse includes.
+  const float* delta = nullptr;
 };
 // Replaces scores by probabilities, 0 where masked. lse[row] = log of the sum of exp(scale ·
-// score).
+// score). A row that sees no column gets zeros and lse -infinity.
 void softmax_causal_forward(const CausalRows& in, void* scores, float* lse);
-// Takes the same scores and lse as forward. Replaces scores by the probabilities, and dprobs (the
-// gradient of the probabilities) by the gradient of the scores; both are 0 where masked.
+// Takes the same scores as forward, and its lse or that over more columns. Replaces scores by the
+// probabilities, and dprobs (the gradient of the probabilities) by the gradient of the scores; both
+// are 0 where masked.
 void softmax_causal_backward(const CausalRows& in, void* scores, void* dprobs, const float* lse);
 
 // Cross entropy of each row of logits with its target. losses[row] = log sum exp - logit of the

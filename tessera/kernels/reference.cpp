@@ -165,6 +165,7 @@ void softmax_causal_backward(const CausalRows& in, void* scores, void* dprobs, c
       p[c] = std::exp(double{in.scale} * get(scores, in.type, r * in.cols + c) - lse[r]);
       dot += p[c] * get(dprobs, in.type, r * in.cols + c);
     }
+    if (in.delta != nullptr) dot = in.delta[r];
     for (std::size_t c = 0; c < in.cols; ++c) {
       const double d = p[c] * (get(dprobs, in.type, r * in.cols + c) - dot) * in.scale;
       put(dprobs, in.type, r * in.cols + c, c >= begin && c < n ? d : 0.0);

@@ -48,8 +48,8 @@ TESSERA_INLINE void scale_row(T* row, std::size_t n, float factor) {
 }
 
 // Replaces the row by exp(scale · x - top) / sum, where `top` is the maximum of scale · x and the
-// sum is over the row. Returns the logarithm of the sum of exp(scale · x). bf16 rows are rounded
-// only once, so their exponentials are computed twice.
+// sum is over the row. Returns the logarithm of the sum of exp(scale · x), -infinity for an empty
+// row. bf16 rows are rounded only once, so their exponentials are computed twice.
 template <class T>
 TESSERA_INLINE float softmax_row(T* row, std::size_t n, float scale) {
   const float top = row_max(row, n) * scale;
@@ -101,7 +101,7 @@ void softmax_causal_forward(const CausalRows& in, T* scores, float* lse) {
   }
 }
 
-// ds = scale · p · (dp - Σ p · dp).
+// ds = scale · p · (dp - delta), with delta = Σ p · dp.
 template <class T>
 void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const float* lse) {
   for (std::size_t r = 0; r < in.rows; ++r) {
@@ -127,7 +127,7 @@ void softmax_causal_backward(const CausalRows& in, T* scores, T* dprobs, const f
           total = fma(f.a, f.b, total);  // 0 beyond the end
           store(p + i, f.a, part);
         });
-    const float shift = add_across(total);
+    const float shift = in.delta == nullptr ? add_across(total) : in.delta[r];
     each_vector(
         n,
         [&](std::size_t i, auto part) TESSERA_HERE {

@@ -98,7 +98,8 @@ at::Tensor attention_by_products(const at::Tensor& qkv, std::int64_t heads,
   if (!options.any() && options.cap == 0) {
     return together(at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/true, scale));
   }
-  const at::Tensor seen = attention_mask(options, tokens, qkv.device());  // [B or 1, 1, T, T]
+  const at::Tensor seen =  // [B or 1, 1, T, T]
+      attention_mask(options, {.tokens = tokens}, tokens, tokens, qkv.device());
   if (options.dropout.rate == 0 && options.cap == 0) {
     return together(at::scaled_dot_product_attention(q, k, v, seen, 0.0, false, scale));
   }
@@ -131,15 +132,18 @@ c10::intrusive_ptr<KeptOptions> keep_options(const AttentionOptions& options) {
   return kept;
 }
 
-at::Tensor attention_mask(const AttentionOptions& options, std::int64_t tokens,
-                          c10::Device device) {
-  const at::Tensor at = at::arange(tokens, at::device(device).dtype(at::kInt));
-  const at::Tensor query = at.unsqueeze(1);  // [T, 1]
-  at::Tensor seen = query >= at;
-  if (options.window > 0) seen = seen.logical_and(query - at < options.window);
+at::Tensor attention_mask(const AttentionOptions& options, const AttentionPart& part,
+                          std::int64_t queries, std::int64_t keys, c10::Device device) {
+  const auto type = at::device(device).dtype(at::kInt);
+  const at::Tensor key = at::arange(part.first_key, part.first_key + keys, type);
+  const at::Tensor query =
+      at::arange(part.first_query, part.first_query + queries, type).unsqueeze(1);
+  at::Tensor seen = query >= key;
+  if (options.window > 0) seen = seen.logical_and(query - key < options.window);
   seen = seen.unsqueeze(0);
   if (options.document_starts.defined()) {
-    seen = seen.logical_and(options.document_starts.unsqueeze(2) <= at);
+    const at::Tensor starts = options.document_starts.narrow(1, part.first_query, queries);
+    seen = seen.logical_and(starts.unsqueeze(2) <= key);
   }
   return seen.unsqueeze(1);
 }

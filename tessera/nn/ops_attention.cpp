@@ -24,46 +24,61 @@ namespace {
 // the last to the first: the last one writes the gradients of all keys and values, and the others
 // add to a part of them. With a window, or several documents in a sequence, a block sees the keys
 // from the first one that its first query sees: keys outside are never multiplied. The gradients of
-// keys and values then start as zeros.
+// keys and values then start as zeros. Queries and keys may be parts of their sequences; queries
+// then may see no key here.
 constexpr std::int64_t block_rows = 128;
 constexpr std::int64_t group_elements = 1 << 17;  // number of scores; a group has at least one head
 
-// Keys that the queries of one sequence see, and the dropout of their probabilities.
+// Keys that the queries of one sequence see, and the dropout of their probabilities. Queries and
+// keys are numbered from the first one here.
 struct Visibility {
-  std::int64_t window = 0;
-  const std::int32_t* starts = nullptr;  // start of each token's document
+  AttentionPart part;
+  std::int64_t queries = 0, keys = 0;
   const AttentionOptions* options = nullptr;
-  std::int64_t heads = 0;  // heads per sequence
-  std::int64_t index = 0;  // index of the group's first head among those of all sequences
+  std::int64_t heads = 0;                // heads per sequence
+  std::int64_t index = 0;                // index of the group's first head among all sequences'
+  std::int64_t window = 0;               // 0: no limit
+  const std::int32_t* starts = nullptr;  // start of the document of each position
 
+  // Returns whether each query sees all keys before it.
   bool whole() const { return window == 0 && starts == nullptr; }
-  std::int64_t first(std::int64_t token) const {
-    const std::int64_t from = window > 0 ? std::max<std::int64_t>(0, token - window + 1) : 0;
-    return starts == nullptr ? from : std::max<std::int64_t>(from, starts[token]);
+  // Returns the range of keys that a query sees: [first, end), empty if first >= end.
+  std::int64_t first(std::int64_t query) const {
+    const std::int64_t position = part.first_query + query;
+    std::int64_t from = window > 0 ? std::max<std::int64_t>(0, position - window + 1) : 0;
+    if (starts != nullptr) from = std::max<std::int64_t>(from, starts[position]);
+    return std::max<std::int64_t>(0, from - part.first_key);
+  }
+  std::int64_t end(std::int64_t query) const { return std::min(keys, query_as_key(query) + 1); }
+  // Returns the number of the key at the position of a query; it may be after the last key.
+  std::int64_t query_as_key(std::int64_t query) const {
+    return part.first_query - part.first_key + query;
   }
   // Returns the maximum number of keys that a block sees.
-  std::int64_t widest(std::int64_t tokens) const {
-    return window > 0 ? std::min(tokens, window + block_rows) : tokens;
-  }
+  std::int64_t widest() const { return window > 0 ? std::min(keys, window + block_rows) : keys; }
 };
 
-Visibility visibility_of(const AttentionOptions* options, std::int64_t heads, std::int64_t sequence,
-                         std::int64_t index) {
-  Visibility visibility{.options = options, .heads = heads, .index = index};
-  if (options == nullptr) return visibility;
-  visibility.window = options->window;
-  if (options->document_starts.defined()) {
-    const at::Tensor& starts = options->document_starts;
+Visibility visibility_of(const BlockedAttention& in, std::int64_t sequence, std::int64_t index) {
+  Visibility visibility{.part = in.part,
+                        .queries = in.q.size(1),
+                        .keys = in.k.size(1),
+                        .options = in.options,
+                        .heads = in.q.size(2),
+                        .index = index};
+  if (in.options == nullptr) return visibility;
+  visibility.window = in.options->window;
+  if (in.options->document_starts.defined()) {
+    const at::Tensor& starts = in.options->document_starts;
     visibility.starts = starts.const_data_ptr<std::int32_t>() + sequence * starts.size(1);
   }
   return visibility;
 }
 
-std::int64_t scores_at_once(std::int64_t tokens, const Visibility& visibility) {
-  return std::min(block_rows, tokens) * visibility.widest(tokens);
+std::int64_t scores_at_once(const Visibility& visibility) {
+  return std::min(block_rows, visibility.queries) * visibility.widest();
 }
-std::int64_t group_size(std::int64_t heads, std::int64_t tokens, const Visibility& visibility) {
-  return std::clamp<std::int64_t>(group_elements / scores_at_once(tokens, visibility), 1, heads);
+std::int64_t group_size(std::int64_t most, std::int64_t elements, const Visibility& visibility) {
+  return std::clamp<std::int64_t>(elements / scores_at_once(visibility), 1, most);
 }
 
 // Queries, keys and values of a group of heads, each [G, T, d].
@@ -72,22 +87,31 @@ struct Heads {
 };
 
 struct Block {
-  std::int64_t begin, rows;
-  std::int64_t from, keys;  // range of keys that it sees
+  std::int64_t begin = 0, rows = 0;
+  std::int64_t from = 0, keys = 0;  // range of keys that it sees
   std::array<std::int32_t, block_rows> skipped;
 };
 
-Block block_at(std::int64_t begin, std::int64_t tokens, const Visibility& visibility) {
-  Block block{begin, std::min(block_rows, tokens - begin), visibility.first(begin), 0, {}};
-  block.keys = begin + block.rows - block.from;
+Block block_at(std::int64_t begin, const Visibility& visibility) {
+  Block block;
+  block.begin = begin;
+  block.rows = std::min(block_rows, visibility.queries - begin);
+  const std::int64_t end = visibility.end(begin + block.rows - 1);
+  block.from = std::min(visibility.first(begin), end);
+  block.keys = end - block.from;
   for (std::int64_t r = 0; !visibility.whole() && r < block.rows; ++r) {
-    block.skipped[static_cast<std::size_t>(r)] =
-        static_cast<std::int32_t>(visibility.first(begin + r) - block.from);
+    const std::int64_t first = std::min(visibility.first(begin + r), visibility.end(begin + r));
+    block.skipped[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(first - block.from);
   }
   return block;
 }
 
-float scale_of(const Heads& in) { return 1.0f / std::sqrt(static_cast<float>(in.q.size(2))); }
+float scale_of(const Heads& in, const Visibility& visibility) {
+  if (visibility.options != nullptr && visibility.options->scale > 0) {
+    return static_cast<float>(visibility.options->scale);
+  }
+  return 1.0f / std::sqrt(static_cast<float>(in.q.size(2)));
+}
 
 at::Tensor scores_of(const Heads& in, const Block& block, const at::Tensor& scratch) {
   const std::int64_t group = in.q.size(0);
@@ -102,17 +126,18 @@ kernels::CausalRows rows_of(const Heads& in, const Block& block, const Visibilit
   return {.type = type_of(in.q),
           .rows = count(block.rows),
           .cols = count(block.keys),
-          .first = count(block.begin + 1 - block.from),
-          .scale = scale_of(in),
+          .first = count(visibility.query_as_key(block.begin) + 1 - block.from),
+          .scale = scale_of(in, visibility),
           .skipped = visibility.whole() ? nullptr : block.skipped.data()};
 }
 
 // Applies dropout to the probabilities of one head, or to their gradients: [Note: dropout] in
 // pass.h.
 void drop_probabilities(const at::Tensor& matrix, std::int64_t g, const Block& block,
-                        const Visibility& visibility, std::int64_t tokens) {
+                        const Visibility& visibility) {
   if (visibility.options == nullptr || visibility.options->dropout.rate == 0) return;
   const Dropout& dropout = visibility.options->dropout;
+  const AttentionPart& part = visibility.part;
   const std::int64_t sample = (visibility.index + g) / visibility.heads;
   const std::int64_t head =
       visibility.options->first_head + (visibility.index + g) % visibility.heads;
@@ -121,30 +146,38 @@ void drop_probabilities(const at::Tensor& matrix, std::int64_t g, const Block& b
       .stream = kernels::stream_of_sample(
           dropout.stream, dropout.first_sample + static_cast<std::uint64_t>(sample)),
       .rate = dropout.rate,
-      .width = count(tokens)};
+      .width = count(part.tokens)};
+  const std::int64_t first_row = head * part.tokens + part.first_query + block.begin;
   const at::Tensor rows = matrix.select(0, g);
   for (std::int64_t r = 0; r < block.rows; ++r) {
-    kernels::drop(mask, type_of(matrix),
-                  static_cast<std::uint64_t>(head * tokens + block.begin + r), count(block.from),
-                  row_out(rows, r), count(block.begin + r + 1 - block.from));
+    kernels::drop(mask, type_of(matrix), static_cast<std::uint64_t>(first_row + r),
+                  count(part.first_key + block.from), row_out(rows, r),
+                  count(visibility.end(block.begin + r) - block.from));
   }
 }
 
 void forward_group(const Heads& in, const at::Tensor& out, float* lse, const at::Tensor& scratch,
                    const Visibility& visibility) {
-  const std::int64_t group = in.q.size(0), tokens = in.q.size(1);
-  for (std::int64_t begin = 0; begin < tokens; begin += block_rows) {
-    const Block block = block_at(begin, tokens, visibility);
+  const std::int64_t group = in.q.size(0), queries = in.q.size(1);
+  for (std::int64_t begin = 0; begin < queries; begin += block_rows) {
+    const Block block = block_at(begin, visibility);
+    at::Tensor part = out.narrow(1, begin, block.rows);
+    if (block.keys == 0) {
+      part.zero_();
+      for (std::int64_t g = 0; g < group; ++g) {
+        std::fill_n(lse + g * queries + begin, block.rows, -INFINITY);
+      }
+      continue;
+    }
     const at::Tensor scores = scores_of(in, block, scratch);
     parallel_for(0, group, grain_of(block.rows * block.keys),
                  [&](std::int64_t from, std::int64_t to) {
                    for (std::int64_t g = from; g < to; ++g) {
                      kernels::softmax_causal_forward(rows_of(in, block, visibility),
-                                                     row_out(scores, g), lse + g * tokens + begin);
-                     drop_probabilities(scores, g, block, visibility, tokens);
+                                                     row_out(scores, g), lse + g * queries + begin);
+                     drop_probabilities(scores, g, block, visibility);
                    }
                  });
-    at::Tensor part = out.narrow(1, begin, block.rows);
     at::bmm_out(part, scores, in.v.narrow(1, block.from, block.keys));
   }
 }
@@ -160,171 +193,201 @@ void accumulate(const at::Tensor& to, std::int64_t from, const at::Tensor& a, co
   }
 }
 
-void backward_group(const Heads& in, const at::Tensor& dout, const float* lse, const Heads& grad,
+// Sums over all keys: lse, and delta = Σ probability · its gradient. delta may be null if all keys
+// are here.
+struct RowSums {
+  const float* lse = nullptr;
+  const float* delta = nullptr;
+};
+
+void backward_group(const Heads& in, const at::Tensor& dout, const RowSums& sums, const Heads& grad,
                     const at::Tensor& scratch, const at::Tensor& dscratch,
                     const Visibility& visibility) {
-  const std::int64_t group = in.q.size(0), tokens = in.q.size(1);
-  const std::int64_t last = (tokens - 1) / block_rows * block_rows;
-  if (!visibility.whole()) {
+  const std::int64_t group = in.q.size(0), queries = in.q.size(1);
+  const std::int64_t last = (queries - 1) / block_rows * block_rows;
+  // The last block writes the gradients of all keys.
+  const bool overwrites = visibility.whole() && visibility.end(queries - 1) == visibility.keys;
+  if (!overwrites) {
     grad.k.zero_();
     grad.v.zero_();
   }
   for (std::int64_t begin = last; begin >= 0; begin -= block_rows) {
-    const Block block = block_at(begin, tokens, visibility);
+    const Block block = block_at(begin, visibility);
+    at::Tensor dq = grad.q.narrow(1, begin, block.rows);
+    if (block.keys == 0) {
+      dq.zero_();
+      continue;
+    }
     const at::Tensor d = dout.narrow(1, begin, block.rows);
     const at::Tensor scores = scores_of(in, block, scratch);
     at::Tensor dscores =
         dscratch.narrow(0, 0, scores.numel()).view({group, block.rows, block.keys});
     bmm_nt_out(dscores, d, in.v.narrow(1, block.from, block.keys));
-    parallel_for(
-        0, group, grain_of(block.rows * block.keys), [&](std::int64_t from, std::int64_t to) {
-          for (std::int64_t g = from; g < to; ++g) {
-            drop_probabilities(dscores, g, block, visibility, tokens);
-            kernels::softmax_causal_backward(rows_of(in, block, visibility), row_out(scores, g),
-                                             row_out(dscores, g), lse + g * tokens + begin);
-            drop_probabilities(scores, g, block, visibility, tokens);
-          }
-        });
-    const bool first = begin == last && visibility.whole();
+    parallel_for(0, group, grain_of(block.rows * block.keys),
+                 [&](std::int64_t from, std::int64_t to) {
+                   for (std::int64_t g = from; g < to; ++g) {
+                     const std::int64_t at = g * queries + begin;
+                     kernels::CausalRows rows = rows_of(in, block, visibility);
+                     if (sums.delta != nullptr) rows.delta = sums.delta + at;
+                     drop_probabilities(dscores, g, block, visibility);
+                     kernels::softmax_causal_backward(rows, row_out(scores, g), row_out(dscores, g),
+                                                      sums.lse + at);
+                     drop_probabilities(scores, g, block, visibility);
+                   }
+                 });
+    const bool first = begin == last && overwrites;
     accumulate(grad.v, block.from, scores.transpose(1, 2), d, first);
     accumulate(grad.k, block.from, dscores.transpose(1, 2), in.q.narrow(1, begin, block.rows),
                first);
-    at::Tensor dq = grad.q.narrow(1, begin, block.rows);
     at::bmm_out(dq, dscores, in.k.narrow(1, block.from, block.keys));
   }
 }
 
-// Returns heads [begin, begin + n) of one sequence in a [T, parts·H·d] matrix, as [G, T, d].
-at::Tensor heads_of(const at::Tensor& matrix, std::int64_t part, std::int64_t parts,
-                    std::int64_t heads, std::int64_t begin, std::int64_t n) {
-  const std::int64_t dim = matrix.size(1) / (parts * heads);
-  return matrix.view({matrix.size(0), parts, heads, dim})
-      .select(1, part)
-      .narrow(1, begin, n)
-      .transpose(0, 1);
+RowSums sums_at(const at::Tensor& lse, const at::Tensor& delta, std::int64_t index) {
+  const std::int64_t at = index * lse.size(2);
+  return {lse.const_data_ptr<float>() + at,
+          delta.defined() ? delta.const_data_ptr<float>() + at : nullptr};
+}
+
+at::Tensor scratch_for(const BlockedAttention& in, std::int64_t group,
+                       const Visibility& visibility) {
+  return at::empty({group * scores_at_once(visibility)}, in.q.options());
 }
 
 // For fp32, whose heads are read and written in place. Calls f(b, begin, n) for each group of
 // heads.
 template <typename F>
-void each_group(const at::Tensor& qkv, std::int64_t heads, std::int64_t group, F&& f) {
-  for (std::int64_t b = 0; b < qkv.size(0); ++b) {
+void each_group(const BlockedAttention& in, std::int64_t group, F&& f) {
+  const std::int64_t heads = in.q.size(2);
+  for (std::int64_t b = 0; b < in.q.size(0); ++b) {
     for (std::int64_t begin = 0; begin < heads; begin += group) {
       f(b, begin, std::min(group, heads - begin));
     }
   }
 }
 
-Heads split(const at::Tensor& matrix, std::int64_t heads, std::int64_t begin, std::int64_t n) {
-  return {heads_of(matrix, 0, 3, heads, begin, n), heads_of(matrix, 1, 3, heads, begin, n),
-          heads_of(matrix, 2, 3, heads, begin, n)};
+// Returns heads [begin, begin + n) of sequence b of [B, T, H, d], as [G, T, d].
+at::Tensor heads_of(const at::Tensor& x, std::int64_t b, std::int64_t begin, std::int64_t n) {
+  return x.select(0, b).narrow(1, begin, n).transpose(0, 1);
+}
+Heads heads_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t b,
+               std::int64_t begin, std::int64_t n) {
+  return {heads_of(q, b, begin, n), heads_of(k, b, begin, n), heads_of(v, b, begin, n)};
 }
 
-at::Tensor scratch_for(const at::Tensor& qkv, std::int64_t group, const Visibility& visibility) {
-  return at::empty({group * scores_at_once(qkv.size(1), visibility)}, qkv.options());
-}
-
-void forward_in_place(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& out,
-                      const at::Tensor& lse, const AttentionOptions* options) {
-  const Visibility any = visibility_of(options, heads, 0, 0);
-  const std::int64_t group = group_size(heads, qkv.size(1), any);
-  const at::Tensor scratch = scratch_for(qkv, group, any);
-  each_group(qkv, heads, group, [&](std::int64_t b, std::int64_t begin, std::int64_t n) {
-    forward_group(split(qkv.select(0, b), heads, begin, n),
-                  heads_of(out.select(0, b), 0, 1, heads, begin, n),
-                  lse.mutable_data_ptr<float>() + (b * heads + begin) * qkv.size(1), scratch,
-                  visibility_of(options, heads, b, b * heads + begin));
+void forward_in_place(const BlockedAttention& in, const at::Tensor& out, const at::Tensor& lse) {
+  const Visibility any = visibility_of(in, 0, 0);
+  const std::int64_t group = group_size(any.heads, group_elements, any);
+  const at::Tensor scratch = scratch_for(in, group, any);
+  each_group(in, group, [&](std::int64_t b, std::int64_t begin, std::int64_t n) {
+    const std::int64_t index = b * any.heads + begin;
+    forward_group(heads_of(in.q, in.k, in.v, b, begin, n), heads_of(out, b, begin, n),
+                  lse.mutable_data_ptr<float>() + index * any.queries, scratch,
+                  visibility_of(in, b, index));
   });
 }
 
-void backward_in_place(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& dout,
-                       const at::Tensor& lse, const at::Tensor& dqkv,
-                       const AttentionOptions* options) {
-  const Visibility any = visibility_of(options, heads, 0, 0);
-  const std::int64_t group = group_size(heads, qkv.size(1), any);
-  const at::Tensor scratch = scratch_for(qkv, group, any);
+void backward_in_place(const BlockedAttention& in, const at::Tensor& dout, const at::Tensor& lse,
+                       const at::Tensor& delta, const PartialGradients& grad) {
+  const Visibility any = visibility_of(in, 0, 0);
+  const std::int64_t group = group_size(any.heads, group_elements, any);
+  const at::Tensor scratch = scratch_for(in, group, any);
   const at::Tensor dscratch = at::empty_like(scratch);
-  each_group(qkv, heads, group, [&](std::int64_t b, std::int64_t begin, std::int64_t n) {
-    backward_group(split(qkv.select(0, b), heads, begin, n),
-                   heads_of(dout.select(0, b), 0, 1, heads, begin, n),
-                   lse.const_data_ptr<float>() + (b * heads + begin) * qkv.size(1),
-                   split(dqkv.select(0, b), heads, begin, n), scratch, dscratch,
-                   visibility_of(options, heads, b, b * heads + begin));
+  each_group(in, group, [&](std::int64_t b, std::int64_t begin, std::int64_t n) {
+    const std::int64_t index = b * any.heads + begin;
+    backward_group(heads_of(in.q, in.k, in.v, b, begin, n), heads_of(dout, b, begin, n),
+                   sums_at(lse, delta, index), heads_of(grad.q, grad.k, grad.v, b, begin, n),
+                   scratch, dscratch, visibility_of(in, b, index));
   });
 }
 
 // bf16 with oneDNN needs contiguous matrices, and a call costs as much as a small product. So the
-// heads of all sequences are gathered, [parts, B·H, T, d], and processed in large groups.
+// heads of all sequences are gathered, [B·H, T, d], and processed in large groups.
 constexpr std::int64_t large_group_elements = 1 << 20;
 
-at::Tensor gathered(const at::Tensor& x, std::int64_t parts, std::int64_t heads) {
-  const std::int64_t dim = x.size(2) / (parts * heads);
-  return x.view({x.size(0), x.size(1), parts, heads, dim})
-      .permute({2, 0, 3, 1, 4})
-      .contiguous()
-      .view({parts, x.size(0) * heads, x.size(1), dim});
+at::Tensor gathered(const at::Tensor& x) {  // [B, T, H, d]
+  return x.transpose(1, 2).contiguous().view({x.size(0) * x.size(2), x.size(1), x.size(3)});
+}
+Heads gathered_heads(const BlockedAttention& in) {
+  return {gathered(in.q), gathered(in.k), gathered(in.v)};
 }
 
-at::Tensor scattered(const at::Tensor& x, std::int64_t batch) {  // [parts, B·H, T, d]
-  const std::int64_t parts = x.size(0), heads = x.size(1) / batch, tokens = x.size(2);
-  return x.view({parts, batch, heads, tokens, x.size(3)})
-      .permute({1, 3, 0, 2, 4})
-      .contiguous()
-      .view({batch, tokens, parts * heads * x.size(3)});
+// Copies gathered heads to [B, T, H, d].
+void scatter_heads(const at::Tensor& x, const at::Tensor& to) {
+  to.copy_(x.view({to.size(0), to.size(2), to.size(1), to.size(3)}).transpose(1, 2));
 }
 
-// Calls f(begin, n, visibility). If sequences have their own documents, a group is within one
+// Calls f(index, n, visibility). If sequences have their own documents, a group is within one
 // sequence.
 template <typename F>
-void each_large_group(const at::Tensor& qkv, std::int64_t heads, const AttentionOptions* options,
-                      F&& f) {
-  const std::int64_t batch = qkv.size(0);
-  const Visibility any = visibility_of(options, heads, 0, 0);
-  const std::int64_t sequences = any.starts == nullptr ? 1 : batch, all = heads * batch / sequences;
-  const std::int64_t group =
-      std::clamp<std::int64_t>(large_group_elements / scores_at_once(qkv.size(1), any), 1, all);
+void each_large_group(const BlockedAttention& in, F&& f) {
+  const Visibility any = visibility_of(in, 0, 0);
+  const std::int64_t batch = in.q.size(0);
+  const std::int64_t sequences = any.starts == nullptr ? 1 : batch,
+                     all = any.heads * batch / sequences;
+  const std::int64_t group = group_size(all, large_group_elements, any);
   for (std::int64_t s = 0; s < sequences; ++s) {
     for (std::int64_t begin = 0; begin < all; begin += group) {
       const std::int64_t index = s * all + begin;
-      f(index, std::min(group, all - begin), visibility_of(options, heads, s, index));
+      f(index, std::min(group, all - begin), visibility_of(in, s, index));
     }
   }
 }
 
-Heads part_of(const at::Tensor& x, std::int64_t begin, std::int64_t n) {
-  return {x[0].narrow(0, begin, n), x[1].narrow(0, begin, n), x[2].narrow(0, begin, n)};
+Heads some_heads(const Heads& all, std::int64_t index, std::int64_t n) {
+  return {all.q.narrow(0, index, n), all.k.narrow(0, index, n), all.v.narrow(0, index, n)};
 }
 
-at::Tensor forward_gathered(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& lse,
-                            const AttentionOptions* options) {
-  const at::Tensor x = gathered(qkv, 3, heads);
-  const std::int64_t tokens = qkv.size(1);
-  at::Tensor out = at::empty({1, x.size(1), tokens, x.size(3)}, x.options());
-  each_large_group(qkv, heads, options,
-                   [&](std::int64_t begin, std::int64_t n, const Visibility& visibility) {
-                     forward_group(part_of(x, begin, n), out[0].narrow(0, begin, n),
-                                   lse.mutable_data_ptr<float>() + begin * tokens,
-                                   scratch_for(qkv, n, visibility), visibility);
-                   });
-  return scattered(out, qkv.size(0));
+void forward_gathered(const BlockedAttention& in, const at::Tensor& to, const at::Tensor& lse) {
+  const Heads x = gathered_heads(in);
+  const at::Tensor out = at::empty_like(x.q);
+  each_large_group(in, [&](std::int64_t index, std::int64_t n, const Visibility& visibility) {
+    forward_group(some_heads(x, index, n), out.narrow(0, index, n),
+                  lse.mutable_data_ptr<float>() + index * visibility.queries,
+                  scratch_for(in, n, visibility), visibility);
+  });
+  scatter_heads(out, to);
 }
 
-at::Tensor backward_gathered(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& dout,
-                             const at::Tensor& lse, const AttentionOptions* options) {
-  const at::Tensor x = gathered(qkv, 3, heads), d = gathered(dout, 1, heads)[0];
-  at::Tensor grad = at::empty_like(x);
-  const std::int64_t tokens = qkv.size(1);
-  each_large_group(qkv, heads, options,
-                   [&](std::int64_t begin, std::int64_t n, const Visibility& visibility) {
-                     backward_group(part_of(x, begin, n), d.narrow(0, begin, n),
-                                    lse.const_data_ptr<float>() + begin * tokens,
-                                    part_of(grad, begin, n), scratch_for(qkv, n, visibility),
-                                    scratch_for(qkv, n, visibility), visibility);
-                   });
-  return scattered(grad, qkv.size(0));
+void backward_gathered(const BlockedAttention& in, const at::Tensor& dout, const at::Tensor& lse,
+                       const at::Tensor& delta, const PartialGradients& to) {
+  const Heads x = gathered_heads(in);
+  const at::Tensor d = gathered(dout);
+  const Heads grad = {at::empty_like(x.q), at::empty_like(x.k), at::empty_like(x.v)};
+  each_large_group(in, [&](std::int64_t index, std::int64_t n, const Visibility& visibility) {
+    backward_group(some_heads(x, index, n), d.narrow(0, index, n), sums_at(lse, delta, index),
+                   some_heads(grad, index, n), scratch_for(in, n, visibility),
+                   scratch_for(in, n, visibility), visibility);
+  });
+  scatter_heads(grad.q, to.q);
+  scatter_heads(grad.k, to.k);
+  scatter_heads(grad.v, to.v);
+}
+
+// Splits [B, T, 3·H·d] into three tensors [B, T, H, d].
+PartialGradients split_heads(const at::Tensor& qkv, std::int64_t heads) {
+  const at::Tensor all = qkv.view({qkv.size(0), qkv.size(1), 3, heads, qkv.size(2) / (3 * heads)});
+  return {all.select(2, 0), all.select(2, 1), all.select(2, 2)};
+}
+
+BlockedAttention whole_attention(const at::Tensor& qkv, std::int64_t heads, bool gather,
+                                 const AttentionOptions* options) {
+  const auto [q, k, v] = split_heads(qkv, heads);
+  return {q, k, v, {.tokens = qkv.size(1)}, options, gather};
 }
 
 }  // namespace
+
+void attend_in_blocks(const BlockedAttention& in, const at::Tensor& out, const at::Tensor& lse) {
+  in.gather ? forward_gathered(in, out, lse) : forward_in_place(in, out, lse);
+}
+
+void attend_in_blocks_backward(const BlockedAttention& in, const at::Tensor& dout,
+                               const at::Tensor& lse, const at::Tensor& delta,
+                               const PartialGradients& grad) {
+  in.gather ? backward_gathered(in, dout, lse, delta, grad)
+            : backward_in_place(in, dout, lse, delta, grad);
+}
 
 bool gathers_heads(const at::Tensor& qkv) {
   return qkv.scalar_type() == at::kBFloat16 && !multiplies_in_fp32(qkv);
@@ -334,20 +397,19 @@ std::vector<at::Tensor> attention_forward(const at::Tensor& qkv, std::int64_t he
                                           const AttentionOptions* options) {
   const std::int64_t batch = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2) / 3;
   const at::Tensor lse = at::empty({batch, heads, tokens}, qkv.options().dtype(at::kFloat));
-  if (gather) return {forward_gathered(qkv, heads, lse, options), lse};
-  const at::Tensor x = to_fp32(qkv);
+  const at::Tensor x = gather ? qkv : to_fp32(qkv);
   at::Tensor out = at::empty({batch, tokens, width}, x.options());
-  forward_in_place(x, heads, out, lse, options);
-  return {qkv.scalar_type() == at::kFloat ? out : to_bf16(out), lse};
+  attend_in_blocks(whole_attention(x, heads, gather, options), out.unflatten(2, {heads, -1}), lse);
+  return {out.scalar_type() == qkv.scalar_type() ? out : to_bf16(out), lse};
 }
 
 at::Tensor attention_backward(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& dout,
                               const at::Tensor& lse, bool gather, const AttentionOptions* options) {
-  if (gather) return backward_gathered(qkv, heads, dout, lse, options);
-  const at::Tensor x = to_fp32(qkv);
+  const at::Tensor x = gather ? qkv : to_fp32(qkv), d = gather ? dout : to_fp32(dout);
   at::Tensor grad = at::empty_like(x);
-  backward_in_place(x, heads, to_fp32(dout), lse, grad, options);
-  return qkv.scalar_type() == at::kFloat ? grad : to_bf16(grad);
+  attend_in_blocks_backward(whole_attention(x, heads, gather, options), d.unflatten(2, {heads, -1}),
+                            lse, {}, split_heads(grad, heads));
+  return grad.scalar_type() == qkv.scalar_type() ? grad : to_bf16(grad);
 }
 
 }  // namespace tessera::nn

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/nn/attention_part.h"
 #include "tessera/nn/ops.h"
 
 namespace tessera::nn {
@@ -19,12 +20,30 @@ c10::intrusive_ptr<KeptOptions> keep_options(const AttentionOptions& options);
 c10::intrusive_ptr<KeptOptions> kept_options(torch::autograd::AutogradContext& ctx);
 const AttentionOptions* options_in(const c10::intrusive_ptr<KeptOptions>& kept);
 
-// Returns a bool mask [B or 1, 1, T, T] of the keys that each query sees.
-at::Tensor attention_mask(const AttentionOptions& options, std::int64_t tokens, c10::Device device);
+// Returns a bool mask [B or 1, 1, queries, keys] of the keys that each query sees.
+at::Tensor attention_mask(const AttentionOptions& options, const AttentionPart& part,
+                          std::int64_t queries, std::int64_t keys, c10::Device device);
 
 // Returns whether heads are gathered before the products, which is done where bf16 products are
 // fast; see ops_attention.cpp.
 bool gathers_heads(const at::Tensor& qkv);
+
+// Operands of the algorithm for the CPU: queries [B, Tq, H, d], keys and values [B, Tk, H, d] of
+// one type, bf16 only if heads are gathered. They may be views with any strides between heads,
+// tokens and sequences.
+struct BlockedAttention {
+  at::Tensor q, k, v;
+  AttentionPart part;
+  const AttentionOptions* options = nullptr;  // null: only the causal mask
+  bool gather = false;
+};
+// Writes the result, [B, Tq, H, d], and the log-sum-exp of each row, contiguous fp32 [B, H, Tq].
+void attend_in_blocks(const BlockedAttention& in, const at::Tensor& out, const at::Tensor& lse);
+// Writes the gradients of q, k and v. lse and delta, [B, H, Tq], are sums over all keys; delta is
+// as for attention_part_backward() and may be undefined if all keys are here.
+void attend_in_blocks_backward(const BlockedAttention& in, const at::Tensor& dout,
+                               const at::Tensor& lse, const at::Tensor& delta,
+                               const PartialGradients& grad);
 
 // Returns {result [B, T, C], log-sum-exp [B, heads, T]} for a contiguous qkv [B, T, 3·C].
 std::vector<at::Tensor> attention_forward(const at::Tensor& qkv, std::int64_t heads, bool gather,

@@ -62,6 +62,51 @@ void expect_softmax_close(const KernelSet& set, const CausalRows& in, const Arra
   double unit = 0;
   for (std::size_t i = 0; i < n; ++i) unit = std::max(unit, std::abs(double{gradient[i]}));
   expect_close(d, wanted_d, in.type == Type::f32 ? 4e-6 : 0x1p-7, unit * in.scale, "ds");
+  // As if these columns were some of a row with another sum.
+  std::vector<float> delta(in.rows);
+  for (std::size_t r = 0; r < in.rows; ++r) {
+    delta[r] = static_cast<float>(unit) * (r % 2 == 0 ? -0.5f : 0.75f);
+  }
+  CausalRows part = in;
+  part.delta = delta.data();
+  q = wanted_q = scores, d = wanted_d = gradient;
+  set.softmax_causal_backward(part, q.data(), d.data(), wanted_lse.as<float>());
+  reference::softmax_causal_backward(part, wanted_q.data(), wanted_d.data(),
+                                     wanted_lse.as<float>());
+  expect_close(d, wanted_d, in.type == Type::f32 ? 4e-6 : 0x1p-7, unit * in.scale,
+               "ds with a given delta");
+}
+
+// A row whose columns are all skipped must not affect the others, whatever its scores are.
+TEST(Extremes, SoftmaxOfARowWithoutColumnsIsZero) {
+  each_extreme([](const KernelSet& set, Type type, std::size_t n, const Values& values,
+                  std::mt19937& random) {
+    const std::int32_t skipped[] = {static_cast<std::int32_t>(n), 0};
+    CausalRows in{type, 2, n, n, 1.0f};
+    in.skipped = skipped;
+    const Array scores = values_of(type, 2 * n, values, random);
+    const Array gradient = values_of(type, 2 * n, {0, 1}, random);
+    Array p = scores, wanted = scores, lse(Type::f32, 2), wanted_lse(Type::f32, 2);
+    set.softmax_causal_forward(in, p.data(), lse.as<float>());
+    reference::softmax_causal_forward(in, wanted.data(), wanted_lse.as<float>());
+    ASSERT_EQ(lse[0], -infinity);
+    ASSERT_EQ(wanted_lse[0], -infinity);
+    expect_close(p, wanted, 4e-6, 1e-9, "p");
+    for (const float row_lse : {-infinity, 3.0f}) {  // the row may see columns elsewhere
+      Array q = scores, d = gradient, wanted_q = q, wanted_d = d;
+      wanted_lse.set(0, row_lse);
+      set.softmax_causal_backward(in, q.data(), d.data(), wanted_lse.as<float>());
+      reference::softmax_causal_backward(in, wanted_q.data(), wanted_d.data(),
+                                         wanted_lse.as<float>());
+      for (std::size_t c = 0; c < n; ++c) {
+        ASSERT_EQ(p[c], 0);
+        ASSERT_EQ(q[c], 0);
+        ASSERT_EQ(d[c], 0);
+      }
+      expect_close(q, wanted_q, 4e-6, 1e-9, "p again");
+      expect_close(d, wanted_d, type == Type::f32 ? 4e-6 : 0x1p-7, 4, "ds");
+    }
+  });
 }
 
 TEST(Extremes, SoftmaxMatchesTheReference) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "tests/kernels/arrays.h"
 
@@ -130,7 +131,8 @@ TEST(SoftmaxCausal, MatchesTheReference) {
     for (const std::size_t first : {std::size_t{1}, std::size_t{2}, (cols + 1) / 2, cols}) {
       std::vector<std::int32_t> skipped;  // used in every second case
       for (std::size_t r = 0; r < rows; ++r) {
-        skipped.push_back(static_cast<std::int32_t>(random() % std::min(first + r, cols)));
+        // Some rows see no column.
+        skipped.push_back(static_cast<std::int32_t>(random() % (std::min(first + r, cols) + 1)));
       }
       CausalRows in{type, rows, cols, first, 0.125f};
       if (first % 2 == 0) in.skipped = skipped.data();
@@ -139,6 +141,13 @@ TEST(SoftmaxCausal, MatchesTheReference) {
       set.softmax_causal_forward(in, p.data(), lse.as<float>());
       reference::softmax_causal_forward(in, wanted.data(), wanted_lse.as<float>());
       expect_close(p, wanted, 4e-6, 1e-9, "p");
+      for (std::size_t r = 0; r < rows; ++r) {
+        if (in.skipped == nullptr || skipped[r] != static_cast<int>(std::min(first + r, cols))) {
+          continue;
+        }
+        ASSERT_EQ(lse[r], -std::numeric_limits<float>::infinity());
+        lse.set(r, 0), wanted_lse.set(r, 0);
+      }
       expect_close(lse, wanted_lse, 1e-6, 1, "lse");
       Array q = scores, wanted_q = scores;
       Array d = random_array(type, rows * cols, random), wanted_d = d;
@@ -156,6 +165,46 @@ TEST(SoftmaxCausal, MatchesTheReference) {
           ASSERT_EQ(d[r * cols + c], 0);
         }
       }
+    }
+  });
+}
+
+// The columns of a row in two parts: with the lse and the delta of the whole row, each part gets
+// the same values as in the whole.
+TEST(SoftmaxCausal, PartsMatchTheWholeWithItsLseAndDelta) {
+  each_case([](const KernelSet& set, Type type, std::size_t rows, std::size_t cols,
+               std::mt19937& random) {
+    if (cols == 0) return;
+    const Array scores = random_array(type, rows * cols, random, 30);
+    const Array gradient = random_array(type, rows * cols, random);
+    Array p = scores, d = gradient, forward = scores, lse(Type::f32, rows), delta(Type::f32, rows);
+    const CausalRows whole{type, rows, cols, cols, 0.125f};
+    reference::softmax_causal_forward(whole, forward.data(), lse.as<float>());
+    reference::softmax_causal_backward(whole, p.data(), d.data(), lse.as<float>());
+    for (std::size_t r = 0; r < rows; ++r) {
+      float sum = 0;
+      for (std::size_t c = 0; c < cols; ++c) sum += p[r * cols + c] * gradient[r * cols + c];
+      delta.set(r, sum);
+    }
+    const std::size_t cut = random() % (cols + 1);
+    for (const auto& [begin, end] : {std::pair{std::size_t{0}, cut}, std::pair{cut, cols}}) {
+      const std::size_t n = end - begin;
+      const auto part_of = [&, from = begin](const Array& all) {
+        Array part(type, rows * n);
+        for (std::size_t r = 0; r < rows; ++r) {
+          for (std::size_t c = 0; c < n; ++c) part.set(r * n + c, all[r * cols + from + c]);
+        }
+        return part;
+      };
+      Array q = part_of(scores), dq = part_of(gradient), wanted_q = q, wanted_dq = dq;
+      CausalRows in{type, rows, n, n + 1, 0.125f};
+      in.delta = delta.as<float>();
+      set.softmax_causal_backward(in, q.data(), dq.data(), lse.as<float>());
+      reference::softmax_causal_backward(in, wanted_q.data(), wanted_dq.data(), lse.as<float>());
+      expect_close(q, wanted_q, 4e-6, 1e-9, "p");
+      expect_close(dq, wanted_dq, type == Type::f32 ? 4e-6 : 4e-3, 0.25, "ds");
+      expect_close(q, part_of(p), 4e-6, 1e-9, "p of the whole");
+      expect_close(dq, part_of(d), type == Type::f32 ? 4e-6 : 4e-3, 0.25, "ds of the whole");
     }
   });
 }

@@ -49,7 +49,7 @@ class Includes(unittest.TestCase):
 
     def test_siblings(self):
         for module, other in [("zero", "pipeline"), ("pipeline", "tensor_parallel"),
-                            ("tensor_parallel", "zero")]:
+                            ("tensor_parallel", "zero"), ("context_parallel", "tensor_parallel")]:
             self.fails({f"tessera/{module}/a.h": f'#include "tessera/{other}/b.h"\n'},
                        f"{module}/ includes tessera/{other}/b.h")
 
