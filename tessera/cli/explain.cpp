@@ -22,6 +22,7 @@ constexpr const char* kExplainExamples =
     "  tessera explain zero --params 7B --dp 8\n"
     "  tessera explain parallel --model gpt3-1.3b --gpus 8\n"
     "  tessera explain tensor --model llama2-7b --tp 8 --bandwidth 300GB/s\n"
+    "  tessera explain context --cp 4 --seq 8192\n"
     "  tessera explain limits --memory 80GB --layout bf16\n"
     "  tessera explain batch --micro-batch 4 --grad-accum 32 --dp 8 --seq 4096\n"
     "  tessera explain memory --model gpt2-xl --dp 8 --zero 1\n"
@@ -41,7 +42,7 @@ struct OwnTopic {
 };
 constexpr OwnTopic kOwnTopics[] = {
     {"zero", "DDP and the ZeRO stages side by side", explain_zero},
-    {"parallel", "data, tensor and pipeline parallelism compared", explain_parallel},
+    {"parallel", "data, tensor, context and pipeline parallelism compared", explain_parallel},
     {"collective", "an all-reduce, step by step", explain_collective},
     {"schedule", "a drawing of a pipeline schedule", explain_schedule},
 };
@@ -144,6 +145,10 @@ int explain_command(int argc, char** argv) {
   if (words.topic == "tensor" && !modelled && !words.settings.has("params")) {
     words.settings.set("model", "llama2-7b");
     if (!words.settings.has("tp")) words.settings.set("tp", "8");
+  }
+  if (words.topic == "context" && !modelled && !words.settings.has("params")) {
+    words.settings.set("model", "llama3-8b");
+    if (!words.settings.has("cp")) words.settings.set("cp", "4");
   }
   words.arguments.plan = planner::make_plan(planner::look_up(words.settings, make_catalog()));
   for (const ExplainTopic& topic : explain_topics()) {

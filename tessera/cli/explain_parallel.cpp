@@ -1,4 +1,4 @@
-// tessera explain parallel: data, tensor and pipeline parallelism compared for one model.
+// tessera explain parallel: data, tensor, context and pipeline parallelism compared for one model.
 
 #include <algorithm>
 #include <array>
@@ -93,14 +93,15 @@ int explain_parallel(int argc, char** argv) {
   planner::RunConfig settings = planner::RunConfig::for_plan();
   std::string svg;
   bool json = false;
-  CommandLine line("explain parallel",
-                   "Compares data, tensor and pipeline parallelism, and the best mix of them.",
-                   kParallelExamples);
+  CommandLine line(
+      "explain parallel",
+      "Compares data, tensor, context and pipeline parallelism, and the best mix of them.",
+      kParallelExamples);
   CLI::App& app = line.app();
   app.add_flag("--json", json, "print JSON");
   app.add_option("--svg", svg, "also write an SVG image")->type_name("FILE");
   add_plan_flags(app, settings);
-  constexpr std::array kChosen = {"dp", "tp", "pp", "zero", "grad-accum", "micro-batch"};
+  constexpr std::array kChosen = {"dp", "tp", "cp", "pp", "zero", "grad-accum", "micro-batch"};
   for (const char* own : kChosen) app.get_option(str("--", own))->group("");
   app.get_option("--model")->default_str("llama2-7b");
   app.get_option("--gpus")->default_str("8");

@@ -26,7 +26,7 @@ std::string explain_tensor(const ExplainArguments& a) {
     return "tp 1 shards no matrix and sends nothing. Use --tp 2 or more.\n";
   }
   const double values =
-      planner::real(q.micro_batch) * planner::real(q.seq) * planner::real(q.model.hidden);
+      planner::real(q.micro_batch) * planner::real(q.rank_tokens()) * planner::real(q.model.hidden);
   const double e = planner::element_bytes(q), bytes = values * e;
   const int each = q.recompute == Recompute::full ? 6 : 4;
   const double count = planner::real(q.model.layers) / q.pp() * each * planner::real(q.micros());
@@ -44,7 +44,7 @@ std::string explain_tensor(const ExplainArguments& a) {
   }
   return str(
       "An all-reduce along tp carries activations, b·s·h · bytes, not weights:\n  ", q.micro_batch,
-      " · ", q.seq, " · ", q.model.hidden, " · ", e, " B = ", planner::size(bytes),
+      " · ", q.rank_tokens(), " · ", q.model.hidden, " · ", e, " B = ", planner::size(bytes),
       "\n  T = 2(t-1)/t · D/B + 2(t-1)·α = ", fixed(2.0 * (q.tp() - 1) / q.tp(), 4), " · ",
       planner::size(bytes), " / ", format_rate(a.bandwidth), " + ", 2 * (q.tp() - 1), " · ",
       format_time(a.latency), " = ", format_time(one), "\n", each, " a layer and micro-batch (",

@@ -78,8 +78,10 @@ std::string explain_memory(const ExplainArguments& a) {
   const double psi = params_on_rank(q, chunks);
   std::string text =
       str("State: layout ", q.layout.name, ", ZeRO stage ", q.zero, ", dp ", q.dp(),
+          q.cp() > 1 ? str(" · cp ", q.cp()) : "",
           "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp(),
-          " · pp ", q.pp(), " (never by dp) -> ", whole_text(psi), "\n", state_steps(q, psi));
+          " · pp ", q.pp(), q.cp() > 1 ? " (never by dp or cp) -> " : " (never by dp) -> ",
+          whole_text(psi), "\n", state_steps(q, psi));
   if (q.software == planner::Software::tessera && !q.state_only()) {
     text +=
         str("\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
@@ -90,16 +92,17 @@ std::string explain_memory(const ExplainArguments& a) {
             bytes_text(m.temporary), "\nNot at once (backward frees activations)  -",
             bytes_text(m.not_at_once), "\n");
   } else if (!q.state_only()) {
-    const double sbh = real(q.seq) * real(q.micro_batch) * real(q.model.hidden);
+    const double sbh = real(q.rank_tokens()) * real(q.micro_batch) * real(q.model.hidden);
     const double layer = layer_activations(q);
     const std::int64_t held = in_flight(q, a.plan.rank);
     std::int64_t layers = 0;
     for (const auto& chunk : chunks) layers = std::max(layers, chunk.layers);
     text += str(
         "\nActivations: a layer keeps s·b·h · c bytes, c = ", fixed(layer / sbh, 2),
-        " here (recomputed: ", name(q.recompute), ")\n  s·b·h = ", q.seq, " · ", q.micro_batch,
-        " · ", q.model.hidden, " = ", whole_text(sbh), "; a layer ", bytes_text(layer), "\n  ",
-        layers, " layers · ", held, " in flight (", q.schedule, ", pp ", q.pp(), ", ", q.grad_accum,
+        " here (recomputed: ", name(q.recompute), ")\n  s·b·h = ", q.rank_tokens(), " · ",
+        q.micro_batch, " · ", q.model.hidden, " = ", whole_text(sbh), "; a layer ",
+        bytes_text(layer), "\n  ", layers, " layers · ", held, " in flight (", q.schedule, ", pp ",
+        q.pp(), ", ", q.grad_accum,
         q.grad_accum == 1 ? " micro-batch) = " : " micro-batches) = ", bytes_text(m.activations),
         "\n\nBuffers (gathered units, buckets, pipeline)  ", bytes_text(m.buffers),
         "\nTemporary (logits in 16 and 32 bits and their gradient, or a layer's backward, "
@@ -135,8 +138,9 @@ std::string explain_traffic(const ExplainArguments& a) {
   if (q.zero == 3) formula = str(times, "D_g + ", gathers, "·D_p");
   std::string text = str(
       "A ring sends (N-1)/N of a buffer in a reduce-scatter and in an all-gather; an all-reduce is "
-      "one\nof each, which is where its 2 comes from.\n\ndp: N = ",
-      q.shards(), ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
+      "one\nof each, which is where its 2 comes from.\n\n",
+      q.cp() > 1 ? "dp and cp together" : "dp", ": N = ", q.shards(),
+      ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
       " of gradients, stage ", q.zero, "\n  (N-1)/N · (", formula, ") = ", fixed((n - 1) / n, 4),
       " · ", bytes_text(passed), " = ", bytes_text(t.sent[Axis::dp_shard]),
       " sent per rank and step\n");
@@ -253,6 +257,7 @@ std::string explain_bubble(const ExplainArguments& a) {
 const char* sent_along(Axis axis) {
   switch (axis) {
     case Axis::tp: return "all-reduces inside the layers";
+    case Axis::cp: return "keys and values that attention does not hide, or its all-to-alls";
     case Axis::dp_shard: return "gradients and parameters that nothing hides";
     case Axis::dp_replicate: return "sums of gradients over replicas that nothing hides";
     case Axis::pp: return "hops between stages";
@@ -273,7 +278,8 @@ std::string explain_step(const ExplainArguments& a) {
   table.row({"compute", format_time(t.compute),
              str("forward, backward and recomputation (", name(q.recompute), ") of a rank")});
   for (const Axis axis : kTableAxes) {
-    if (axis == Axis::dp_replicate && q.replicas() == 1) continue;
+    const bool hidden = axis == Axis::dp_replicate || axis == Axis::cp;
+    if (hidden && q.axes.size(axis) == 1) continue;
     table.row({str("waiting for ", axis_title(axis)), format_time(t.comm[axis]), sent_along(axis)});
   }
   table.row({"bubble", format_time(t.bubble), "waiting for other stages"});
@@ -303,6 +309,8 @@ const std::vector<ExplainTopic>& explain_topics() {
       {"bubble", "idle time and step time of a pipeline", explain_bubble},
       {"tensor", "time of tensor-parallel all-reduces by bandwidth; by default llama2-7b at tp 8",
        explain_tensor},
+      {"context", "sequences shared by ring or ulysses; by default llama3-8b at cp 4",
+       explain_context},
       {"limits", "the largest model that fits into a GPU's memory", explain_limits},
       {"step", "where the time of a step goes", explain_step},
   };

@@ -36,6 +36,8 @@ int explain_schedule(int argc, char** argv);
 int explain_zero(int argc, char** argv);
 int explain_parallel(int argc, char** argv);
 
+// In explain_context.cpp.
+std::string explain_context(const ExplainArguments& arguments);
 // In explain_sizes.cpp.
 std::string explain_tensor(const ExplainArguments& arguments);
 std::string explain_limits(const ExplainArguments& arguments);

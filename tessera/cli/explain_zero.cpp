@@ -132,7 +132,7 @@ std::string shard_cells(bool sharded, int rank, int dp, int cells) {
 
 std::string owners_of_stages(const std::vector<StageAnswer>& stages) {
   const RunConfig& q = stages.back().plan.question;
-  const int dp = q.dp(), shards = q.shards(), cells = std::min(shards, 8);
+  const int dp = q.copies(), shards = q.shards(), cells = std::min(shards, 8);
   if (dp == 1) return "\nOne replica owns everything: there is nothing to shard over.\n";
   std::vector<int> shown;
   for (int r = 0; r < std::min(dp, 4); ++r) shown.push_back(r);
@@ -162,7 +162,7 @@ std::string owners_of_stages(const std::vector<StageAnswer>& stages) {
 // Returns a paragraph on hybrid sharding, or "" if there is one replica.
 std::string hybrid_words(const RunConfig& q) {
   if (q.replicas() == 1) return "";
-  return str("\nHybrid sharding: ", q.dp(), " data-parallel ranks are ", q.replicas(),
+  return str("\nHybrid sharding: ", q.copies(), " data-parallel ranks are ", q.replicas(),
              " replicas of ", q.shards(), ". State is sharded over the ", q.shards(),
              "\nranks of a replica, so a rank keeps ", q.replicas(),
              " times its share of all ranks. Parameters are gathered inside\na replica; gradients "

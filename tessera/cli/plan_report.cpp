@@ -58,7 +58,8 @@ std::string heading(const Plan& plan) {
     text +=
         str("global batch ", q.global_batch, " = micro-batch ", q.micro_batch, " × accumulation ",
             q.grad_accum, " × dp ", q.dp(), "; recompute ", name(q.recompute), "; attention ",
-            q.attention == planner::Attention::fused ? "fused" : "unfused", "; as ",
+            q.attention == planner::Attention::fused ? "fused" : "unfused",
+            q.cp() > 1 ? str(", ", name(q.cp_kind), " over cp ", q.cp()) : "", "; as ",
             planner::title(q.software.value_or(planner::Software::megatron)), " runs it");
     if (q.pipelined()) text += str("; schedule ", schedule_words(q));
     text += "\n";
@@ -126,7 +127,8 @@ std::string traffic_table(const Plan& plan) {
   const RunConfig& q = plan.question;
   const std::string unknown =
       q.state_only() && q.axes.model_ranks() > 1
-          ? "  tp and pp send activations, unknown from the parameter count and not counted\n"
+          ? str("  ", q.cp() > 1 ? "tp, cp and pp" : "tp and pp",
+                " send activations, unknown from the parameter count and not counted\n")
           : "";
   if (t.rows.empty()) return unknown.empty() ? "" : "\nBytes a rank sends per step\n" + unknown;
   Table table("llrr");
@@ -170,19 +172,24 @@ std::string time_table(const Plan& plan) {
   return text;
 }
 
-// Lists rows with an unusual order of axes, and rows whose tp spans several nodes.
+// Lists rows with an unusual order of axes, and rows whose tp or cp spans several nodes.
 std::string placement_text(const planner::SearchResult& result) {
   std::string text;
-  std::vector<std::string> across;
+  PerAxis<std::vector<std::string>> across;
   for (std::size_t i = 0; i < result.best.size(); ++i) {
     const RunConfig& q = result.best[i].question;
     if (q.order != planner::kUsualOrder)
       text += str("  row ", i + 1, ": --axis-order ", q.order, "\n");
-    if (places(q).along[Axis::tp].nodes() > 1) across.push_back(str(i + 1));
+    for (const Axis axis : {Axis::tp, Axis::cp}) {
+      if (places(q).along[axis].nodes() > 1) across[axis].push_back(str(i + 1));
+    }
   }
-  if (across.empty()) return text;
-  return text + str(across.size() == 1 ? "  row " : "  rows ", join(across, ", "),
-                    ": tp goes across hosts\n");
+  for (const Axis axis : {Axis::tp, Axis::cp}) {
+    if (across[axis].empty()) continue;
+    text += str(across[axis].size() == 1 ? "  row " : "  rows ", join(across[axis], ", "), ": ",
+                axis_name(axis), " goes across hosts\n");
+  }
+  return text;
 }
 
 }  // namespace
@@ -213,6 +220,7 @@ std::string size_words(const RunConfig& q, Axis axis) {
 std::string plan_words(const RunConfig& q) {
   std::string mesh;
   for (const Axis axis : kFactorAxes) {
+    if (axis == Axis::cp && q.cp() == 1) continue;
     mesh += str(mesh.empty() ? "" : " · ", axis_name(axis), " ", size_words(q, axis));
   }
   return str(mesh, ", ZeRO ", q.zero, ", micro-batch ", q.micro_batch, " × ", q.grad_accum,
@@ -245,6 +253,9 @@ std::string report(const planner::SearchResult& result) {
                                   [](const Plan& plan) { return plan.question.replicas() > 1; });
   std::vector<Axis> axes(kTableAxes.begin(), kTableAxes.end());
   if (!hybrid) std::erase(axes, Axis::dp_replicate);
+  const bool context = std::any_of(result.best.begin(), result.best.end(),
+                                   [](const Plan& plan) { return plan.question.cp() > 1; });
+  if (!context) std::erase(axes, Axis::cp);
   Table table("r" + std::string(axes.size(), 'r') + "rrrllrrrr");
   std::vector<std::string> names = {""};
   for (const Axis axis : axes) names.emplace_back(axis_title(axis));

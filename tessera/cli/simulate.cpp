@@ -166,9 +166,11 @@ void take_given_times(const SimulateArguments& a, simulator::Scenario& s) {
     for (planner::StepChunk& chunk : rank) {
       const double each = s.chunks_per_rank();
       // Two of a layer's four all-reduces are in forward.
-      chunk.tp_forward = chunk.tp_backward = tp_time / 2 / each;
-      chunk.forward = a.forward / each + chunk.tp_forward;
-      chunk.backward_input = a.backward / 2 / each + chunk.tp_backward;
+      const double reductions = tp_time / 2 / each;
+      chunk.forward_comm = chunk.backward_comm = {};
+      chunk.forward_comm[Axis::tp] = chunk.backward_comm[Axis::tp] = reductions;
+      chunk.forward = a.forward / each + reductions;
+      chunk.backward_input = a.backward / 2 / each + reductions;
       chunk.backward_weight = a.backward / 2 / each;
     }
   }
@@ -313,9 +315,8 @@ int simulate_command(int argc, char** argv) {
   s.scenario = scenario_for(a, s.question);
   for (const simulator::Straggler& each : a.stragglers) {
     if (each.rank < s.scenario.world()) continue;
-    throw UsageError(
-        Flag("straggler"),
-        str("got rank ", each.rank, "; must be less than dp · tp · pp = ", s.scenario.world()));
+    throw UsageError(Flag("straggler"), str("got rank ", each.rank, "; must be less than ",
+                                            axis_product(), " = ", s.scenario.world()));
   }
   s.reliability = reliability_for(a, s.scenario.world());
   s.result = simulate(s.scenario, {.full = a.full, .traced = a.trace.empty() ? 0 : a.traced});

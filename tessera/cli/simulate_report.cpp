@@ -50,7 +50,8 @@ std::string time_table(const Simulation& s) {
   };
   row("compute", mean.compute);
   for (const Axis axis : kTableAxes) {
-    if (axis == Axis::dp_replicate && s.scenario.replicas() == 1) continue;
+    const bool hidden = axis == Axis::dp_replicate || axis == Axis::cp;
+    if (hidden && s.scenario.axes.size(axis) == 1) continue;
     row(str("waiting for ", axis_title(axis)), mean.comm[axis]);
   }
   row("bubble", mean.bubble);
@@ -61,9 +62,11 @@ std::string time_table(const Simulation& s) {
 // Formats one row per pipeline rank: the mean over its replicas, and the least and most busy one.
 std::string ranks_table(const Simulation& s) {
   const bool many = s.result.replicas > 1;
-  Table table(many ? "rrrrrrrr" : "rrrrrr");
+  const bool context = s.scenario.axes.size(Axis::cp) > 1;
   std::vector<std::string> names = {"pp rank", "busy", "tp", "pp", "dp", "bubble"};
+  if (context) names.insert(names.begin() + 3, "cp");
   if (many) names.insert(names.begin() + 2, {"least", "most"});
+  Table table(std::string(names.size(), 'r'));
   table.row(names);
   const int shown = std::min(s.scenario.pp(), kShownRanks);
   for (int p = 0; p < shown; ++p) {
@@ -82,6 +85,7 @@ std::string ranks_table(const Simulation& s) {
                                       share(mean.comm[Axis::pp] / step),
                                       share(waiting_for_dp(mean) / step),
                                       share(mean.bubble / step)};
+    if (context) cells.insert(cells.begin() + 3, share(mean.comm[Axis::cp] / step));
     if (many) cells.insert(cells.begin() + 2, {share(least / step), share(most / step)});
     table.row(cells);
   }
@@ -178,8 +182,11 @@ std::string sweep_title(const Sweep& s) {
 }
 
 std::string sweep_text(const Sweep& s) {
-  std::vector<std::string> names = {s.range.axis, "GPUs", "step", "tokens/s", "per GPU",
-                                    "efficiency", "law",  "dp",   "tp + pp",  "bubble"};
+  const bool context = s.question.cp() > 1 || s.range.axis == axis_name(Axis::cp);
+  std::vector<std::string> names = {s.range.axis, "GPUs",    "step",
+                                    "tokens/s",   "per GPU", "efficiency",
+                                    "law",        "dp",      context ? "tp + cp + pp" : "tp + pp",
+                                    "bubble"};
   if (s.reliability) names.emplace_back("goodput");
   if (!s.fits.empty()) names.emplace_back("memory");
   Table table(std::string(names.size(), 'r'));
@@ -200,7 +207,8 @@ std::string sweep_text(const Sweep& s) {
         share(row.efficiency),
         share(row.law),
         share(waiting_for_dp(row.mean) / row.step),
-        share((row.mean.comm[Axis::tp] + row.mean.comm[Axis::pp]) / row.step),
+        share((row.mean.comm[Axis::tp] + row.mean.comm[Axis::cp] + row.mean.comm[Axis::pp]) /
+              row.step),
         share(row.bubble)};
     if (s.reliability) {
       Reliability r = *s.reliability;

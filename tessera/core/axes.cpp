@@ -58,6 +58,15 @@ std::string_view axis_help(Axis axis) {
   return "";
 }
 
+std::string axis_product() {
+  std::string out;
+  for (const Axis axis : kPrintedAxes) {
+    if (axis == Axis::dp_replicate) continue;  // dp counts them: [Note: replicas]
+    out += str(out.empty() ? "" : " · ", axis_name(axis));
+  }
+  return out;
+}
+
 Axes::Axes(std::initializer_list<std::pair<Axis, int>> sizes) : Axes() {
   for (const auto& [axis, size] : sizes) set(axis, size);
 }

@@ -25,6 +25,9 @@ std::string axis_flag(Axis axis);
 // Returns a noun phrase for help texts: "tensor-parallel ranks".
 std::string_view axis_help(Axis axis);
 
+// Returns "dp · cp · tp · pp": the factors of the number of ranks, for messages.
+std::string axis_product();
+
 // Coordinate of a rank on each axis of the mesh.
 class Coordinate {
  public:

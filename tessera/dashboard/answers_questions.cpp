@@ -101,10 +101,15 @@ void ask_about_batch(Json& to, const planner::RunConfig& q) {
           q.grad_accum, " of them per step and dp ", q.dp(), "?"),
       "sequences", static_cast<double>(q.global_batch),
       str(q.micro_batch, " × ", q.grad_accum, " × ", q.dp(), " = ", q.global_batch, ".")));
-  to.push_back(number_question(
-      "mesh", "plan",
-      str("How many GPUs does this plan use: dp ", q.dp(), ", tp ", q.tp(), ", pp ", q.pp(), "?"),
-      "GPUs", q.world(), str(q.dp(), " × ", q.tp(), " × ", q.pp(), " = ", q.world(), ".")));
+  std::vector<std::string> axes, sizes;
+  for (const Axis axis : kPrintedAxes) {
+    if (axis == Axis::dp_replicate || (axis == Axis::cp && q.cp() == 1)) continue;
+    axes.push_back(str(axis_name(axis), " ", q.axes.given(axis)));
+    sizes.push_back(str(q.axes.given(axis)));
+  }
+  to.push_back(number_question("mesh", "plan",
+                               str("How many GPUs does this plan use: ", join(axes, ", "), "?"),
+                               "GPUs", q.world(), str(join(sizes, " × "), " = ", q.world(), ".")));
 }
 
 void ask_about_communication(Json& to, const planner::RunConfig& q, const planner::Plan& plan) {

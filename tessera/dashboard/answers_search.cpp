@@ -37,6 +37,7 @@ std::string train_command(const planner::RunConfig& q) {
               q.micro_batch, " --grad-accum ", q.grad_accum);
   if (q.recompute != Recompute::none) text += str(" --recompute ", name(q.recompute));
   if (q.sequence_parallel) text += " --sequence-parallel";
+  if (q.cp() > 1) text += str(" --cp-kind ", name(q.cp_kind));
   if (q.pipelined()) text += str(" --schedule ", q.schedule);
   if (q.pipelined() && q.chunks > 1) text += str(" --chunks ", q.chunks);
   return text;
@@ -67,7 +68,7 @@ Json settings_of(const planner::RunConfig& asked, const planner::RunConfig& foun
   const std::set<std::string> derived = {"gpus", "nodes", "global-batch"};
   const std::set<std::string> always = {"model", "hardware", "layout",      "dp",        "tp",
                                         "pp",    "zero",     "micro-batch", "grad-accum"};
-  const std::set<std::string> chosen = {"dp-replicate", "sequence-parallel", "recompute",
+  const std::set<std::string> chosen = {"cp", "dp-replicate", "sequence-parallel", "recompute",
                                         "axis-order"};
   const std::set<std::string> of_pipeline = {"schedule", "chunks"};
   const planner::RunConfig usual = planner::RunConfig::for_plan();
@@ -79,7 +80,8 @@ Json settings_of(const planner::RunConfig& asked, const planner::RunConfig& foun
     if (field.name == "model" && found.model.name.empty() && !asked.has("model")) continue;
     const bool needed = asked.has(field.name) || always.count(field.name) > 0 ||
                         (chosen.count(field.name) > 0 && text != planner::get(usual, field)) ||
-                        (of_pipeline.count(field.name) > 0 && found.pipelined());
+                        (of_pipeline.count(field.name) > 0 && found.pipelined()) ||
+                        (field.name == "cp-kind" && found.cp() > 1);
     if (!needed) continue;
     std::string key = field.name;
     std::replace(key.begin(), key.end(), '-', '_');
@@ -125,7 +127,7 @@ Json compare_answer(const Knowledge& known, Ask& ask) {
   if (!ask.has("layers") && !ask.has("hidden") && !ask.has("params")) {
     ask.otherwise("model", "llama2-7b");
   }
-  for (const char* own : {"dp", "tp", "pp", "zero", "grad_accum", "micro_batch"}) {
+  for (const char* own : {"dp", "tp", "cp", "pp", "zero", "grad_accum", "micro_batch"}) {
     if (ask.has(own)) throw UsageError(str(quote(own), " is chosen for each way; use gpus"), own);
   }
   const planner::RunConfig question = planner::look_up(ask.settings(), known.catalog);

@@ -102,9 +102,8 @@ Json simulate_answer(const Knowledge& known, Ask& ask) {
   std::string given = jitter > 0 ? str(" --jitter ", jitter, " --seed ", seed) : "";
   for (const simulator::Straggler& each : stragglers) {
     if (each.rank >= s.scenario.world()) {
-      throw UsageError(
-          Flag("stragglers"),
-          str("got rank ", each.rank, "; must be less than dp · tp · pp = ", s.scenario.world()));
+      throw UsageError(Flag("stragglers"), str("got rank ", each.rank, "; must be less than ",
+                                               axis_product(), " = ", s.scenario.world()));
     }
     given += str(" --straggler ", each.rank, ":", each.factor);
   }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/context_parallel/context_parallel.h"
+#include "tessera/context_parallel/attention.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
 #include "tessera/nn/pass.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/context_parallel/context_parallel.h"
+#include "tessera/context_parallel/attention.h"
 #include "tessera/tensor_parallel/layers.h"
 
 namespace tessera {

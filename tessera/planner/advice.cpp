@@ -97,19 +97,28 @@ std::string replica_text(const RunConfig& q, const Plan& plan) {
   const double then = out_of_node(q), now = out_of_node(plan.question);
   const std::string nodes =
       then == now ? "" : str("; a node sends ", size(then), " to others instead of ", size(now));
-  if (q.replicas() == 1) return str("; shards over all ", q.dp(), " ranks", nodes);
-  const std::string where = places(q).along[Axis::dp_shard].nodes() == 1
+  if (q.replicas() == 1) return str("; shards over all ", q.copies(), " ranks", nodes);
+  const std::string where = places(q).shard.nodes() == 1
                                 ? str("inside each of ", q.nodes, " nodes")
                                 : str("inside each group of ", q.shards(), " ranks");
   return str("; shards ", where, " and replicates across", nodes);
 }
 
+// Returns "; tp 16 goes across hosts of 8 GPUs" for axes whose ranks communicate in every layer.
+std::string across_hosts(const RunConfig& q) {
+  std::string text;
+  for (const Axis axis : {Axis::tp, Axis::cp}) {
+    if (places(q).along[axis].nodes() <= 1) continue;
+    text += str("; ", axis_name(axis), " ", q.axes.size(axis), " goes across hosts of ", q.per_node,
+                " GPUs");
+  }
+  return text;
+}
+
 // Returns the end of a change's text.
 std::string consequences(const RunConfig& q, const Plan& plan, const std::string& family) {
   std::string text = new_stage_in_software(q, plan.question);
-  if (family == "mesh" && places(q).along[Axis::tp].nodes() > 1) {
-    text += str("; tp ", q.tp(), " goes across hosts of ", q.per_node, " GPUs");
-  }
+  if (family == "mesh" || family == "cp") text += across_hosts(q);
   if (family == "dp-replicate") text += replica_text(q, plan) + replicas_in_software(q);
   if (family == "grad-compression") {
     text += str("; fp32 gradients are sent as ", name(q.grad_compression));
@@ -152,9 +161,29 @@ std::optional<Offer> evaluate(const Plan& plan, const PlanParts& parts, Edit& ed
   return Offer{std::move(advice), candidate};
 }
 
+// Returns the smallest --cp with which the run fits, on as many times the GPUs, with its figures;
+// "" if there is none.
+std::string larger_context(const RunConfig& q) {
+  if (q.state_only() || q.hardware.cpu) return "";
+  for (int cp = 2 * q.cp(); q.seq / cp >= kLeastContextTokens; cp *= 2) {
+    RunConfig other = q;
+    other.axes.set(Axis::cp, cp);
+    other.gpus = other.nodes = 0;
+    if (!other.has("cp-kind")) other.cp_kind = ContextKind::automatic;
+    const std::optional<Candidate> found = Candidate::beside(q, std::move(other));
+    if (!found || !found->fits) continue;
+    return str("--cp ", cp, " on ", found->config.world(), " GPUs, with ",
+               found->config.rank_tokens(),
+               " tokens of a sequence on each rank, fits: ", of_usable(found->memory, q),
+               across_hosts(found->config), "; or ");
+  }
+  return "";
+}
+
 // Remedy if activations and temporaries alone do not fit, so that sharding state does not help.
 std::string less_in_flight(const RunConfig& q, double rest) {
   std::string text = str("activations and temporaries alone need ", of_usable(rest, q), ": ");
+  text += larger_context(q);
   if (q.recompute != Recompute::full) text += "--recompute full, ";
   if (q.micro_batch > 1) text += "--micro-batch 1, ";
   if (q.tp() < q.per_node) {
@@ -291,7 +320,8 @@ std::string least_change_that_fits(const RunConfig& q) {
     if (!first.empty()) return;
     const std::string& family = edit.family;
     const bool considered = family == "dp-replicate" || family == "zero" || family == "attention" ||
-                            family == "recompute" || family == "micro-batch" || family == "all";
+                            family == "recompute" || family == "micro-batch" || family == "cp" ||
+                            family == "all";
     // In the other direction it needs more memory.
     RunConfig& changed = edit.candidate.config;
     const bool saves = changed.replicas() <= q.replicas() && changed.zero >= q.zero &&
@@ -311,7 +341,8 @@ std::string least_change_that_fits(const RunConfig& q) {
     const std::string shards = family == "dp-replicate" ? str(", sharded over ", changed.shards(),
                                                               " ranks instead of ", q.shards())
                                                         : "";
-    first = str(edit.flags, fits, shards, new_stage_in_software(changed, q));
+    first = str(edit.flags, fits, shards, new_stage_in_software(changed, q),
+                family == "cp" ? across_hosts(changed) : "");
   });
   return first;
 }

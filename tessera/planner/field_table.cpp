@@ -18,8 +18,7 @@ constexpr double kBelowOne = 0.9999999, kAboveZero = 1e-30;
 const char* axis_purpose(Axis axis) {
   switch (axis) {
     case Axis::tp: return "tensor parallelism: ranks that share every matrix";
-    case Axis::cp:
-      return "context parallelism: ranks that share each sequence, for long ones";
+    case Axis::cp: return "context parallelism: ranks that share each sequence, for long ones";
     case Axis::dp_shard:
       return "data-parallel ranks, which train on other data; left out: what the other axes leave";
     case Axis::dp_replicate:
@@ -170,17 +169,17 @@ void add_batch(Table& t) {
 void add_parallelism(Table& t) {
   t.group("Parallelism");
   t.add("ranks", &S::ranks,
-        "ranks to start on this machine, unless a launcher did; left out: dp · tp · pp, or 2")
+        "ranks to start on this machine, unless a launcher did; left out: dp · cp · tp · pp, or 2")
       .range(0, kMaxRanks)
       .because(kMaxRanksWhy)
       .train();
-  t.add("gpus", &S::gpus, "all of them; --dp follows").plan_only("dp · tp · pp");
+  t.add("gpus", &S::gpus, "all of them; --dp follows").plan_only("dp · cp · tp · pp");
   for (const Axis axis : kPrintedAxes) {
     const bool open = axis == Axis::dp_shard;
     t.add_axis(axis, axis_purpose(axis))
         .range(open ? 0 : 1, kMaxRanks)
         .because(kMaxRanksWhy)
-        .plan(open ? "gpus / (tp · pp)" : "1");
+        .plan(open ? "gpus / (cp · tp · pp)" : "1");
   }
   t.add("sequence-parallel", &S::sequence_parallel,
         "with --tp: share the sequence between the matrices too")

@@ -43,6 +43,7 @@ std::string topology_json(const RunConfig& q) {
                    {"adapter", link(on.topology.nic)},
                    {"adapters", on.topology.nics},
                    {"tp", place(on.along[Axis::tp])},
+                   {"cp", place(on.along[Axis::cp])},
                    {"dp", place(on.along[Axis::dp_shard])},
                    {"dp_replicate", place(on.along[Axis::dp_replicate])},
                    {"hop", place(on.hop)}});

@@ -24,6 +24,7 @@ Json question_json(const RunConfig& q) {
   json["gpus"] = q.world();
   for (const Axis axis : kPrintedAxes) json[std::string(axis_name(axis))] = q.axes.given(axis);
   json["sequence_parallel"] = q.sequence_parallel;
+  if (q.cp() > 1) json["cp_kind"] = name(q.cp_kind);
   json["slice_hops"] = q.slice_hops.value_or(false);
   json["order"] = q.order;
   json["zero"] = q.zero;

@@ -52,7 +52,17 @@ void ProgramBuilder::layer() {
                                qkv_width,
                                {queries, keys, keys}},
                               y, rows * qkv_width);
-  const TensorId a = attention(split_heads(m.qk_norm ? head_norms(qkv) : qkv));
+  TensorId a = split_heads(m.qk_norm ? head_norms(qkv) : qkv);
+  if (exchanges()) {
+    a = attention(repeat_keys(exchange("exchange", Sent::exchange_qkv, a, exchanged_width)));
+    a = exchange("exchange back", Sent::exchange_result, a, context);
+    const bool read =
+        !frozen_ || std::any_of(adapters_.begin(), adapters_.end(),
+                                [](const Adapter& each) { return each.linear == "proj"; });
+    if (in.fused && read) keep(program_.operations.back(), a, kUnlessAgain);
+  } else {
+    a = attention(a);
+  }
   TensorId o = linear(
       {"proj", "proj.weight", "proj.bias", m.biases.out, true, m.q_width(), m.hidden, context, h},
       a, own * h);

@@ -47,8 +47,8 @@ struct Few {
 struct ProgramInput {
   ModelShape model;
   std::int64_t batch = 1;
-  std::int64_t seq = 1;
-  int element = 4;  // Bytes per activation value and per parameter.
+  std::int64_t seq = 1;  // Tokens of a whole sequence.
+  int element = 4;       // Bytes per activation value and per parameter.
   Recompute recompute = Recompute::none;
   int tp = 1;
   int sequence_ranks = 1;  // As in RunConfig.
@@ -64,6 +64,9 @@ struct ProgramInput {
   int grad = 4;                  // Bytes per gradient value.
   double accumulate_passes = 2;  // As in SoftwareFigures.
   double logit_bytes = 0;        // As in SoftwareFigures.
+  int cp = 1;
+  ContextKind cp_kind = ContextKind::ring;  // With cp > 1: ring or ulysses.
+  std::int64_t tokens = 0;  // Of a sequence on this rank: RunConfig::rank_tokens(). 0: all.
 };
 // Returns the input for a resolved run.
 ProgramInput program_input(const RunConfig& settled);
@@ -110,9 +113,21 @@ struct Kernels {
 };
 
 // Row of the traffic table to which a collective belongs.
-enum class Sent : std::uint8_t { layers, embedding, head, loss, norms, shared, adapters };
-inline constexpr std::size_t kSentRows = 7;
-// Collective that an operation needs.
+enum class Sent : std::uint8_t {
+  layers,
+  embedding,
+  head,
+  loss,
+  norms,
+  shared,
+  adapters,
+  ring,            // Keys and values of ring attention.
+  ring_gradients,  // Their gradients.
+  exchange_qkv,    // All-to-alls of ulysses: queries, keys and values, and
+  exchange_result  // the result of attention.
+};
+inline constexpr std::size_t kSentRows = 11;
+// Collective that an operation needs, or messages of it.
 struct Communication {
   Axis axis = Axis::tp;
   Collective kind = Collective::all_reduce;
@@ -121,10 +136,14 @@ struct Communication {
   // repeats the collectives of forward.
   bool backward = false;
   TensorId of = 0;
-  double elements = 0;  // Elements of the whole buffer.
+  double elements = 0;  // Elements of the whole buffer, or of a message.
   int element = 4;      // Bytes per element.
-  // Number of collectives to charge in the step time; 0 if another entry includes its time.
+  // Number of collectives to charge in the step time; 0 if another entry includes its time. For
+  // Collective::send, the number of messages: [Note: ring and ulysses].
   double calls = 0;
+
+  // Returns the bytes that each of `ranks` ranks sends, ring-equivalent.
+  double sent_bytes(int ranks) const;
 };
 
 // Parameter of an operation. A vector of `rows` elements if `columns` is 0.
@@ -156,7 +175,8 @@ enum class OpKind : std::uint8_t {
   lookup,
   loss,
   adapter,
-  collective
+  collective,
+  exchange
 };
 
 // Operation of a layer on one rank: its parameters, kernels, kept tensors and collectives.
@@ -199,7 +219,7 @@ enum class ProgramPart : std::uint8_t { embedding, first_layer, layer, head };
 // Operations of one part of a model on one rank, in forward order.
 struct Program {
   ProgramPart part = ProgramPart::layer;
-  int tp = 1;
+  int tp = 1, cp = 1;
   std::vector<Tensor> tensors;
   std::vector<Operation> operations;
   std::uint64_t with_gradient = 0;  // Bit mask of the tensors that have a gradient.

@@ -32,6 +32,7 @@ class Neighborhood {
   void stages();
   void recomputation();
   void batches();
+  void contexts();
   void reductions();
   void buckets();
   void overlaps();
@@ -54,7 +55,7 @@ class Neighborhood {
   void add_same_parts(const char* family, std::string flags, const Change& change) {
     add(family, std::move(flags), change, /*same_parts=*/true);
   }
-  void mesh(const Axes& axes);
+  void mesh(const char* family, const Axes& axes);
   void resize(Axis axis, int size);
   static bool can_fuse(const RunConfig& q) {
     return q.attention == Attention::unfused && q.hardware.fused_attention;
@@ -140,6 +141,18 @@ void Neighborhood::batches() {
   if (micro > 1) take(1);
 }
 
+// Shares each sequence over more ranks, which train on fewer sequences at once.
+void Neighborhood::contexts() {
+  if (q_.state_only() || q_.hardware.cpu) return;
+  for (int times = 2; times <= q_.dp(); times *= 2) {
+    Axes axes = q_.axes;
+    axes.set_given(Axis::cp, q_.cp() * times);
+    axes.set_dp(q_.dp() / times);
+    if (q_.dp() % times != 0) return;
+    mesh("cp", axes);
+  }
+}
+
 void Neighborhood::buckets() {
   if (!q_.averages_gradients()) return;
   double params = 0;
@@ -198,8 +211,10 @@ void Neighborhood::schedules() {
   }
 }
 
-void Neighborhood::mesh(const Axes& axes) {
+void Neighborhood::mesh(const char* family, const Axes& axes) {
   if (!axes.replicas_divide()) return;
+  const int cp = axes.size(Axis::cp);
+  if (cp > q_.cp() && q_.seq / cp < kLeastContextTokens) return;
   // Keeps the global batch: with more data-parallel ranks each has fewer micro-batches, then
   // smaller ones.
   const int dp = axes.dp();
@@ -214,8 +229,9 @@ void Neighborhood::mesh(const Axes& axes) {
   for (const Axis axis : kFactorAxes) flag(axis_flag(axis), q_.axes.given(axis), axes.given(axis));
   flag("--micro-batch", q_.micro_batch, micro);
   flag("--grad-accum", q_.grad_accum, each / micro);
-  add("mesh", join(flags, " "), [&](RunConfig& o) {
+  add(family, join(flags, " "), [&](RunConfig& o) {
     o.axes = axes;
+    if (!o.has("cp-kind")) o.cp_kind = ContextKind::automatic;
     o.micro_batch = micro, o.grad_accum = each / micro;
   });
 }
@@ -226,10 +242,11 @@ void Neighborhood::resize(Axis axis, int size) {
   if (size < 1 || size == own || own % size != 0) return;
   for (const Axis other : kPrintedAxes) {
     if (other == axis || other == Axis::dp_replicate) continue;
+    if (axis == Axis::dp_shard && other == Axis::cp) continue;  // contexts() adds these
     Axes axes = q_.axes;
     axes.set_given(axis, size);
     axes.set_given(other, q_.axes.given(other) * (own / size));
-    mesh(axes);
+    mesh("mesh", axes);
   }
 }
 
@@ -277,6 +294,7 @@ void for_each_neighbor(const RunConfig& q, const std::function<void(Edit&)>& vis
   all.stages();
   all.recomputation();
   all.batches();
+  all.contexts();
   all.reductions();
   all.buckets();
   all.overlaps();

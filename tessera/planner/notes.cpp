@@ -6,6 +6,7 @@
 #include "tessera/planner/advice.h"
 #include "tessera/planner/formulas.h"
 #include "tessera/planner/neighbors.h"
+#include "tessera/planner/places.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/software.h"
 
@@ -46,7 +47,7 @@ void about_shared_update(const Plan& plan, Lines& out) {
   std::optional<Candidate> one = at_stage(q, 1);
   if (!one || !one->time_step(plan.interval.low) || !better(*one, candidate_of(plan))) return;
   const double saved = plan.time.step() - one->step;
-  out.push_back(str("stage 0 fits and is the simplest; with --zero 1 a rank updates 1/", q.dp(),
+  out.push_back(str("stage 0 fits and is the simplest; with --zero 1 a rank updates 1/", q.shards(),
                     " of the parameters, which would save ", format_time(saved), " (",
                     percent(saved / plan.time.step()), ") a step",
                     sending(plan, traffic_of(one->config).total()),
@@ -78,7 +79,7 @@ void about_replicas(const Plan& plan, Lines& out) {
   out.push_back(str("--dp-replicate ", q.replicas(), ": each of ", q.replicas(), " groups of ",
                     q.shards(), q.shards() == 1 ? " rank" : " ranks",
                     " holds all state, which takes ", size(more),
-                    " a rank more than sharding over all ", q.dp()));
+                    " a rank more than sharding over all ", q.copies()));
   if (q.shards() == 1) {
     out.push_back(str("--zero ", q.zero, " has no effect, because each replica is one rank: lower ",
                       "--dp-replicate, or use --zero 0"));
@@ -162,6 +163,29 @@ void about_bubble(const Plan& plan, Lines& out) {
   }
 }
 
+void about_context(const Plan& plan, Lines& out) {
+  const RunConfig& q = plan.question;
+  if (places(q).along[Axis::cp].nodes() > 1) {
+    out.push_back(str("cp ", q.cp(), " goes across hosts of ", q.per_node,
+                      " GPUs: ", size(plan.traffic.sent[Axis::cp]), " a step over links of ",
+                      format_rate(q.hardware.between.bandwidth), " instead of ",
+                      format_rate(q.hardware.inside.bandwidth), " inside a host"));
+  }
+  if (q.state_only()) return;
+  const std::int64_t padded = q.rank_tokens() * q.cp();
+  if (padded != q.seq) {
+    out.push_back(str("sequences of ", q.seq, " tokens are padded to ", padded,
+                      ", so that each of ", q.cp(), " ranks has two chunks of equal length"));
+  }
+  const std::int64_t kv = std::max<std::int64_t>(1, q.model.kv_heads / q.tp());
+  if (q.cp_kind == ContextKind::ulysses && q.cp() > kv) {
+    out.push_back(str("ulysses sends each of the ", kv, " KV heads of a rank ", q.cp() / kv,
+                      " times, because cp ", q.cp(),
+                      " is more than them; --cp-kind ring sends them "
+                      "once"));
+  }
+}
+
 void about_cuts(const Plan& plan, Lines& out) {
   const RunConfig& q = plan.question;
   if (q.tp() > q.per_node) {
@@ -176,6 +200,7 @@ void about_cuts(const Plan& plan, Lines& out) {
                       format_rate(q.hardware.between.bandwidth), " instead of ",
                       format_rate(q.hardware.inside.bandwidth)));
   }
+  if (q.cp() > 1) about_context(plan, out);
   if (q.pipelined()) about_bubble(plan, out);
   if (lack_of(q) != Lack::none && lack_of(q) != Lack::stage_two) out.push_back(lack_words(q));
   if (q.tp() > 1 && !q.state_only() && q.model.vocab % q.tp() != 0) {

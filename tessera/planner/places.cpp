@@ -85,14 +85,17 @@ std::vector<AxisSize> in_order(std::string_view order, const Axes& axes) {
     all.push_back({*axis, axes.size(*axis)});
     begin = end + 1;
   }
-  // By default, dp_replicate is just outside dp: the ranks of one replica are closer together.
   const auto at = [&](Axis axis) {
     return std::find_if(all.begin(), all.end(),
                         [&](const AxisSize& each) { return each.axis == axis; });
   };
-  if (at(Axis::dp_shard) != all.end() && at(Axis::dp_replicate) == all.end()) {
-    all.insert(at(Axis::dp_shard) + 1, {Axis::dp_replicate, axes.size(Axis::dp_replicate)});
-  }
+  const auto add_outside = [&](Axis inner, Axis axis) {
+    if (at(inner) == all.end() || at(axis) != all.end()) return;
+    all.insert(at(inner) + 1, {axis, axes.size(axis)});
+  };
+  // The ranks that share a sequence, and those of one replica, are close together.
+  add_outside(Axis::tp, Axis::cp);
+  add_outside(Axis::dp_shard, Axis::dp_replicate);
   if (all.size() != kAxes || begin <= order.size()) {
     throw UsageError(str("got ", quote(order),
                          "; must list dp, tp and pp once each, innermost first, such as ",
@@ -107,6 +110,7 @@ Places places_on(const Topology& topology, const std::vector<AxisSize>& order) {
   Places result;
   result.topology = topology;
   for (const Axis axis : kAllAxes) result.along[axis] = axis_place(topology, order, axis);
+  result.shard = group_place(topology, order, kShardAxes);
   result.hop = neighbor_place(topology, order, Axis::pp);
   // The ends span the whole pipeline, but no more devices send at the same time than in a hop.
   result.tied = result.hop;
@@ -136,7 +140,7 @@ std::vector<int> replica_counts(const RunConfig& q) {
 double dp_bytes_out_of_node(const Places& places, const PerAxis<double>& sent) {
   double bytes = 0;
   for (const Axis axis : {Axis::dp_shard, Axis::dp_replicate}) {
-    const GroupPlace& place = places.along[axis];
+    const GroupPlace& place = axis == Axis::dp_shard ? places.shard : places.along[axis];
     if (place.nodes() > 1) bytes += sent[axis] * places.topology.per_node / place.in_node;
   }
   return bytes;

@@ -32,7 +32,8 @@ double model_flops(const RunConfig& q) {
   if (q.state_only()) return 0;
   // The whole model on one rank, for one sequence.
   ProgramInput in = program_input(q);
-  in.batch = in.tp = in.sequence_ranks = 1;
+  in.batch = in.tp = in.sequence_ranks = in.cp = 1;
+  in.tokens = in.seq;
   in.fused = false;
   const auto of = [&](ProgramPart part) { return program_flops(layer_program(in, part)); };
   const double layers =

@@ -37,7 +37,8 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
       frozen_(m.lora.any()),
       cuts_sequence_(input.sequence_ranks > 1),
       adds_residual_(input.fused && input.tp == 1 && !input.model.post_norms),
-      rows(real(input.batch) * real(input.seq)),
+      tokens(real(input.tokens > 0 ? input.tokens : input.seq)),
+      rows(real(input.batch) * tokens),
       h(real(m.hidden)),
       heads(real(m.heads) / in.tp),
       kv(std::max(1.0, real(m.kv_heads) / in.tp)),
@@ -46,6 +47,7 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
       vocab(real((m.vocab + in.tp - 1) / in.tp)),
       context(heads * real(m.head_dim())),
       qkv_width((heads + 2 * kv) * real(m.head_dim())),
+      exchanged_width((heads + 2 * std::max(kv, real(input.cp))) * real(m.head_dim())),
       own(ledger_ ? std::floor(rows / in.sequence_ranks) : rows / in.sequence_ranks),
       whole(rows * h / in.sequence_ranks),
       accumulate_(e + in.accumulate_passes * in.grad),
@@ -53,6 +55,7 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
       wide_columns(rows * real(m.ffn / in.tp)) {
   program_.part = part;
   program_.tp = in.tp;
+  program_.cp = in.cp;
   program_.tensors.reserve(32);
   program_.operations.reserve(frozen_ ? 48 : 16);
   if (frozen_) adapters_ = adapters_of(m);
@@ -258,7 +261,8 @@ TensorId ProgramBuilder::head_norms(TensorId qkv) {
 // for every query head. Fused operations work in place.
 TensorId ProgramBuilder::split_heads(TensorId qkv) {
   if (in.fused && !m.rotary()) return qkv;
-  const TensorId split = in.fused ? qkv : tensor(rows * (ledger_ ? 3 * context : qkv_width), e);
+  const bool repeats = ledger_ && in.cp == 1;  // ring never repeats them, ulysses does later
+  const TensorId split = in.fused ? qkv : tensor(rows * (repeats ? 3 * context : qkv_width), e);
   Operation& op = add(OpKind::rotary, "heads", {qkv}, {split});
   if (in.fused) {
     op.forward.bytes = 2 * rows * real((m.heads + m.kv_heads) * m.head_dim()) * e;
@@ -272,24 +276,88 @@ TensorId ProgramBuilder::split_heads(TensorId qkv) {
   return split;
 }
 
+// All-to-all of ulysses: the ranks of cp exchange `width` values of each token, tokens for heads.
+// Selective recomputation keeps its result, as that of every collective.
+TensorId ProgramBuilder::exchange(const char* name, Sent sent, TensorId x, double width) {
+  const TensorId y = tensor(rows * width, e);
+  Operation& op = add(OpKind::exchange, name, {x}, {y});
+  // Copies that put the values of each rank together, before and after.
+  op.forward.bytes = 4 * rows * width * e, op.forward.launches = 2;
+  op.backward_input = op.forward;
+  for (const bool backward : {false, true}) {
+    op.sends.push_back(
+        {Axis::cp, Collective::all_to_all, sent, backward, x, rows * width, in.element, 1});
+  }
+  op.temporary = 2 * rows * width * e;
+  keep_held(op, y, kSelective);
+  return y;
+}
+
+// Attention on a CPU reads keys and values that are repeated for every query head.
+TensorId ProgramBuilder::repeat_keys(TensorId qkv) {
+  if (in.fused || !ledger_ || exchanged_width == 3 * context) return qkv;
+  const TensorId repeated = tensor(rows * 3 * context, e);
+  Operation& op = add(OpKind::rotary, "repeat", {qkv}, {repeated});
+  op.forward.bytes = 2 * rows * context * e, op.forward.launches = 1;
+  op.backward_input.bytes = rows * (qkv_width + 2 * context) * e;
+  op.backward_input.launches = 1;
+  return repeated;
+}
+
+// [Note: ring and ulysses] Attention of context-parallel ranks, each with B·T rows of every
+// sequence, [Note: zig-zag]. With h heads and kv KV heads of width d on a tensor-parallel rank, and
+// e bytes per value:
+// - ring: the keys and values of a rank, 2·kv·d·e bytes per row, pass through all others in cp - 1
+//   messages while each rank computes the block that it holds. All cp blocks of a rank have equal
+//   work. Backward sends them again, and with them their gradients in fp32. Forward keeps qkv, the
+//   result and the log-sum-exp, and no keys and values of other ranks.
+// - ulysses: an all-to-all gives each rank whole sequences of h/cp heads, and another one returns
+//   the result. Each rank sends (cp-1)/cp of its rows: (h + 2·max(kv, cp))·d values of queries,
+//   keys and values, and h·d of the result. Backward does the same with gradients. Forward keeps
+//   the exchanged queries, keys and values instead of its own.
+// Full recomputation repeats what forward sends. Selective recomputation sends nothing again.
+void ProgramBuilder::ring(Operation& op, TensorId heads_apart, double head) {
+  const double messages = in.cp - 1, block = rows * 2 * kv * head;
+  op.sends.push_back(
+      {Axis::cp, Collective::send, Sent::ring, false, heads_apart, block, in.element, messages});
+  op.sends.push_back(
+      {Axis::cp, Collective::send, Sent::ring, true, heads_apart, block, in.element, messages});
+  op.sends.push_back(
+      {Axis::cp, Collective::send, Sent::ring_gradients, true, heads_apart, block, 4, messages});
+  // Results of blocks, and gradients of queries and of keys and values, are summed in fp32.
+  op.forward.bytes += messages * rows * context * (8 + e);
+  op.backward_input.bytes += messages * (rows * context + block) * (8 + e);
+  op.forward.launches *= in.cp, op.backward_input.launches *= in.cp;
+  // The blocks in use and in transit, and as many gradients of them in fp32. Without fused kernels
+  // also the gradients of the result and of qkv.
+  op.temporary += 2 * block * (e + 4);
+  if (!in.fused) op.temporary += rows * (context + qkv_width) * e;
+}
+
 // Product of queries and keys, softmax, and product with the values. Fused kernels compute only the
 // scores below the diagonal, and recompute them in backward.
 TensorId ProgramBuilder::attention(TensorId heads_apart) {
   const TensorId out = tensor(rows * context, e);
   Operation& op = add(OpKind::attention, "attention", {heads_apart}, {out});
-  const double head = real(m.head_dim()), seq = real(in.seq), batch = real(in.batch) * heads;
-  const double scores = batch * seq * m.keys_seen(in.seq);
+  // Tokens of a padded sequence.
+  const double head = real(m.head_dim()), seq = tokens * in.cp;
+  const double batch = real(in.batch) * heads / (exchanges() ? in.cp : 1);
+  const double scores =
+      real(in.batch) * heads * tokens * m.keys_seen(static_cast<std::int64_t>(seq));
   op.square_flops = 4 * scores * head;
   // On a GPU, attention with dropout or capped scores runs in ATen's operations.
   const bool capped = m.attention_cap > 0, drops = ledger_ && in.gpu && in.drops;
   const bool matrix = drops || (!in.fused && in.attention == Attention::unfused);
   if (matrix) {
     const bool separate = static_cast<std::int64_t>(batch) % kSoftmaxGroup != 0;
-    const Product with_keys{seq, seq, head, batch}, with_values{seq, head, seq, batch};
+    // A ring multiplies block by block.
+    const double length = rings() ? tokens : seq, blocks = rings() ? in.cp : 1;
+    const Product with_keys{length, length, head, batch, blocks};
+    const Product with_values{length, head, length, batch, blocks};
     op.forward.products = {with_keys, with_values};
     op.forward.bytes = (separate ? 9 : 2) * scores * e;
     op.forward.launches = 1 + (separate ? kSeparateLaunches : 0);
-    op.backward_input.products = {with_keys, {seq, head, seq, batch, 3}};
+    op.backward_input.products = {with_keys, {length, head, length, batch, 3 * blocks}};
     op.backward_input.bytes = (separate ? 9 : 3) * scores * e;
     op.backward_input.launches = op.forward.launches;
     op.recomputed = true;
@@ -302,6 +370,8 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
     if (in.fused) op.backward_input.bytes = 2 * rows * qkv_width * e;
   }
   keep(op, heads_apart, kIfBackward);
+  // Backward of a ring on a CPU reads the result too.
+  if (rings()) keep_held(op, out, kIfBackward);
   // Dropout keeps one byte per value. Models without biases are trained without dropout.
   const double mask = m.biases.out ? 1 : 0;
   // ATen's softmax keeps its fp32 result, tanh of capped scores too, and the product with the
@@ -310,7 +380,7 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
   if (capped || drops) {
     const double cap = capped ? 4 : 0, multiplied = drops || e < 4 ? e : 0;
     keep_held(op, tensor(rows * heads * seq, 4 + cap + multiplied), kIfBackward);
-    keep_held(op, tensor(seq * seq, 1), kIfBackward);
+    keep_held(op, tensor(tokens * seq, 1), kIfBackward);
     keep_held(op, tensor(rows * heads * seq, e), kSelective);
     if (in.fused && kv < heads) keep_held(op, tensor(rows * 3 * context, e), kIfBackward);
   }
@@ -319,12 +389,16 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
     if (!capped && !drops) keep(op, tensor(rows * heads, 4), kIfBackward | kSelective);
   } else if (matrix) {
     op.keeps.push_back({tensor(rows * heads * seq, 2 * e + mask), kUnlessAgain});
+  } else if (exchanges()) {
+    keep(op, out, 0);  // before it is exchanged
   }
   if (in.fused) {
     // The incoming gradient and the one of the residual; the gradients of queries, keys and values,
     // separate and concatenated; cuDNN's fp32 accumulator.
-    op.temporary = 2 * rows * (h + qkv_width) * e + (e < 4 ? 4 * rows * h : 0);
+    const double width = exchanges() ? exchanged_width : qkv_width;
+    op.temporary = 2 * rows * (h + width) * e + (e < 4 ? 4 * rows * h : 0);
   }
+  if (rings()) ring(op, heads_apart, head);
   return out;
 }
 

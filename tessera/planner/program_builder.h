@@ -65,7 +65,12 @@ class ProgramBuilder {
   TensorId linear(const Linear& spec, TensorId x, double outputs);
   TensorId head_norms(TensorId qkv);
   TensorId split_heads(TensorId qkv);
+  TensorId exchange(const char* name, Sent sent, TensorId x, double width);
+  TensorId repeat_keys(TensorId qkv);
   TensorId attention(TensorId heads);
+  void ring(Operation& op, TensorId heads, double flops);
+  bool rings() const { return in.cp > 1 && in.cp_kind == ContextKind::ring; }
+  bool exchanges() const { return in.cp > 1 && in.cp_kind == ContextKind::ulysses; }
   TensorId activation(TensorId up);
   TensorId residual(TensorId x, TensorId branch, bool before_norm);
   void adapters(const Linear& spec, TensorId x, TensorId out);
@@ -80,9 +85,11 @@ class ProgramBuilder {
   const double e;  // Bytes per element.
   const bool ledger_, frozen_, cuts_sequence_;
   const bool adds_residual_;  // Products add the residual: [Note: fused operations].
-  // Sizes on this rank. `own`: rows of its shard of the sequence. `whole`: elements of that shard.
-  const double rows, h, heads, kv, ffn, up, vocab;
-  const double context, qkv_width, own, whole;
+  // Sizes on this rank. `tokens`: of a sequence. `own`: rows of its shard of them. `whole`:
+  // elements of that shard. `exchanged_width`: queries, keys and values of a token that ulysses
+  // exchanges.
+  const double tokens, rows, h, heads, kv, ffn, up, vocab;
+  const double context, qkv_width, exchanged_width, own, whole;
   const double accumulate_;  // Bytes moved to accumulate one element of a gradient.
   // Elements between the matrices of the MLP on this rank: exact, and in whole columns as the peaks
   // of backward count them.

@@ -63,11 +63,36 @@ Work work_of(const Hardware& hardware, int element, const Kernels& kernels) {
   return work;
 }
 
-// Returns the work of one tensor-parallel collective: [Note: the last host].
-Work tp_collective(const RunConfig& q, Collective kind, double bytes) {
+// Returns the work of one collective of operations along an axis: [Note: the last host]. A message
+// waits for its sender only.
+Work collective_along(const RunConfig& q, Axis axis, Collective kind, double bytes) {
   const Places where = places(q);
-  const double behind = q.hardware.launch_skew * portable::log2(std::max(1, q.tp()));
-  return {behind + where.seconds(kind, bytes, where.along[Axis::tp]), 1};
+  const int ranks = kind == Collective::send ? 1 : std::max(1, q.axes.size(axis));
+  const double behind = q.hardware.launch_skew * portable::log2(ranks);
+  return {behind + where.seconds(kind, bytes, where.along[axis]), 1};
+}
+Work tp_collective(const RunConfig& q, Collective kind, double bytes) {
+  return collective_along(q, Axis::tp, kind, bytes);
+}
+
+// Returns the communication of an operation along cp that its own work, `kernels`, does not hide:
+// [Note: hidden messages].
+Work exposed_context(const RunConfig& q, const Program& program, const Operation& op, bool backward,
+                     const Work& kernels) {
+  Work exposed, transfer;  // `transfer`: of a block and its gradients
+  double transfers = 0;
+  for (const Communication& send : op.sends) {
+    if (send.axis != Axis::cp || send.backward != backward || !happens(program, op, send)) continue;
+    const Work one = collective_along(q, Axis::cp, send.kind, send.elements * send.element);
+    if (send.kind == Collective::send) {
+      transfer += one;
+      transfers = send.calls;
+    } else {
+      exposed += one * send.calls;
+    }
+  }
+  transfer.device = std::max(0.0, transfer.device - kernels.device / (transfers + 1));
+  return exposed += transfer * transfers;
 }
 
 // Calls f(program, times) for each program of a share of the model.
@@ -134,9 +159,12 @@ ProgramInput program_input(const RunConfig& q) {
   in.model = q.model;
   in.batch = q.micro_batch;
   in.seq = q.seq;
+  in.tokens = q.rank_tokens();
   in.element = element_bytes(q);
   in.recompute = q.recompute;
   in.tp = q.tp();
+  in.cp = q.cp();
+  in.cp_kind = q.cp_kind;
   in.sequence_ranks = q.sequence_ranks();
   in.fused = q.fused_activations();
   in.gpu = q.gpu.value_or(false);
@@ -208,21 +236,31 @@ std::vector<BackwardPeak> backward_peaks(const Program& program, Recompute recom
   return peaks;
 }
 
-TensorParallelTraffic tensor_parallel_traffic(const ProgramInput& in) {
-  TensorParallelTraffic sent;
-  if (in.tp == 1) return sent;
+double Communication::sent_bytes(int ranks) const {
+  if (kind == Collective::send) return calls * elements * element;
+  const double halves = kind == Collective::all_reduce ? 2 : 1;
+  return halves * (ranks - 1) * std::ceil(elements / ranks) * element;
+}
+
+OperationTraffic tensor_parallel_traffic(const ProgramInput& in) {
+  return operation_traffic(in, Axis::tp);
+}
+
+OperationTraffic operation_traffic(const ProgramInput& in, Axis axis) {
+  OperationTraffic sent;
+  const int ranks = axis == Axis::tp ? in.tp : axis == Axis::cp ? in.cp : 1;
+  if (ranks == 1) return sent;
   each_program(all_programs(in), share_of(in), [&](const Program& program, std::int64_t times) {
     const bool again = in.recompute == Recompute::full && is_layer(program);
     for (const Operation& op : program.operations) {
       for (const Communication& send : op.sends) {
-        if (!happens(program, op, send)) continue;
-        const double halves = send.kind == Collective::all_reduce ? 2 : 1;
-        const double bytes =
-            real(times) * halves * (in.tp - 1) * std::ceil(send.elements / in.tp) * send.element;
+        if (send.axis != axis || !happens(program, op, send)) continue;
+        const double bytes = real(times) * send.sent_bytes(ranks);
+        const double passes = again && !send.backward ? 2 : 1;
         (send.backward ? sent.backward : sent.forward) += bytes;
         if (again && !send.backward) sent.recompute += bytes;
-        sent.by_row[static_cast<std::size_t>(send.row)] +=
-            (again && !send.backward ? 2 : 1) * bytes;
+        sent.by_row[static_cast<std::size_t>(send.row)] += passes * bytes;
+        sent.calls[static_cast<std::size_t>(send.row)] += passes * real(times) * send.calls;
       }
     }
   });
@@ -239,6 +277,11 @@ PartWork part_work(const RunConfig& q, const Program& program) {
   for (const Operation& op : program.operations) {
     const Work forward = work_of(q.hardware, element, op.forward);
     work.forward += forward;
+    if (q.cp() > 1 && !op.sends.empty()) {
+      work.forward_context += exposed_context(q, program, op, false, forward);
+      work.backward_context +=
+          exposed_context(q, program, op, true, work_of(q.hardware, element, op.backward_input));
+    }
     if (op.recomputed && is_layer(program) && q.recompute == Recompute::selective) {
       work.recompute += forward;
     }
@@ -247,7 +290,7 @@ PartWork part_work(const RunConfig& q, const Program& program) {
     }
     if (op.trained) work.backward_weight += work_of(q.hardware, element, op.backward_weight);
     for (const Communication& send : op.sends) {
-      if (send.calls == 0 || !happens(program, op, send)) continue;
+      if (send.axis != Axis::tp || send.calls == 0 || !happens(program, op, send)) continue;
       if (send.row == Sent::layers || send.row == Sent::embedding || send.row == Sent::head) {
         (send.backward ? work.backward_reduces : work.forward_reduces) += send.calls;
       } else {
@@ -260,13 +303,15 @@ PartWork part_work(const RunConfig& q, const Program& program) {
   if (is_layer(program) && q.recompute == Recompute::full) {
     work.recompute = work.forward;
     work.recompute_reduces = work.forward_reduces;
+    work.recompute_context = work.forward_context;
   }
   return work;
 }
 
 Work tensor_reduce(const RunConfig& q) {
   if (q.tp() == 1) return {};
-  const double bytes = real(q.micro_batch) * real(q.seq) * real(q.model.hidden) * element_bytes(q);
+  const double bytes =
+      real(q.micro_batch) * real(q.rank_tokens()) * real(q.model.hidden) * element_bytes(q);
   if (q.sequence_ranks() == 1) return tp_collective(q, Collective::all_reduce, bytes);
   return tp_collective(q, Collective::reduce_scatter, bytes) +
          tp_collective(q, Collective::all_gather, bytes);

@@ -63,16 +63,19 @@ std::vector<BackwardPeak> backward_peaks(const Program& layer, Recompute recompu
 // Returns the largest Operation::temporary.
 double widest_temporary(const Program& program);
 
-// Bytes that each rank sends to its tensor-parallel peers, ring-equivalent. Doubles are exact for
-// integers below 2^53 and do not overflow for extreme inputs.
-struct TensorParallelTraffic {
+// Bytes that each rank sends along an axis for the operations of its layers, ring-equivalent.
+// Doubles are exact for integers below 2^53 and do not overflow for extreme inputs.
+struct OperationTraffic {
   double forward = 0;
   double recompute = 0;                       // Repeated forward, during backward.
   double backward = 0;                        // Without `recompute`.
   std::array<double, kSentRows> by_row = {};  // Total by Sent.
+  // Number of collectives and messages by Sent, as Communication::calls counts them.
+  std::array<double, kSentRows> calls = {};
 
   double total() const { return forward + recompute + backward; }
   double of(Sent row) const { return by_row[static_cast<std::size_t>(row)]; }
+  double calls_of(Sent row) const { return calls[static_cast<std::size_t>(row)]; }
 };
 
 // [Note: tensor-parallel traffic] With n = batch · seq · hidden elements, each rank sends
@@ -88,18 +91,26 @@ struct TensorParallelTraffic {
 // repeats the forward of the layers. Selective recomputation keeps the results of the collectives
 // and repeats none. If only adapters are trained, norms and shared weights have no gradients, and
 // no gradient reaches the embedding.
-TensorParallelTraffic tensor_parallel_traffic(const ProgramInput& input);
+OperationTraffic tensor_parallel_traffic(const ProgramInput& input);
+// As above, along any axis. Context parallelism: [Note: ring and ulysses].
+OperationTraffic operation_traffic(const ProgramInput& input, Axis axis);
 
 // Work of one micro-batch on one tensor-parallel rank in a part of the model. The `*_reduces`
 // fields count reductions over tp separately: all-reduces of b·s·h values, or pairs of
-// reduce-scatter and all-gather with sequence parallelism.
+// reduce-scatter and all-gather with sequence parallelism. The `*_context` fields are the
+// communication along cp that attention does not hide: [Note: hidden messages].
 struct PartWork {
   Work forward;
   Work recompute;  // Repeats operations whose results forward did not keep.
   Work backward_input;
   Work backward_weight;
   double forward_reduces = 0, recompute_reduces = 0, backward_reduces = 0;
+  Work forward_context, recompute_context, backward_context;
 };
+// [Note: hidden messages] In a ring of n ranks, a block of keys and values travels while attention
+// works on the block before it. All n blocks take 1/n of the time of attention, so each of the
+// n - 1 transfers exposes max(0, transfer - attention / n). In backward the gradients of a block
+// travel with it. An all-to-all hides nothing: attention needs its result.
 PartWork part_work(const RunConfig& settled, const Program& program);
 PartWork part_work(const RunConfig& settled, ProgramPart part);
 // Returns the work of one such reduction.

@@ -69,7 +69,7 @@ double gathered_on_rank(const RunConfig& q, const std::vector<StageLayers>& chun
 TrafficInput traffic_input(const RunConfig& q, double gathered, double trained) {
   TrafficInput input;
   input.stage = q.zero;
-  input.dp = q.dp();
+  input.dp = q.copies();
   input.micro_batches = static_cast<int>(q.micros());
   input.param_bytes = gathered * q.layout.param;
   input.grad_bytes = trained * q.travel();
@@ -82,8 +82,8 @@ TrafficInput traffic_input(const RunConfig& q, double gathered, double trained) 
 int element_bytes(const RunConfig& q) { return q.layout.param >= 4 ? 4 : 2; }
 
 double boundary_on_rank(const RunConfig& q) {
-  return boundary_bytes(real(q.seq) * real(q.micro_batch), real(q.model.hidden), element_bytes(q),
-                        q.sequence_ranks());
+  return boundary_bytes(real(q.rank_tokens()) * real(q.micro_batch), real(q.model.hidden),
+                        element_bytes(q), q.sequence_ranks());
 }
 
 double hop_bytes(const RunConfig& q) {

@@ -67,7 +67,7 @@ RunPlan plan_run(const RunConfig& q, const Coordinate& at) {
       const bool tied = q.pipelined() && q.model.tied && spec.name == "tok.weight" && !adapted;
       if (!tied) continue;
       plan.sent[Axis::pp] +=
-          tied_elements(own, q.shards(), at[Axis::dp_shard], sharded.optimizer) * q.layout.grad;
+          tied_elements(own, q.shards(), q.axes.shard_index(at), sharded.optimizer) * q.layout.grad;
     }
     for (const ParamSpec& spec : adapter_params(q.model, each)) {
       trained += shard_size(elements_on_rank(q, spec), q.shards());
@@ -76,11 +76,13 @@ RunPlan plan_run(const RunConfig& q, const Coordinate& at) {
     in.layers = each.last_layer - each.first_layer;
     in.embedding = each.embedding;
     in.head = each.head;
-    plan.sent[Axis::tp] += std::llround(tensor_parallel_traffic(in).total()) * q.micros();
+    for (const Axis axis : {Axis::tp, Axis::cp}) {
+      plan.sent[axis] += std::llround(operation_traffic(in, axis).total()) * q.micros();
+    }
   }
   if (q.pipelined()) {
     const double boundary =
-        boundary_bytes(static_cast<double>(q.micro_batch * q.seq),
+        boundary_bytes(static_cast<double>(q.micro_batch * q.rank_tokens()),
                        static_cast<double>(q.model.hidden), q.layout.param, q.sequence_ranks());
     plan.sent[Axis::pp] += std::llround(pipeline_bytes(schedule_of(q), at.pp(), boundary));
   }

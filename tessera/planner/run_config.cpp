@@ -65,11 +65,7 @@ void resolve_model(RunConfig& q) {
                      missing);
   }
   check_sizes(q.model);
-  if (q.seq == 0) {
-    constexpr std::int64_t kUsual = 4096;
-    const std::int64_t most = q.model.context > 0 ? std::min(kUsual, q.model.context) : kUsual;
-    q.seq = q.model.positions > 0 ? q.model.positions : most;
-  }
+  q.seq = sequence_of(q);
   in_range("seq", q.seq, 1, kMaxSeq);
   in_range("positions", q.model.positions, 0, kMaxSeq);
   if (q.model.rotary() && q.model.longest() > 0 && q.seq > q.model.longest()) {
@@ -87,6 +83,16 @@ void resolve_model(RunConfig& q) {
   }
 }
 
+// Returns "tp 2 · pp 4": the sizes of all axes but the data-parallel ones.
+std::string words_without_dp(const Axes& axes) {
+  std::vector<std::string> sizes;
+  for (const Axis axis : kTableAxes) {
+    if (kDataAxes.contains(axis) || (axis == Axis::cp && axes.size(axis) == 1)) continue;
+    sizes.push_back(str(axis_name(axis), " ", axes.given(axis)));
+  }
+  return join(sizes, " · ");
+}
+
 void resolve_mesh(RunConfig& q) {
   for (const Axis axis : kPrintedAxes) {
     const bool dp = axis == Axis::dp_shard;  // the only axis that may be left open
@@ -102,9 +108,8 @@ void resolve_mesh(RunConfig& q) {
     const std::int64_t all = q.gpus > 0 ? q.gpus : std::int64_t{q.nodes} * q.per_node;
     const char* const flag = q.gpus > 0 ? "gpus" : "nodes";
     if (all > 0 && all % cut != 0) {
-      throw UsageError(Flag(flag),
-                       str("tp ", q.tp(), " · pp ", q.pp(), " = ", cut, " does not divide ", all,
-                           " GPUs; change one of them, or give --dp"));
+      throw UsageError(Flag(flag), str(words_without_dp(q.axes), " = ", cut, " does not divide ",
+                                       all, " GPUs; change one of them, or give --dp"));
     }
     in_range("gpus", all, 0, kMaxDevices);
     q.axes.set_dp(all > 0 ? static_cast<int>(all / cut) : q.replicas());
@@ -113,7 +118,7 @@ void resolve_mesh(RunConfig& q) {
   check_replicas_at(q.zero, q.axes);
   const std::int64_t world = q.axes.world();
   if (world < 1 || world > kMaxDevices) {
-    throw UsageError(Flag("dp"), str("dp · tp · pp = ", world, "; must be 1 to ", kMaxDevices));
+    throw UsageError(Flag("dp"), str(axis_product(), " = ", world, "; must be 1 to ", kMaxDevices));
   }
   if (q.gpus > 0 && q.gpus != world) {
     throw UsageError(Flag("gpus"), str("got ", q.gpus, ", but ", q.axes.words(" · "), " = ", world,
@@ -206,7 +211,7 @@ void resolve_schedule(RunConfig& q) {
   }
 }
 
-void check_cuts(const RunConfig& q) {
+void resolve_cuts(RunConfig& q) {
   if (q.state_only()) return;
   // Whose sizes they are: the model may be one that nobody asked for.
   const auto whose = [&] { return q.model.name.empty() ? "" : str(" of --model ", q.model.name); };
@@ -218,6 +223,12 @@ void check_cuts(const RunConfig& q) {
     throw UsageError(Flag("tp"), str("got ", q.tp(), ", which ", q.model.kv_heads, " kv-heads",
                                      whose(), " neither divide nor are divided by"));
   }
+  if (q.cp() > 1 && q.seq < 2 * std::int64_t{q.cp()}) {
+    throw UsageError(Flag("cp"), str("got ", q.cp(), ", but sequences have ", q.seq,
+                                     " tokens, and each rank holds two chunks of them; must be at "
+                                     "most half of --seq"));
+  }
+  q.cp_kind = context_kind_for(q.model, q.cp_kind, q.tp(), q.cp());
   const std::int64_t stages = std::int64_t{q.pp()} * q.chunks;
   if (q.model.layers < stages) {
     throw UsageError(Flag("layers"), str("got ", q.model.layers, " for pp ", q.pp(), " · chunks ",
@@ -251,8 +262,8 @@ void check_countable(const RunConfig& q) {
   const auto real = [](std::int64_t value) { return static_cast<double>(value); };
   const ModelShape& m = q.model;
   const double widest = 16 * real(m.hidden) + 4 * real(m.ffn) + real(m.vocab);
-  const double activations = real(q.micro_batch) * real(q.seq) * widest * real(m.layers + 2) *
-                             real(q.micros()) * q.chunks * 8;
+  const double activations = real(q.micro_batch) * real(q.rank_tokens()) * widest *
+                             real(m.layers + 2) * real(q.micros()) * q.chunks * 8;
   const double padding = 16.0 * q.shards() * 16 * real(m.layers + 2);
   const double state = (real(m.params()) + padding) * (q.layout.total() + 8) * 4;
   if (activations > 4e18 || state > 4e18) {
@@ -381,6 +392,13 @@ RunConfig look_up(RunConfig q, const Catalog& catalog) {
   return q;
 }
 
+std::int64_t sequence_of(const RunConfig& q) {
+  if (q.seq != 0) return q.seq;
+  constexpr std::int64_t kUsual = 4096;
+  const std::int64_t most = q.model.context > 0 ? std::min(kUsual, q.model.context) : kUsual;
+  return q.model.positions > 0 ? q.model.positions : most;
+}
+
 RunConfig resolve(RunConfig q) {
   settle(q);
   return q;
@@ -405,7 +423,7 @@ void settle(RunConfig& q) {
   in_range("bucket-size", q.bucket_bytes, 0, 1'000'000'000'000'000);
   resolve_batch(q);
   resolve_schedule(q);
-  check_cuts(q);
+  resolve_cuts(q);
   check_countable(q);
 }
 

@@ -12,6 +12,7 @@
 #include "tessera/core/learning_rate.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/run_options.h"
+#include "tessera/core/sequence_part.h"
 #include "tessera/core/state_layout.h"
 #include "tessera/planner/hardware.h"
 
@@ -214,6 +215,12 @@ struct RunConfig {
   bool averages_gradients() const { return copies() > 1; }
   // Number of ranks over which sequence parallelism shards each sequence.
   int sequence_ranks() const { return sequence_parallel ? axes.tp() : 1; }
+  int cp() const { return axes.size(Axis::cp); }
+  // Number of tokens of a sequence that a rank computes: all without context parallelism, otherwise
+  // its part of the padded sequence.
+  std::int64_t rank_tokens() const {
+    return cp() == 1 ? seq : padded_tokens(seq, cp(), sequence_ranks()) / cp();
+  }
   // Returns a copy at another ZeRO stage: at stage 0 without replicas, which shard nothing there.
   RunConfig at_stage(int stage) const {
     RunConfig other = *this;
@@ -266,6 +273,13 @@ Attention attention_of(const RunConfig& config);
 
 // Throws UsageError if there are replicas of shards and the ZeRO stage shards nothing.
 void check_replicas_at(int stage, const Axes& axes);
+
+// Least number of tokens of a sequence on a rank with which searches and advice propose context
+// parallelism. With fewer, attention is too short to hide the messages of a ring.
+inline constexpr std::int64_t kLeastContextTokens = 1024;
+
+// Returns --seq, or the model's usual number of tokens if it is 0.
+std::int64_t sequence_of(const RunConfig& config);
 
 // Fills in what was left open (accumulation and global batch from each other, nodes, sequence
 // length). Throws UsageError for the impossible; accepts the unusual.

@@ -144,7 +144,7 @@ bool sends_on(const RunConfig& q, const Coordinate& at) {
 }
 
 std::int64_t boundary(const RunConfig& q) {
-  const std::int64_t rows = q.micro_batch * q.seq / q.sequence_ranks();
+  const std::int64_t rows = q.micro_batch * q.rank_tokens() / q.sequence_ranks();
   return rows * q.model.hidden * q.layout.param;
 }
 
@@ -208,7 +208,9 @@ struct Moment {
 };
 
 // Returns the bytes of ids and targets.
-std::int64_t batch_bytes(const RunConfig& q) { return 16 * q.micro_batch * q.seq * q.micros(); }
+std::int64_t batch_bytes(const RunConfig& q) {
+  return 16 * q.micro_batch * q.rank_tokens() * q.micros();
+}
 
 // [Note: a run's temporary] Moments in the backward of a part: the loss, each layer from the last,
 // and the embedding. Each also holds the workspace and the batch, the incoming gradient, recomputed

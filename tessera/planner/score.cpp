@@ -107,7 +107,10 @@ std::vector<ScoreGroup> score_groups(const Score& score) {
       groups.push_back(group);
     }
   };
+  const bool context = std::any_of(score.rows.begin(), score.rows.end(),
+                                   [](const ScoredRow& row) { return row.question.cp() > 1; });
   for (const Axis axis : kFactorAxes) {
+    if (axis == Axis::cp && !context) continue;
     group_by(axis_name(axis), [&](const RunConfig& q) { return q.axes.given(axis); });
   }
   group_by("nodes", [](const RunConfig& q) { return q.nodes; });

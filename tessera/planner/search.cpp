@@ -5,11 +5,13 @@
 #include <cmath>
 #include <deque>
 #include <limits>
+#include <numeric>
 #include <tuple>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/layer_program.h"
+#include "tessera/planner/mesh_orders.h"
 #include "tessera/planner/neighbors.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/rank_load.h"
@@ -33,76 +35,6 @@ std::vector<std::int64_t> divisors(std::int64_t n) {
 double tokens_per_s(const RunConfig& q, double step) {
   const double tokens = real(q.global_batch) * real(q.seq);
   return step > 0 ? tokens / step : 0;
-}
-
-// [Note: orders in a search] The placement of axes depends only on the mesh, so the orders with
-// different placements are found once per mesh. A configuration has one lower bound of its step
-// time over all orders: its chunks with the best order for tp, and data parallelism at its best
-// placement. Orders are simulated only for configurations whose bound is good enough. Numbers of
-// replicas are handled the same way: each number that fits has its own orders and bound, and is
-// proposed only if it is faster than plain sharding.
-struct MeshOrders {
-  std::vector<std::string> orders;  // the given one first; all have different placements
-  std::vector<std::string> for_tp;  // those with the fastest tp; all if none is always fastest
-  std::vector<ReplicaPlace> replicas;
-};
-
-// Returns whether no collective of any size is slower at `a` than at `b`. Checking 0 and many bytes
-// suffices, because the time is linear in the bytes.
-bool never_slower(const Topology& t, const GroupPlace& a, const GroupPlace& b) {
-  constexpr double kMany = 1e15;
-  for (const Collective kind :
-       {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather}) {
-    const auto of = [&](const GroupPlace& place, double bytes) {
-      return collective_cost(t, kind, bytes, place).seconds(t);
-    };
-    if (of(a, 0) > of(b, 0) || of(a, kMany) > of(b, kMany)) return false;
-  }
-  return true;
-}
-
-MeshOrders mesh_orders(const RunConfig& q, bool fixed) {
-  const Topology topology = q.hardware.topology(q.per_node);
-  MeshOrders mesh;
-  std::vector<Places> all;
-  const auto add = [&](const std::string& order) {
-    const Places places = places_on(topology, in_order(order, q.axes));
-    for (const Places& other : all) {
-      bool same = places.hop == other.hop && places.tied == other.tied;
-      for (const Axis axis : {Axis::tp, Axis::dp_shard, Axis::dp_replicate}) {
-        same = same && places.along[axis] == other.along[axis];
-      }
-      if (same) return;
-    }
-    all.push_back(places);
-    mesh.orders.push_back(order);
-    const GroupPlace& own = places.along[Axis::dp_shard];
-    const GroupPlace& across = places.along[Axis::dp_replicate];
-    for (const ReplicaPlace& other : mesh.replicas) {
-      if (own == other.dp && across == other.across) return;
-    }
-    mesh.replicas.push_back({own, q.hardware.interference * pace_of(topology, own), across,
-                             q.hardware.interference * pace_of(topology, across)});
-  };
-  add(q.order);
-  std::vector<std::string> names;
-  for (const Axis axis : kAllAxes) {
-    // in_order() places dp_replicate just outside dp.
-    if (axis != Axis::dp_replicate) names.emplace_back(axis_name(axis));
-  }
-  std::sort(names.begin(), names.end());
-  while (!fixed) {
-    add(join(names, ","));
-    if (!std::next_permutation(names.begin(), names.end())) break;
-  }
-  for (std::size_t i = 0; i < all.size() && mesh.for_tp.empty(); ++i) {
-    const bool best = std::all_of(all.begin(), all.end(), [&](const Places& other) {
-      return never_slower(topology, all[i].along[Axis::tp], other.along[Axis::tp]);
-    });
-    if (best) mesh.for_tp = {mesh.orders[i]};
-  }
-  if (mesh.for_tp.empty()) mesh.for_tp = mesh.orders;
-  return mesh;
 }
 
 // Number of replicas with which a configuration fits.
@@ -130,6 +62,7 @@ class Search {
     check(base_.model);
     check_lora(base_.model);
     if (ask_.fixed.zero) check_replicas_at(base_.zero, base_.axes);
+    sequence_ = sequence_of(base_);
     base_.software = software_of(base_);
     base_.attention = attention_of(base_);
     if (base_.schedule == ScheduleChoice::one_f_one_b && base_.chunks > 1)
@@ -149,6 +82,7 @@ class Search {
  private:
   void add_meshes(std::size_t chosen, std::int64_t devices, Axes mesh, std::vector<Axes>& all);
   bool divides_heads(std::int64_t tp) const;
+  bool shares_sequences(const Axes& mesh, std::int64_t cp) const;
   bool admits(const Axes& mesh);
   int node_size() const { return base_.per_node > 0 ? base_.per_node : base_.hardware.per_node; }
   std::vector<std::pair<ScheduleChoice, int>> schedules(const Axes& mesh) const;
@@ -161,6 +95,7 @@ class Search {
 
   const SearchRequest& ask_;
   RunConfig base_ = RunConfig::for_plan();
+  std::int64_t sequence_ = 0;  // tokens of a sequence
   SearchResult result_;
   std::vector<Found> found_;
   std::optional<Candidate> closest_;       // does not fit, and needs least memory
@@ -195,6 +130,7 @@ void Search::add_meshes(std::size_t chosen, std::int64_t devices, Axes mesh,
       rule_out("tp does not divide the heads");
       continue;
     }
+    if (axis == Axis::cp && size > 1 && !shares_sequences(mesh, size)) continue;
     mesh.set(axis, static_cast<int>(size));
     add_meshes(chosen + 1, devices / size, mesh, all);
   }
@@ -203,6 +139,18 @@ void Search::add_meshes(std::size_t chosen, std::int64_t devices, Axes mesh,
 bool Search::divides_heads(std::int64_t tp) const {
   const ModelShape& m = base_.model;
   return m.heads % tp == 0 && (m.kv_heads % tp == 0 || tp % m.kv_heads == 0);
+}
+
+// Returns whether context parallelism over `cp` ranks is proposed: the user asks for it, or each
+// rank has enough tokens of a sequence to hide its messages; and attention can be shared so.
+bool Search::shares_sequences(const Axes& mesh, std::int64_t cp) const {
+  if (!ask_.fixed.axes[Axis::cp] && sequence_ / cp < kLeastContextTokens) return false;
+  try {
+    context_kind_for(base_.model, base_.cp_kind, mesh.tp(), static_cast<int>(cp));
+  } catch (const UsageError&) {  // --cp-kind ulysses
+    return false;
+  }
+  return sequence_ >= 2 * cp;
 }
 
 // Returns whether a mesh of all devices is possible. Counts it as rejected otherwise.
@@ -256,6 +204,8 @@ void Search::try_mesh(const Axes& mesh) {
     q.schedule = choice, q.chunks = chunks;
     for (const std::int64_t micro : divisors(each)) {
       if (ask_.fixed.micro_batch && micro != base_.micro_batch) continue;
+      // More data-parallel ranks with fewer sequences each have equal tokens and need no messages.
+      if (!ask_.fixed.axes[Axis::cp] && std::gcd<std::int64_t>(q.cp(), micro) > 1) continue;
       if (mesh.pp() > 1 && (each / micro > 65'536)) {
         rule_out("more than 65,536 micro-batches");
         continue;
@@ -360,7 +310,7 @@ Sharded Search::bounded(RunConfig q, double memory) {
     mesh = &orders_.back();
   }
   double least = std::numeric_limits<double>::infinity();
-  for (const std::string& order : mesh->for_tp) {
+  for (const std::string& order : mesh->for_layers) {
     q.order = order;
     const auto [parts, fresh] =
         parts_.try_emplace({order, q.micro_batch, q.recompute, q.sequence_parallel});

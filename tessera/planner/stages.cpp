@@ -15,12 +15,13 @@ namespace {
 
 double state_of(const Memory& memory) { return memory.params + memory.grads + memory.optimizer; }
 
-// Returns the bytes of state on all ranks of a copy of the model. Those of a stage have equal
-// parts.
-double state_of_replica(const Plan& plan) {
+// Returns the bytes of state on the ranks that hold a copy of the model at stage 0. Those of a
+// stage have equal parts.
+double state_of_copy(const Plan& plan) {
   double bytes = 0;
   for (const Memory& rank : plan.by_rank) bytes += state_of(rank);
-  return bytes * real(plan.question.axes.model_ranks() / std::ssize(plan.by_rank));
+  return bytes * real(plan.question.axes.ranks(AxisSet::all().without(kTokenAxes)) /
+                      std::ssize(plan.by_rank));
 }
 
 void split_traffic(StageAnswer& answer) {
@@ -56,10 +57,10 @@ std::vector<StageAnswer> compare_stages(const RunConfig& q) {
     answer.sharded.grads = answer.sharded.grads && other.policy() == ReducePolicy::each;
     answer.plan = plan_numbers(other, parts);
     split_traffic(answer);
-    answer.held = state_of_replica(answer.plan) * q.dp();
+    answer.held = state_of_copy(answer.plan) * q.copies();
   }
-  // Padding does not count as a copy: one copy is the state of a replica at stage 0.
-  for (StageAnswer& answer : all) answer.one_copy = state_of_replica(all.front().plan);
+  // Padding does not count as a copy: one copy is the state at stage 0.
+  for (StageAnswer& answer : all) answer.one_copy = state_of_copy(all.front().plan);
   return all;
 }
 
@@ -86,11 +87,11 @@ Json tree_of(const std::vector<StageAnswer>& stages) {
              {"backward", whole(s.backward)},
              {"optimizer_step", whole(s.optimizer)},
              {"total", whole(s.sent())}}}};
-    // Along every axis; null along tp and pp if only the size is known.
+    // Along every axis; null where activations are sent if only the size is known.
     const Traffic& traffic = s.plan.traffic;
     Json& by_axis = row["sent_by_axis"];
     for (const Axis axis : kPrintedAxes) {
-      const bool of_activations = (axis == Axis::tp || axis == Axis::pp) && q.axes.size(axis) > 1;
+      const bool of_activations = !kDataAxes.contains(axis) && q.axes.size(axis) > 1;
       const bool known = !of_activations || !q.state_only();
       by_axis[std::string(axis_name(axis))] = known ? Json(whole(traffic.sent[axis])) : Json();
     }
@@ -112,9 +113,13 @@ Json tree_of(const std::vector<StageAnswer>& stages) {
     row["time"] = time_json(s.plan);
   }
   const std::int64_t params = whole(stages.front().plan.on_a_rank);
-  for (int r = 0; r < std::min(q.dp(), 64); ++r) {
+  const int cp = q.axes.size(Axis::cp);
+  for (int r = 0; r < std::min(q.copies(), 64); ++r) {
     const OwnedRange part = owned_range(params, q.shards(), r % q.shards());
-    owners.push_back({{"dp_rank", r}, {"first", part.first}, {"last", part.last}});
+    Json& owner = owners.emplace_back(Json{{"dp_rank", r / cp}});
+    if (cp > 1) owner["cp_rank"] = r % cp;
+    owner["first"] = part.first;
+    owner["last"] = part.last;
   }
   Json json = {{"parameters", whole(stages.front().plan.parameters)},
                {"parameters_on_a_rank", params},
@@ -143,7 +148,9 @@ std::string stages_svg(const std::vector<StageAnswer>& stages) {
           str(sized && !q.model.name.empty()
                   ? q.model.name
                   : format_count(std::llround(stages.front().plan.parameters)) + " parameters",
-              " over dp ", q.dp(), ", layout ", q.layout.name));
+              " over dp ", q.dp(),
+              q.axes.size(Axis::cp) > 1 ? str(" · cp ", q.axes.size(Axis::cp)) : "", ", layout ",
+              q.layout.name));
   constexpr double kBars = 130, kWide = 500, kHigh = 26, kEach = 34;
   svg.text(20, 56, "Memory of a rank");
   double y = 66;

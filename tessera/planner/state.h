@@ -28,10 +28,11 @@ StateBytes frozen_bytes(const StateLayout& layout, int stage, double params, int
 // Returns the largest number of parameters whose state fits in `bytes`.
 double largest_model(const StateLayout& layout, int stage, int shards, double bytes);
 
-// [Note: hybrid sharding] The dp ranks form R replicas of S ranks. State is sharded over the S
-// ranks of a replica. A gradient bucket of B bytes is reduce-scattered in each replica, for which
-// each rank sends (S-1)/S · B, and the sums are all-reduced over the replicas: 2(R-1)/R · B/S.
-// Parameters are gathered inside a replica. R is 1 at stage 0, where no state is sharded.
+// [Note: hybrid sharding] The ranks with equal parameters, along dp and cp, form R replicas of S
+// ranks. State is sharded over the S ranks of a replica. A gradient bucket of B bytes is
+// reduce-scattered in each replica, for which each rank sends (S-1)/S · B, and the sums are
+// all-reduced over the replicas: 2(R-1)/R · B/S. Parameters are gathered inside a replica. R is 1
+// at stage 0, where no state is sharded.
 
 // Bytes each rank sends in one optimizer step for data parallelism, ring-equivalent.
 struct DataParallelTraffic {
@@ -43,7 +44,7 @@ struct DataParallelTraffic {
 };
 struct TrafficInput {
   int stage = 0;
-  int dp = 1;              // data-parallel ranks of all replicas
+  int dp = 1;              // ranks that average gradients: RunConfig::copies()
   int micro_batches = 1;   // gradient accumulation
   double param_bytes = 0;  // of all parameters, in the type that is sent
   double grad_bytes = 0;   // of all gradients, in the type that is sent

@@ -20,16 +20,24 @@ constexpr double kMostPieces = 1024;
 // Times a part of the model. `reduce` is one collective along tp.
 StepChunk part_time(const SoftwareFigures& figures, const PartWork& part, const Work& reduce) {
   StepChunk time;
-  time.forward = elapsed(figures, part.forward + reduce * part.forward_reduces);
-  time.tp_forward = time.forward - elapsed(figures, part.forward);
-  const Work backward = part.recompute + part.backward_input + part.backward_weight;
-  const double all =
-      elapsed(figures, backward + reduce * (part.recompute_reduces + part.backward_reduces));
-  time.tp_backward = all - elapsed(figures, backward);
+  // Returns the duration of work with its communication, which it splits by axis.
+  const auto with_comm = [&](const Work& own, const Work& tp, const Work& cp,
+                             PerAxis<double>& comm) {
+    const double alone = elapsed(figures, own), reduced = elapsed(figures, own + tp);
+    const double all = elapsed(figures, own + tp + cp);
+    comm[Axis::tp] = reduced - alone;
+    comm[Axis::cp] = all - reduced;
+    return all;
+  };
+  time.forward = with_comm(part.forward, reduce * part.forward_reduces, part.forward_context,
+                           time.forward_comm);
+  const double all = with_comm(part.recompute + part.backward_input + part.backward_weight,
+                               reduce * (part.recompute_reduces + part.backward_reduces),
+                               part.recompute_context + part.backward_context, time.backward_comm);
   // Splits backward in proportion to the time that each half takes alone.
   const double weight = elapsed(figures, part.backward_weight);
   const double input = elapsed(figures, part.recompute + part.backward_input);
-  const double own = all - time.tp_backward;
+  const double own = all - sum(time.backward_comm);
   time.backward_weight = weight + input > 0 ? own * weight / (weight + input) : 0;
   time.backward_input = all - time.backward_weight;
   return time;
@@ -39,8 +47,10 @@ void add(StepChunk& to, const StepChunk& part, double times) {
   to.forward += times * part.forward;
   to.backward_input += times * part.backward_input;
   to.backward_weight += times * part.backward_weight;
-  to.tp_forward += times * part.tp_forward;
-  to.tp_backward += times * part.tp_backward;
+  for (const Axis axis : kAllAxes) {
+    to.forward_comm[axis] += times * part.forward_comm[axis];
+    to.backward_comm[axis] += times * part.backward_comm[axis];
+  }
 }
 
 // Returns the figures as this run uses them: a CUDA graph has no launch cost per kernel.
@@ -130,7 +140,7 @@ Transfers::Each one_of(const Step& step, const Places& places, Collective kind, 
                        double calls) {
   Transfers::Each each;
   each.bytes = bytes;
-  each.cost = collective_cost(step.topology, kind, bytes, places.along[Axis::dp_shard]);
+  each.cost = collective_cost(step.topology, kind, bytes, places.shard);
   each.cost.latency *= calls;
   each.seconds = each.cost.seconds(step.topology);
   if (kind == Collective::reduce_scatter && step.replicas() > 1) {
@@ -171,18 +181,22 @@ void require(bool good, std::string_view what, double value, const char* rule) {
 }
 
 void check_chunk(const StepChunk& chunk) {
-  for (const double seconds : {chunk.forward, chunk.backward_input, chunk.backward_weight,
-                               chunk.tp_forward, chunk.tp_backward}) {
+  std::vector<double> durations = {chunk.forward, chunk.backward_input, chunk.backward_weight};
+  for (const PerAxis<double>* comm : {&chunk.forward_comm, &chunk.backward_comm}) {
+    durations.insert(durations.end(), comm->begin(), comm->end());
+  }
+  for (const double seconds : durations) {
     require(seconds >= 0 && std::isfinite(seconds), "chunk duration", seconds, "be at least 0 s");
   }
   for (const double bytes : {chunk.grad_bytes, chunk.param_bytes}) {
     require(bytes >= 0 && std::isfinite(bytes), "chunk bytes", bytes, "be at least 0");
   }
   require(chunk.units >= 1, "units of a chunk", chunk.units, "be at least 1");
-  require(chunk.tp_forward <= chunk.forward, "tensor-parallel time of forward", chunk.tp_forward,
+  const double forward = sum(chunk.forward_comm), backward = sum(chunk.backward_comm);
+  require(forward <= chunk.forward, "communication in forward", forward,
           "not exceed the time of forward");
-  require(chunk.tp_backward <= chunk.backward(), "tensor-parallel time of backward",
-          chunk.tp_backward, "not exceed the time of backward");
+  require(backward <= chunk.backward(), "communication in backward", backward,
+          "not exceed the time of backward");
 }
 
 void check_link(const Link& link, const std::string& what) {
@@ -225,7 +239,7 @@ RankStrides Step::strides() const {
     strides.of[axis.axis] = inner;
     inner *= axis.size;
   }
-  strides.shards = shards();
+  strides.shards = shard_dp();
   return strides;
 }
 
@@ -271,7 +285,7 @@ Transfers Step::gathers(const StepChunk& chunk, const Places& places) const {
 }
 
 Transfers Step::reductions(const StepChunk& chunk, const Places& places) const {
-  if (dp() == 1) return {};
+  if (!averages_gradients()) return {};
   const Collective kind = zero > 0 ? Collective::reduce_scatter : Collective::all_reduce;
   double pieces = 1;
   if (zero == 3 && reduce_units) {
@@ -286,7 +300,7 @@ Transfers Step::reductions(const StepChunk& chunk, const Places& places) const {
 }
 
 bool Step::shares_links(const Places& places) const {
-  const GroupPlace& own = places.along[Axis::dp_shard];
+  const GroupPlace& own = places.shard;
   const GroupPlace& across = places.along[Axis::dp_replicate];
   if (own.ranks == 1 || across.ranks == 1) return false;
   const auto inside = [](const GroupPlace& place) { return place.in_node > 1; };
@@ -330,7 +344,7 @@ Step describe_step(const RunConfig& q, const PartTimes& parts) {
   step.order = q.order;
   step.topology = q.hardware.topology(q.per_node);
   const Places on = places(q);
-  step.interference = q.hardware.interference * pace_of(step.topology, on.along[Axis::dp_shard]);
+  step.interference = q.hardware.interference * pace_of(step.topology, on.shard);
   step.replica_interference =
       q.hardware.interference * pace_of(step.topology, on.along[Axis::dp_replicate]);
   add_chunks(q, parts, step);
@@ -397,9 +411,13 @@ void share_cores(Step& step, const Hardware& hardware) {
   const double factor = measured / core_share(hardware, ranks * busy_share(step));
   for (std::vector<StepChunk>& chunks : step.chunks) {
     for (StepChunk& chunk : chunks) {
-      for (double* const seconds : {&chunk.forward, &chunk.backward_input, &chunk.backward_weight,
-                                    &chunk.tp_forward, &chunk.tp_backward}) {
+      for (double* const seconds :
+           {&chunk.forward, &chunk.backward_input, &chunk.backward_weight}) {
         *seconds *= factor;
+      }
+      for (const Axis axis : kAllAxes) {
+        chunk.forward_comm[axis] *= factor;
+        chunk.backward_comm[axis] *= factor;
       }
     }
   }

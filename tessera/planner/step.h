@@ -19,11 +19,11 @@ namespace tessera::planner {
 // Cost of one pipeline chunk on one rank for one micro-batch, and the bytes that data parallelism
 // moves for it.
 struct StepChunk {
-  double forward = 0;         // seconds, tensor-parallel communication included
+  double forward = 0;         // seconds, communication along tp and cp included
   double backward_input = 0;  // includes recomputation, if any
   double backward_weight = 0;
-  double tp_forward = 0, tp_backward = 0;  // communication included in these
-  double grad_bytes = 0;                   // of the chunk's parameters on this rank
+  PerAxis<double> forward_comm, backward_comm;  // communication included in these, by axis
+  double grad_bytes = 0;                        // of the chunk's parameters on this rank
   double param_bytes = 0;
   int units = 1;  // number of units that stage 3 gathers separately
   // Buckets of its gradients; null: equal pieces of Step::bucket_bytes.
@@ -71,10 +71,9 @@ struct Transfers {
 struct RankStrides {
   PerAxis<int> of{1};
   int shards = 1;  // data-parallel ranks of a replica
-  // Returns the global rank of pipeline rank p, data-parallel rank d and tensor-parallel rank t.
-  int rank(int p, int d, int t = 0) const {
-    return p * of[Axis::pp] + d / shards * of[Axis::dp_replicate] +
-           d % shards * of[Axis::dp_shard] + t * of[Axis::tp];
+  // Returns the global rank of pipeline rank p and data-parallel rank d, the first along tp and cp.
+  int rank(int p, int d) const {
+    return p * of[Axis::pp] + d / shards * of[Axis::dp_replicate] + d % shards * of[Axis::dp_shard];
   }
 };
 
@@ -82,8 +81,11 @@ struct RankStrides {
 // communication, when each collective may begin and what waits for it. It is the only input of the
 // closed forms (step_time.h) and of the event simulator, so they differ only in method.
 //
-// Along dp, a group runs its collectives one at a time, in the order in which they are issued,
-// concurrently with the computation:
+// Ranks along tp and cp work on the same micro-batches in lockstep, so one of them represents all.
+// Their communication is part of the duration of the computation.
+//
+// Along dp (with cp, over both), a group runs its collectives one at a time, in the order in which
+// they are issued, concurrently with the computation:
 // - gathers of stage 3: each unit before forward needs it, and again before backward unless
 //   parameters are kept. With overlap, the gather of the next unit is issued when a unit begins;
 //   otherwise each is issued when it is needed.
@@ -134,13 +136,16 @@ struct Step {
   double bucket_bytes = 25e6;  // for chunks without `buckets`
 
   int dp() const { return axes.dp(); }
-  // Number of ranks that shard state, and number of such groups: [Note: replicas] in core/axes.h.
-  int shards() const { return axes.size(Axis::dp_shard); }
+  // Number of data-parallel ranks that share state, and number of such groups: [Note: replicas] in
+  // core/axes.h.
+  int shard_dp() const { return axes.size(Axis::dp_shard); }
   int replicas() const { return axes.size(Axis::dp_replicate); }
+  // Number of ranks that shard state: those along dp and cp.
+  int shards() const { return axes.shards(); }
   int tp() const { return axes.tp(); }
   int pp() const { return static_cast<int>(chunks.size()); }
   bool pipelined() const { return pp() > 1; }
-  bool averages_gradients() const { return dp() > 1; }  // as in RunConfig
+  bool averages_gradients() const { return axes.ranks(kTokenAxes) > 1; }  // as in RunConfig
   int chunks_per_rank() const { return static_cast<int>(chunks.front().size()); }
   Axes mesh() const { return axes.with(Axis::pp, pp()); }
   int world() const { return static_cast<int>(mesh().world()); }
@@ -149,7 +154,7 @@ struct Step {
   Places places() const;
   RankStrides strides() const;
   // As RankStrides::rank().
-  int rank(int p, int d, int t = 0) const { return strides().rank(p, d, t); }
+  int rank(int p, int d) const { return strides().rank(p, d); }
   // Returns the node of a rank.
   int node(int rank) const { return rank / topology.per_node; }
   // Returns the seconds to send from one stage to the next at that placement.

@@ -6,7 +6,7 @@ namespace tessera::planner {
 
 StepClock::StepClock(std::size_t members, const Step& step, const Places& places)
     : members_(members),
-      each_(members == 1 ? 1 : static_cast<std::size_t>(step.shards())),
+      each_(members == 1 ? 1 : static_cast<std::size_t>(step.shard_dp())),
       interference_(step.interference),
       replica_interference_(step.replica_interference),
       prefetch_(static_cast<std::size_t>(step.prefetch())),

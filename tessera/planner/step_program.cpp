@@ -92,6 +92,16 @@ std::vector<RankProgram> make_rank_programs(const Step& s, const Places& places,
 
 using schedule::Kind;
 
+// Takes the communication that fits into `seconds`, axis by axis.
+static PerAxis<double> comm_within(const PerAxis<double>& comm, double seconds) {
+  PerAxis<double> taken;
+  for (const Axis axis : kAllAxes) {
+    taken[axis] = std::min(comm[axis], seconds);
+    seconds -= taken[axis];
+  }
+  return taken;
+}
+
 StepOp step_op(const Step& step, Kind kind, const StepChunk& chunk, const Transfers& gathers,
                const Transfers& reductions, bool first, bool last) {
   StepOp op;
@@ -99,22 +109,24 @@ StepOp step_op(const Step& step, Kind kind, const StepChunk& chunk, const Transf
   switch (kind) {
     case Kind::forward:
       seconds = chunk.forward;
-      op.tp = chunk.tp_forward;
+      op.comm = chunk.forward_comm;
       break;
     case Kind::backward:
       seconds = chunk.backward();
-      op.tp = chunk.tp_backward;
+      op.comm = chunk.backward_comm;
       break;
     case Kind::backward_input:
       seconds = chunk.backward_input;
-      op.tp = std::min(chunk.tp_backward, chunk.backward_input);
+      op.comm = comm_within(chunk.backward_comm, chunk.backward_input);
       break;
     default:
       seconds = chunk.backward_weight;
-      op.tp = std::max(0.0, chunk.tp_backward - chunk.backward_input);
+      op.comm = chunk.backward_comm;
+      const PerAxis<double> before = comm_within(chunk.backward_comm, chunk.backward_input);
+      for (const Axis axis : kAllAxes) op.comm[axis] -= before[axis];
       break;
   }
-  op.work = seconds - op.tp;
+  op.work = seconds - sum(op.comm);
   if (!step.averages_gradients()) return op;
   const bool forward = kind == Kind::forward;
   if (step.zero == 3) {

@@ -10,9 +10,9 @@ namespace tessera::planner {
 // One computation of a chunk, with the data-parallel communication that overlaps it:
 // [Note: a step].
 struct StepOp {
-  double work = 0;  // seconds of the rank's own computation, to which jitter applies
-  double tp = 0;    // seconds of tensor-parallel communication
-  int pieces = 1;   // number of pieces, each of which waits for a gather if `gathers`
+  double work = 0;       // seconds of the rank's own computation, to which jitter applies
+  PerAxis<double> comm;  // seconds of communication along tp and cp
+  int pieces = 1;        // number of pieces, each of which waits for a gather if `gathers`
   bool gathers = false;
   int reduces = 0;        // number of reductions issued while it runs
   bool blocking = false;  // issues them all at the end, and the next computation waits

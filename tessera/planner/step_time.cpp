@@ -15,11 +15,14 @@ constexpr double kRoundingOfSums = 1e-12;
 
 // Seconds of a micro-batch on a rank, without data-parallel communication.
 struct OwnTime {
-  double all = 0, tp = 0;
+  double all = 0;
+  PerAxis<double> comm;  // included in it
   explicit OwnTime(const std::vector<StepChunk>& chunks) {
     for (const StepChunk& chunk : chunks) {
       all += chunk.total();
-      tp += chunk.tp_forward + chunk.tp_backward;
+      for (const Axis axis : kAllAxes) {
+        comm[axis] += chunk.forward_comm[axis] + chunk.backward_comm[axis];
+      }
     }
   }
 };
@@ -45,7 +48,7 @@ std::size_t slowest_rank(const Step& step) {
 // counts.
 double least_at(const Step& s, const ReplicaPlace& replicas) {
   Places places;
-  places.along[Axis::dp_shard] = replicas.dp;
+  places.shard = replicas.shard;
   places.along[Axis::dp_replicate] = replicas.across;
   const bool in_turn = s.shares_links(places);
   const bool apart = is_zero_bubble(s.schedule);
@@ -173,7 +176,7 @@ class StepPlayer {
       const Op& op = program.ops[rank.op];
       const double now = rank.clock.now();
       if (is_compute(op.kind)) {
-        const double seconds = op.work + op.tp;
+        const double seconds = op.work + sum(op.comm);
         rank.clock.run(op, program.chunks[static_cast<std::size_t>(op.chunk)].reduce, &seconds);
       } else if (op.kind == Kind::send_activation || op.kind == Kind::send_gradient) {
         const auto peer = static_cast<std::size_t>(op.peer);
@@ -254,7 +257,7 @@ constexpr RunKind unmeasured() {
 }
 
 RunKind run_kind(const RunConfig& q) {
-  if (places(q).along[Axis::tp].nodes() > 1) return unmeasured();
+  if (q.cp() > 1 || places(q).along[Axis::tp].nodes() > 1) return unmeasured();
   if (q.software == Software::megatron) return q.nodes > 1 ? kSeveralNodes : kOneNode;
   if (q.software == Software::pytorch) return kPlain;
   if (q.nodes > 1) return unmeasured();
@@ -271,8 +274,8 @@ StepTime step_time(const Step& s) {
   const PlayedRank& rank = played.ranks[slowest];
   const double k = static_cast<double>(s.micros);
   StepTime time;
-  time.comm[Axis::tp] = k * own.tp;
-  time.compute = k * (own.all - own.tp);
+  for (const Axis axis : kAllAxes) time.comm[axis] = k * own.comm[axis];
+  time.compute = k * (own.all - sum(own.comm));
   time.comm[Axis::dp_shard] = rank.comm[Axis::dp_shard];
   time.comm[Axis::dp_replicate] = rank.comm[Axis::dp_replicate];
   time.comm[Axis::pp] = rank.comm[Axis::pp];
@@ -301,8 +304,8 @@ double least_step_time(const Step& s, const std::vector<ReplicaPlace>& anywhere)
 
 double least_step_time(const Step& s) {
   const Places places = s.averages_gradients() ? s.places() : Places{};
-  return least_at(s, {places.along[Axis::dp_shard], s.interference,
-                      places.along[Axis::dp_replicate], s.replica_interference});
+  return least_at(
+      s, {places.shard, s.interference, places.along[Axis::dp_replicate], s.replica_interference});
 }
 
 StepTime step_time(const RunConfig& q) { return step_time(describe_step(q)); }

@@ -28,9 +28,9 @@ StepTime step_time(const Step& step);
 StepTime step_time(const RunConfig& settled);
 // Returns a lower bound of the step time in seconds, computed quickly for searches.
 double least_step_time(const Step& step);
-// Possible placement of the data-parallel groups.
+// Possible placement of the groups that share state and of those over replicas.
 struct ReplicaPlace {
-  GroupPlace dp;
+  GroupPlace shard;
   double interference = 0;  // at that placement
   GroupPlace across = {};   // placement of all-reduces over replicas
   double across_interference = 0;
@@ -63,7 +63,7 @@ PlayedStep play_whole_step(const Step& step, const Places& places);
 // [Note: interval] 80% prediction interval of a step: the predicted time, multiplied by the 10% and
 // 90% quantiles of measured / predicted over runs that were held out of the fit. It is wider for
 // few runs, and widest if no run of that kind was measured. A kind is given by the software, one or
-// several nodes, and tensor parallelism across nodes. `basis` names the runs.
+// several nodes, tensor parallelism across nodes, and context parallelism. `basis` names the runs.
 struct Interval {
   double low = 0, high = 0;  // seconds
   std::string basis;

@@ -37,7 +37,8 @@ CollectiveCost ring_or_tree(const Topology& topology, Collective kind, double by
   const double near = topology.inside.latency, far = topology.nic.latency;
   double volume = trips * (place.ranks - 1.0) / place.ranks * bytes;
   CollectiveCost cost;
-  if (algorithm == Algorithm::tree) {
+  const bool exchange = kind == Collective::all_to_all;
+  if (algorithm == Algorithm::tree && !exchange) {
     if (trips == 2) volume = 2 * bytes;
     cost.latency = trips * (tree_levels(m) * near + tree_levels(nodes) * far);
   } else {
@@ -48,7 +49,9 @@ CollectiveCost ring_or_tree(const Topology& topology, Collective kind, double by
   if (nodes == 1 || m > 1) cost.inside_bytes = volume;
   if (nodes > 1) {
     const bool pair = algorithm != Algorithm::ring && trips == 2 && nodes == 2;
-    cost.far_bytes = pair ? bytes : volume;
+    cost.far_bytes = pair       ? bytes
+                     : exchange ? m * (place.ranks - m * 1.0) / place.ranks * bytes
+                                : volume;
     cost.far_bandwidth =
         far_share(topology, place, m, m == 1 || pair || algorithm == Algorithm::tree);
   }
@@ -136,6 +139,40 @@ GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& ord
   place.in_node = static_cast<int>(in_node);
   place.crossing = static_cast<int>(
       std::clamp<std::int64_t>(per_node / in_node, 1, std::min(s.inner, per_node)));
+  return place;
+}
+
+GroupPlace group_place(const Topology& topology, const std::vector<AxisSize>& order, AxisSet axes) {
+  // Joins axes that follow one another. Axes of one rank do not separate them.
+  std::vector<AxisSize> joined;
+  std::vector<Axis> found;
+  bool follows = false;
+  for (const AxisSize& each : order) {
+    if (each.size <= 1) continue;
+    const bool own = axes.contains(each.axis);
+    if (own && follows) {
+      joined.back().size *= each.size;
+      continue;
+    }
+    joined.push_back(each);
+    if (own) found.push_back(each.axis);
+    follows = own;
+  }
+  GroupPlace place;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const GroupPlace one = axis_place(topology, joined, found[i]);
+    if (i == 0) {
+      place = one;
+      continue;
+    }
+    // Axes with others between them: each neighbor along the outer one has a group of the inner.
+    const int inner_nodes = place.nodes();
+    place.ranks *= one.ranks;
+    place.in_node *= inner_nodes == 1 ? one.in_node : 1;
+    place.span = std::max(place.span, one.span);
+    place.crossing =
+        place.nodes() == 1 ? 1 : std::max(1, std::max(1, topology.per_node) / place.in_node);
+  }
   return place;
 }
 

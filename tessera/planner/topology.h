@@ -47,8 +47,8 @@ struct Topology {
 };
 
 // Collective operation. Its `bytes` are those of the whole buffer, which every rank has before an
-// all-reduce or a reduce-scatter, and after an all-gather.
-enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, send };
+// all-reduce, a reduce-scatter or an all-to-all, and after an all-gather.
+enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all, send };
 
 // Placement of a group's ranks on the nodes. A send has two ranks.
 struct GroupPlace {
@@ -69,7 +69,10 @@ struct GroupPlace {
 // - A tree moves 2D for an all-reduce and V for the others, in log2 levels. Two binary trees, each
 //   with half of the buffer, send 2D out of a node. Between two nodes, each of which is the root of
 //   one tree, they send only D. `mixed` and `automatic` count this as NCCL does.
-// - A send between nodes uses one adapter, shared with the other sending devices.
+// - An all-to-all of a buffer of D bytes sends (n-1)/n · D through a rank's link inside the node,
+//   and m(n-m)/n · D out of each node.
+// - A send between nodes uses one adapter, shared with the other sending devices. In a ring of
+//   messages, one device of each node and group sends to another node.
 // - Above a switch that does not join the whole group, the bandwidth is divided by the
 //   oversubscription, unless the traffic stays on a rail (one member per node, or a tree).
 struct CollectiveCost {
@@ -90,8 +93,8 @@ CollectiveCost collective_cost(const Topology& topology, Collective kind, double
 double pace_of(const Topology& topology, const GroupPlace& place);
 
 // [Note: order of axes] Ranks are numbered along the axes of `order`, innermost first, and fill the
-// nodes in turn. "tp,dp,pp" places tensor-parallel neighbors closest together.
-inline constexpr std::string_view kUsualOrder = "tp,dp,pp";
+// nodes in turn. "tp,cp,dp,pp" places tensor-parallel neighbors closest together.
+inline constexpr std::string_view kUsualOrder = "tp,cp,dp,pp";
 // Axis of an order, with its size.
 struct AxisSize {
   Axis axis = Axis::dp_shard;
@@ -100,6 +103,8 @@ struct AxisSize {
 // Returns the placement of the groups along an axis; the worst one if they differ. An axis that is
 // not listed has one rank.
 GroupPlace axis_place(const Topology& topology, const std::vector<AxisSize>& order, Axis axis);
+// Returns the placement of the groups along several axes, flattened into one.
+GroupPlace group_place(const Topology& topology, const std::vector<AxisSize>& order, AxisSet axes);
 // Returns the placement of the two neighbors along an axis (for example pipeline stages) that are
 // farthest apart. `crossing` counts the devices of a node that send at the same time.
 GroupPlace neighbor_place(const Topology& topology, const std::vector<AxisSize>& order, Axis axis);

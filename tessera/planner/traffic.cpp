@@ -64,19 +64,31 @@ Hops hops_of(const RunConfig& q, int rank) {
   return hops;
 }
 
-// Adds the traffic of the layers on this rank: [Note: tensor-parallel traffic].
-void add_tp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>& chunks,
-            int rank) {
-  if (q.tp() == 1) return;
+// Returns what the operations of all chunks on a rank send along an axis for a micro-batch.
+OperationTraffic operations_of(const RunConfig& q, const std::vector<StageLayers>& chunks,
+                               Axis axis) {
   ProgramInput in = program_input(q);
-  std::array<double, kSentRows> sent = {};
-  double layers = 0, heads = 0;
+  OperationTraffic sent;
   for (const StageLayers& chunk : chunks) {
     in.layers = chunk.layers;
     in.embedding = chunk.embedding;
     in.head = chunk.head;
-    const TensorParallelTraffic traffic_of_chunk = tensor_parallel_traffic(in);
-    for (std::size_t row = 0; row < kSentRows; ++row) sent[row] += traffic_of_chunk.by_row[row];
+    const OperationTraffic of_chunk = operation_traffic(in, axis);
+    for (std::size_t row = 0; row < kSentRows; ++row) {
+      sent.by_row[row] += of_chunk.by_row[row];
+      sent.calls[row] += of_chunk.calls[row];
+    }
+  }
+  return sent;
+}
+
+// Adds the traffic of the layers on this rank: [Note: tensor-parallel traffic].
+void add_tp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>& chunks,
+            int rank) {
+  if (q.tp() == 1) return;
+  const OperationTraffic sent = operations_of(q, chunks, Axis::tp);
+  double layers = 0, heads = 0;
+  for (const StageLayers& chunk : chunks) {
     layers += real(chunk.layers);
     heads += chunk.head ? 1 : 0;
   }
@@ -84,7 +96,7 @@ void add_tp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>
   const auto add = [&](std::string what, double calls, double bytes) {
     add_row(traffic, Axis::tp, std::move(what), k * calls, k * bytes);
   };
-  const auto of = [&](Sent row) { return sent[static_cast<std::size_t>(row)]; };
+  const auto of = [&](Sent row) { return sent.of(row); };
   const std::string kind = q.sequence_ranks() > 1 ? "reduce-scatter + all-gather" : "all-reduce";
   add(kind + " of activations", (q.recompute == Recompute::full ? 6 : 4) * layers,
       of(Sent::layers));
@@ -100,6 +112,20 @@ void add_tp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>
     const double count = hops.forward + hops.backward;
     add("all-gather of slices between stages", count, count * (q.tp() - 1) * hop_bytes(q));
   }
+}
+
+// Adds the traffic of attention on this rank: [Note: ring and ulysses].
+void add_cp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>& chunks) {
+  if (q.cp() == 1) return;
+  const OperationTraffic sent = operations_of(q, chunks, Axis::cp);
+  const double k = real(q.micros());
+  const auto add = [&](const char* what, Sent row) {
+    add_row(traffic, Axis::cp, what, k * sent.calls_of(row), k * sent.of(row));
+  };
+  add("ring of keys and values", Sent::ring);
+  add("ring of their gradients in fp32", Sent::ring_gradients);
+  add("all-to-all of queries, keys and values", Sent::exchange_qkv);
+  add("all-to-all of the results of attention", Sent::exchange_result);
 }
 
 void add_pp(Traffic& traffic, const RunConfig& q, int rank) {
@@ -125,7 +151,7 @@ Traffic traffic_of(const RunConfig& q) {
   const auto shares = stage_shares(q);
   Traffic most;
   double params = 0, trained = 0;
-  std::vector<TrafficRow> tp_rows, pp_rows;
+  PerAxis<std::vector<TrafficRow>> rows;
   for (int r = 0; r < q.pp(); ++r) {
     const auto& chunks = shares[static_cast<std::size_t>(r)];
     params = std::max(params, gathered_on_rank(q, chunks));
@@ -133,20 +159,19 @@ Traffic traffic_of(const RunConfig& q) {
     if (q.state_only()) continue;
     Traffic mine;
     add_tp(mine, q, chunks, r);
-    if (mine.sent[Axis::tp] > most.sent[Axis::tp]) {
-      most.sent[Axis::tp] = mine.sent[Axis::tp];
-      tp_rows = std::move(mine.rows);
-    }
-    mine.rows.clear();
+    add_cp(mine, q, chunks);
     add_pp(mine, q, r);
-    if (mine.sent[Axis::pp] > most.sent[Axis::pp]) {
-      most.sent[Axis::pp] = mine.sent[Axis::pp];
-      pp_rows = std::move(mine.rows);
+    for (const Axis axis : kAllAxes) {
+      if (mine.sent[axis] <= most.sent[axis]) continue;
+      most.sent[axis] = mine.sent[axis];
+      rows[axis] = mine.rows;
+      std::erase_if(rows[axis], [&](const TrafficRow& row) { return row.axis != axis; });
     }
   }
   add_dp(most, q, params, trained);
-  most.rows.insert(most.rows.end(), tp_rows.begin(), tp_rows.end());
-  most.rows.insert(most.rows.end(), pp_rows.begin(), pp_rows.end());
+  for (const std::vector<TrafficRow>& each : rows) {
+    most.rows.insert(most.rows.end(), each.begin(), each.end());
+  }
   return most;
 }
 

@@ -59,6 +59,7 @@ std::string largest_loss(const Plan& plan) {
   const StepTime& t = plan.time;
   const std::pair<double, const char*> parts[] = {
       {t.comm[Axis::tp], "waiting for tensor-parallel sums"},
+      {t.comm[Axis::cp], "waiting for keys and values"},
       {t.comm[Axis::dp_shard], "waiting for gradients and parameters"},
       {t.comm[Axis::dp_replicate], "waiting for sums over replicas"},
       {t.bubble, "bubble"},
@@ -70,7 +71,10 @@ std::string largest_loss(const Plan& plan) {
 
 // Returns a warning for a recommended configuration, or "".
 std::string across_hosts(const RunConfig& q) {
-  return places(q).along[Axis::tp].nodes() > 1 ? " (tp goes across hosts)" : "";
+  for (const Axis axis : {Axis::tp, Axis::cp}) {
+    if (places(q).along[axis].nodes() > 1) return str(" (", axis_name(axis), " goes across hosts)");
+  }
+  return "";
 }
 
 std::string conclusion_text(const std::vector<Way>& ways) {

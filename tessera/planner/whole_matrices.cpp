@@ -42,7 +42,7 @@ std::int64_t update_bytes_on_gpu(const RunConfig& q, const std::vector<HiddenMat
   for (const MatrixBatch& batch : batches_on_gpu(q, all)) {
     std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> stacks;  // bytes by shape
     for (std::size_t round = batch.begin; round < batch.end; ++round) {
-      const std::size_t own = round * ranks + static_cast<std::size_t>(at[Axis::dp_shard]);
+      const std::size_t own = round * ranks + static_cast<std::size_t>(q.axes.shard_index(at));
       if (own >= all.size()) continue;
       const std::int64_t x = all[own].elements, side = all[own].smaller_side;
       const std::int64_t joined = in_shards(q) ? shard_size(x, q.shards()) * q.shards() : 0;
@@ -101,7 +101,7 @@ std::int64_t matrix_update_bytes(const RunConfig& q, const Coordinate& at) {
   const std::int64_t ranks = q.shards();
   std::int64_t most = 0;
   for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(ranks)) {
-    const std::size_t own = first + static_cast<std::size_t>(at[Axis::dp_shard]);
+    const std::size_t own = first + static_cast<std::size_t>(q.axes.shard_index(at));
     const HiddenMatrix* const mine = own < all.size() ? &all[own] : nullptr;
     const std::int64_t computing = mine != nullptr ? orthogonalization_bytes(*mine) : 0;
     const std::int64_t largest = all[first].elements;

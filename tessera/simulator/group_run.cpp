@@ -55,11 +55,8 @@ Result run_group(const Scenario& s, int replicas) {
   std::int64_t computed = 0;
   for (const planner::Op& op : program.ops) {
     for (std::size_t d = 0; d < n; ++d) {
-      const Pace pace =
-          pace_of(s, slow, strides.rank(0, static_cast<int>(d)), strides.of[Axis::tp], computed);
-      seconds[d] = op.work * pace.slowest + op.tp;
-      result.ranks[d].compute += op.work * pace.mean;
-      result.ranks[d].comm[Axis::tp] += op.work * (pace.slowest - pace.mean) + op.tp;
+      const Pace pace = pace_of(s, slow, strides.rank(0, static_cast<int>(d)), strides, computed);
+      seconds[d] = charge_op(result.ranks[d], s, op, pace);
     }
     ++computed;
     const planner::Transfers& reduce = program.chunks[static_cast<std::size_t>(op.chunk)].reduce;
@@ -94,6 +91,16 @@ Result run_group(const Scenario& s, int replicas) {
   return result;
 }
 
+double charge_op(RankTime& time, const Scenario& s, const planner::StepOp& op, const Pace& pace) {
+  time.compute += op.work * pace.mean;
+  const Axis waits = s.tp() == 1 && s.axes.size(Axis::cp) > 1 ? Axis::cp : Axis::tp;
+  for (const Axis axis : kAllAxes) {
+    const double behind = axis == waits ? op.work * (pace.slowest - pace.mean) : 0;
+    time.comm[axis] += behind + op.comm[axis];
+  }
+  return op.work * pace.slowest + sum(op.comm);
+}
+
 std::vector<double> slowness(const Scenario& s) {
   std::vector<double> slow;
   if (s.stragglers.empty()) return slow;
@@ -103,12 +110,13 @@ std::vector<double> slowness(const Scenario& s) {
   return slow;
 }
 
-Pace pace_of(const Scenario& s, const std::vector<double>& slow, int first, int stride,
-             std::int64_t computed) {
+Pace pace_of(const Scenario& s, const std::vector<double>& slow, int first,
+             const planner::RankStrides& strides, std::int64_t computed) {
   if (!s.irregular()) return {};
   Pace pace{0, 0};
-  for (int t = 0; t < s.tp(); ++t) {
-    const int rank = first + t * stride;
+  const int neighbors = s.tp() * s.axes.size(Axis::cp);
+  for (int n = 0; n < neighbors; ++n) {
+    const int rank = first + n % s.tp() * strides.of[Axis::tp] + n / s.tp() * strides.of[Axis::cp];
     double factor = slow.empty() ? 1.0 : slow[static_cast<std::size_t>(rank)];
     if (s.jitter > 0) {
       const Philox random(s.seed, static_cast<std::uint64_t>(rank));
@@ -116,7 +124,7 @@ Pace pace_of(const Scenario& s, const std::vector<double>& slow, int first, int 
       factor *= portable::exp(s.jitter * normal - 0.5 * s.jitter * s.jitter);
     }
     pace.slowest = std::max(pace.slowest, factor);
-    pace.mean += factor / s.tp();
+    pace.mean += factor / neighbors;
   }
   return pace;
 }

@@ -266,14 +266,11 @@ bool Run::begin_piece(std::uint32_t w, const Op& op, double now) {
   return true;
 }
 
-// Computes the duration of this operation on this worker. The tp neighbors wait for the slowest.
+// Computes the duration of this operation on this worker. Its neighbors wait for the slowest.
 void Run::begin_op(Worker& worker, std::uint32_t w, const Op& op) {
   const Pace pace = pace_of(s_, slow_, strides_.rank(worker.p, static_cast<int>(w) % replicas_),
-                            strides_.of[Axis::tp], worker.computed++);
-  const double seconds = op.work * pace.slowest + op.tp;
-  worker.time.compute += op.work * pace.mean;
-  worker.time.comm[Axis::tp] += op.work * (pace.slowest - pace.mean) + op.tp;
-  worker.piece_seconds = seconds / op.pieces;
+                            strides_, worker.computed++);
+  worker.piece_seconds = charge_op(worker.time, s_, op, pace) / op.pieces;
 }
 
 // Announces the reductions that become ready in the current piece.

@@ -16,13 +16,14 @@ using planner::RankProgram;
 // Simulation of a step by events.
 //
 // [Note: the run]
-// A worker is one replica's pipeline rank. Its tp neighbors run in lockstep with it, at the pace of
-// the slowest of them. A worker executes its operations in order: it computes piece by piece, sends
-// without waiting, and waits for messages and gathers that have not arrived. The dp group of a
-// pipeline rank runs its collectives one after another, in the order in which all members request
-// them; each begins when the last member is ready. The end of a piece is known when it begins, so
-// gradients are announced at that time, with the time at which they will be ready. This saves an
-// event for each. Collectives that run during a piece make the next piece longer: `interference`.
+// A worker is one replica's pipeline rank. Its neighbors along tp and cp run in lockstep with it,
+// at the pace of the slowest of them. A worker executes its operations in order: it computes piece
+// by piece, sends without waiting, and waits for messages and gathers that have not arrived. The dp
+// group of a pipeline rank runs its collectives one after another, in the order in which all
+// members request them; each begins when the last member is ready. The end of a piece is known when
+// it begins, so gradients are announced at that time, with the time at which they will be ready.
+// This saves an event for each. Collectives that run during a piece make the next piece longer:
+// `interference`.
 //
 // With replicas (hybrid sharding) the members of a pipeline rank form several groups of workers
 // that share state, and each group has its own queue. When all groups have reduced a bucket, its

@@ -34,7 +34,7 @@ void check(const Scenario& s) {
   require_number(s.jitter >= 0 && s.jitter <= 2, "jitter", s.jitter, "from 0 to 2");
   for (const Straggler& each : s.stragglers) {
     require_number(each.rank >= 0 && each.rank < s.world(), "straggler", each.rank,
-                   "a rank below dp · tp · pp");
+                   "a rank of the mesh");
     require_number(each.factor > 0 && std::isfinite(each.factor), "factor of a straggler",
                    each.factor, "a positive number");
   }

@@ -10,13 +10,13 @@ namespace tessera::simulator {
 // Time of a step on one rank, in seconds. The parts add up to the step.
 struct RankTime {
   double compute = 0;
-  // tp: tensor-parallel communication and waiting for slower tp neighbors. pp: waiting for a
+  // tp, cp: communication inside the layers, and waiting for slower neighbors. pp: waiting for a
   // message in transit. dp: waiting for gathers and reductions. dp_replicate: for all-reduces over
   // replicas.
   PerAxis<double> comm;
   double bubble = 0;  // waiting for other stages to compute
   double optimizer = 0;
-  PerAxis<double> sent;  // bytes; not counted along tp
+  PerAxis<double> sent;  // bytes; not counted along tp and cp
 
   double step() const { return compute + sum(comm) + bubble + optimizer; }
   // Adds `share` times another, to average over ranks.
@@ -49,7 +49,7 @@ struct Span {
 struct Result {
   double step = 0;              // seconds
   int replicas = 1;             // number of simulated replicas; 1 represents all if they are equal
-  std::vector<RankTime> ranks;  // [p · replicas + d], each for all its tp neighbors
+  std::vector<RankTime> ranks;  // [p · replicas + d], each for all its neighbors along tp and cp
   RankTime mean;
   double utilization = 0;    // fraction of the step spent computing, mean of all ranks
   double bubble = 0;         // fraction of the step spent waiting for other stages

@@ -71,7 +71,8 @@ TEST(PlanAnswers, Parallel) {
   std::vector<std::string> with = question;
   with.emplace_back("--json");
   const auto json = tessera(with).json();
-  ASSERT_EQ(json["ways"].size(), 5U);
+  ASSERT_EQ(json["ways"].size(), 6U);  // dp, ZeRO-3, cp, tp, pp, best mix
+  EXPECT_EQ(json["ways"][2]["name"], "cp 8");
   double fastest = 1e9;
   for (const auto& way : json["ways"]) {
     ASSERT_TRUE(way.contains("plan")) << way;
@@ -82,9 +83,41 @@ TEST(PlanAnswers, Parallel) {
     }
   }
   EXPECT_EQ(json["ways"][0]["plan"]["fits"], false);  // 16 bytes of 6.7B parameters
-  EXPECT_EQ(json["ways"][4]["plan"]["time"]["step"], fastest);
+  EXPECT_EQ(json["ways"][5]["plan"]["time"]["step"], fastest);
   const Answer odd = tessera({"explain", "parallel", "--model", "gpt2-xl", "--gpus", "8"});
   EXPECT_TRUE(contains(odd.out, "does not divide 25 heads")) << odd.out;
+}
+
+TEST(PlanAnswers, ContextParallelism) {
+  const Answer drawn = tessera({"explain", "context", "--cp", "4", "--seq", "8192"});
+  EXPECT_EQ(drawn.status, 0) << drawn.err;
+  for (const char* part : {"8 chunks of 1,024", "1, 6", "of 3: 2", "1.75 times as long",
+                           "2048 · 2 · 8 · 128 · 2 B = 8.39 MB", "ulysses"}) {
+    EXPECT_TRUE(contains(drawn.out, part)) << part << "\n" << drawn.out;
+  }
+  EXPECT_TRUE(contains(tessera({"explain", "context", "--cp", "1"}).out, "Use --cp 2 or more"));
+  const Answer refused = tessera({"explain", "context", "--params", "7B", "--cp", "4"});
+  EXPECT_EQ(refused.status, 2);
+  // Every report names the axis.
+  const std::vector<std::string> run = {"plan", "--model", "llama3-8b", "--seq",  "32768", "--cp",
+                                        "4",    "--dp",    "2",         "--zero", "1"};
+  const auto with = [&](const char* kind, bool json) {
+    std::vector<std::string> words = run;
+    words.insert(words.end(), {"--cp-kind", kind});
+    if (json) words.emplace_back("--json");
+    return tessera(words);
+  };
+  const Answer text = with("ring", false);
+  for (const char* part : {"dp 2 · cp 4 · tp 1 · pp 1", "fused, ring over cp 4",
+                           "ring of keys and values", "ring of their gradients"}) {
+    EXPECT_TRUE(contains(text.out, part)) << part << "\n" << text.out;
+  }
+  const auto json = with("ulysses", true).json();
+  EXPECT_EQ(json["question"]["cp"], 4);
+  EXPECT_EQ(json["question"]["cp_kind"], "ulysses");
+  EXPECT_EQ(json["question"]["gpus"], 8);
+  EXPECT_GT(json["traffic"]["cp"], 0);
+  EXPECT_GT(json["time"]["comm_exposed_by_axis"]["cp"], 0);
 }
 
 TEST(PlanAnswers, TensorAndLimits) {

@@ -189,6 +189,20 @@ TEST(Simulate, SweepsReplicas) {
   EXPECT_GT(rows[3]["memory"].get<double>(), rows[0]["memory"].get<double>());
 }
 
+TEST(Simulate, SweepsContextParallelism) {
+  const json answer =
+      simulate_json({"--model", "llama3-8b", "--hardware", "h100", "--dp", "1", "--zero", "1",
+                     "--seq", "65536", "--cp-kind", "ulysses", "--sweep", "cp=1..8"});
+  const json& rows = answer["sweep"];
+  ASSERT_EQ(rows.size(), 4U);
+  EXPECT_EQ(rows[3]["cp"], 8);
+  EXPECT_EQ(rows[3]["gpus"], 8);
+  EXPECT_EQ(rows[0]["time"]["cp"], 0.0);
+  EXPECT_GT(rows[3]["time"]["cp"], 0.0);
+  EXPECT_LT(rows[3]["step"].get<double>(), rows[0]["step"].get<double>());
+  EXPECT_LT(rows[3]["memory"].get<double>(), rows[0]["memory"].get<double>());
+}
+
 TEST(Simulate, TraceIsJson) {
   const TemporaryFile file("-trace.json");
   const Outcome answer = simulate({"--model", "gpt2-774m", "--pp", "4", "--dp", "2", "--grad-accum",

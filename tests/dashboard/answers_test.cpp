@@ -65,6 +65,30 @@ TEST(Answers, StagesSendAlongEveryAxis) {
   EXPECT_TRUE(sized["seq"].is_null());
 }
 
+TEST(Answers, ContextParallelismIsAnAxisOfEveryAnswer) {
+  const std::string run =
+      R"({"model":"llama3-8b","dp":2,"cp":4,"cp_kind":"ring","seq":32768,"zero":2})";
+  const Json plan = answer(plan_answer, run);
+  EXPECT_EQ(plan["question"]["cp"], 4);
+  EXPECT_EQ(plan["command"],
+            "tessera plan --model llama3-8b --dp 2 --cp 4 --cp-kind ring --seq 32768 --zero 2");
+  const Json zero = answer(zero_answer, R"({"model":"llama3-8b","dp":2,"cp":4,"seq":32768})");
+  EXPECT_EQ(zero["cp"], 4);
+  EXPECT_EQ(zero["owners"].size(), 8U);
+  EXPECT_EQ(zero["owners"][5]["dp_rank"], 1);
+  EXPECT_EQ(zero["owners"][5]["cp_rank"], 1);
+  EXPECT_GT(zero["stages"][2]["sent_by_axis"]["cp"], 0);
+  EXPECT_EQ(zero["stages"][0]["copies"], 8.0);
+  const Json simulated = answer(simulate_answer, run);
+  EXPECT_NEAR(simulated["time"]["cp"].get<double>(),
+              plan["time"]["comm_exposed_by_axis"]["cp"].get<double>(), 1e-9);
+  bool listed = false;
+  static const Knowledge known;
+  Ask ask("");
+  for (const Json& axis : about_answer(known, ask)["axes"]) listed = listed || axis == "cp";
+  EXPECT_TRUE(listed);
+}
+
 TEST(Answers, SchedulesCountHeldActivationsInMicroBatches) {
   const Json one = answer(schedule_answer, R"({"schedule":"interleaved","chunks":2})");
   EXPECT_EQ(one["in_flight"], Json({11, 9, 7, 5}));

@@ -10,6 +10,7 @@
 
 #include "tessera/core/text.h"
 #include "tessera/planner/fields.h"
+#include "tessera/planner/places.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/search.h"
 #include "tests/planner/advised_case.h"
@@ -191,7 +192,10 @@ TEST(AdviceRules, WarnsThatTpSpansHosts) {
     for (const Advice& advice : plan_of(each).advice) {
       const RunConfig then = followed(each, advice).question;
       const bool said = advice.text.find("across hosts") != std::string::npos;
-      EXPECT_EQ(said, advice.family == "mesh" && then.tp() > then.per_node) << advice.text;
+      const Places on = places(then);
+      const bool across_hosts = on.along[Axis::tp].nodes() > 1 || on.along[Axis::cp].nodes() > 1;
+      const bool of_mesh = advice.family == "mesh" || advice.family == "cp";
+      EXPECT_EQ(said, of_mesh && across_hosts) << advice.text;
     }
   }
 }

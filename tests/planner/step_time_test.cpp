@@ -98,7 +98,7 @@ TEST(StepTime, ChunksAddUpToTheStepsCompute) {
   const StepTime t = step_time(q);
   EXPECT_NEAR(3 * (c.forward + c.backward_input + c.backward_weight), t.compute + t.comm[Axis::tp],
               1e-9);
-  EXPECT_NEAR(3 * (c.tp_forward + c.tp_backward), t.comm[Axis::tp], 1e-9);
+  EXPECT_NEAR(3 * (c.forward_comm[Axis::tp] + c.backward_comm[Axis::tp]), t.comm[Axis::tp], 1e-9);
   EXPECT_DOUBLE_EQ(c.param_bytes, c.grad_bytes);  // 2 + 2 bytes
 }
 

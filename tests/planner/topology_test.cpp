@@ -114,6 +114,23 @@ TEST(Topology, OversubscribedSwitchesReduceBandwidth) {
             3.9 * time(free, Collective::all_reduce, 1e9, pair));
 }
 
+TEST(Topology, AllToAllSendsToEveryOtherRank) {
+  const Topology t = plain(300e9);
+  EXPECT_NEAR(time(t, Collective::all_to_all, 1e9, group(8, 8)), 7.0 / 8 * 1e9 / 300e9, 1e-12);
+  // Each of 8 devices of a node sends half of its buffer to the other node.
+  EXPECT_NEAR(time(t, Collective::all_to_all, 1e9, group(16, 8)), 8 * 0.5e9 / t.out_of_node(),
+              1e-12);
+  // One device of a node has one adapter.
+  EXPECT_NEAR(time(t, Collective::all_to_all, 1e9, group(4, 1, 8)), 0.75e9 / t.nic.bandwidth,
+              1e-12);
+  for (const Algorithm each : {Algorithm::ring, Algorithm::tree, Algorithm::automatic}) {
+    Topology other = t;
+    other.algorithm = each;
+    EXPECT_EQ(time(other, Collective::all_to_all, 1e9, group(16, 8)),
+              time(t, Collective::all_to_all, 1e9, group(16, 8)));
+  }
+}
+
 TEST(Topology, RingLatencyGrowsWithNodesTreeLatencyDoesNot) {
   Topology t = plain(100e9, 5e-6);
   for (const Algorithm each : {Algorithm::mixed, Algorithm::ring, Algorithm::tree}) {

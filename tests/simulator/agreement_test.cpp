@@ -89,6 +89,24 @@ std::optional<Case> with_replicas(Case one, unsigned pick) {
   return one;
 }
 
+// Returns the same settings with context parallelism; nullopt if its kind is impossible.
+std::optional<Case> with_context(Case one, unsigned pick) {
+  const int cp = 2 << pick % 3;
+  const char* const kind = pick % 2 == 0 ? "ring" : "ulysses";
+  planner::RunConfig& q = one.question;
+  q.axes.set(Axis::cp, cp);
+  q.cp_kind = *find_named<ContextKind>(kind);
+  q.seq = 8192;
+  q.gpus = q.nodes = 0;
+  one.text += " --cp " + std::to_string(cp) + " --cp-kind " + kind + " --seq 8192";
+  try {
+    q = planner::resolve(std::move(q));
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
+  return one;
+}
+
 Scenario scenario_of(const Case& one) {
   Scenario scenario;
   static_cast<planner::Step&>(scenario) = planner::describe_step(one.question);
@@ -239,6 +257,32 @@ TEST(Agreement, LockstepEqualsEvents) {
           << one.text;
     }
     ++compared;
+  }
+}
+
+TEST(Agreement, ContextParallelStepsAreSimulatedAsPlanned) {
+  Cases cases;
+  int simulated = 0;
+  for (unsigned i = 0; simulated < 150; ++i) {
+    const std::optional<Case> one = with_context(cases.next(), i);
+    if (!one || one->question.micros() > 16) continue;
+    ++simulated;
+    const Scenario scenario = scenario_of(*one);
+    const planner::StepTime planned = planner::step_time(one->question);
+    const Result result = simulate(scenario, {.by_events = true});
+    EXPECT_NEAR(result.mean.step(), result.step, 1e-9 * result.step) << one->text;
+    if (one->question.pp() > 1) {
+      const Agreement agreement = agreement_of(scenario, result);
+      const double left = result.step - planned.step() - agreement.largest().seconds;
+      EXPECT_LT(std::abs(left), kNear * result.step) << one->text << ": " << reason(agreement);
+      continue;
+    }
+    EXPECT_LT(std::abs(planned.step() / result.step - 1), 1e-3) << one->text;
+    EXPECT_NEAR(planned.comm[Axis::cp], result.mean.comm[Axis::cp], 1e-9 * result.step)
+        << one->text;
+    // The simulated buckets of Tessera are padded to whole shards of up to 2,048 ranks.
+    const double sent = planner::traffic_of(one->question).sent[Axis::dp_shard];
+    EXPECT_NEAR(sent, result.mean.sent[Axis::dp_shard], 1e-2 * sent) << one->text;
   }
 }
 

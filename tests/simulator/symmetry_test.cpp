@@ -19,8 +19,8 @@ Scenario scenario(const std::string& name, int p, int k, int dp, int tp) {
   chunk.forward = 1e-3;
   chunk.backward_input = 1.2e-3;
   chunk.backward_weight = 0.8e-3;
-  chunk.tp_forward = tp > 1 ? 2e-4 : 0;
-  chunk.tp_backward = tp > 1 ? 3e-4 : 0;
+  chunk.forward_comm[Axis::tp] = tp > 1 ? 2e-4 : 0;
+  chunk.backward_comm[Axis::tp] = tp > 1 ? 3e-4 : 0;
   chunk.grad_bytes = 1.2e8;
   chunk.param_bytes = 0.6e8;
   chunk.units = 3;

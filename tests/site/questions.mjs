@@ -12,7 +12,7 @@ export function generator(seed) {
 }
 
 // Settings that say where something is, or repeat others.
-const SKIPPED = /file|runs|dir|path|gpus|nodes|^params$|^dp$|^tp$|^pp$|^model$|^hardware$|^layout$|^schedule$|^layers$|^hidden$|^heads$|^vocab$/;
+const SKIPPED = /file|runs|dir|path|gpus|nodes|^params$|^dp$|^cp$|^tp$|^pp$|^model$|^hardware$|^layout$|^schedule$|^layers$|^hidden$|^heads$|^vocab$/;
 
 // Returns n questions: {method, path, body}. `about`: the answer of /api/about.
 export function questions(n, seed, about) {
@@ -101,6 +101,7 @@ export function questions(n, seed, about) {
     ...planned(names, sized),
     dp: power(most),
     ...(chance(0.4) ? { tp: power(8) } : {}),
+    ...(chance(0.2) ? { cp: power(8) } : {}),
     ...(chance(0.7) ? { zero: below(4) } : {}),
     ...(chance(0.7) ? { hardware: pick(hardware) } : {}),
     ...(chance(0.4) ? { layout: pick(layouts) } : {}),

@@ -67,6 +67,7 @@ export interface Plan {
     dp: number;
     dp_replicate: number;
     tp: number;
+    cp: number;
     pp: number;
     sequence_parallel: boolean;
     zero: number;

@@ -18,7 +18,7 @@ export const SHAPE = {
   vocab: "32000",
   config: "",
 };
-export const PARALLEL = { dp: "8", dp_replicate: "1", tp: "1", pp: "1" };
+export const PARALLEL = { dp: "8", dp_replicate: "1", cp: "1", tp: "1", pp: "1" };
 export const BATCH = { micro_batch: "1", seq: "", recompute: "none", sequence_parallel: "false" };
 
 export const MEMORY_PARTS = [
@@ -111,6 +111,10 @@ export function ReplicasSlider(bound: FieldProps) {
 }
 export function replicas(at: { dp_replicate: string }): Record<string, string> {
   return at.dp_replicate === "1" ? {} : { dp_replicate: at.dp_replicate };
+}
+// Context parallelism of a request, if there is any.
+export function context(at: { cp: string }): Record<string, string> {
+  return at.cp === "1" ? {} : { cp: at.cp };
 }
 
 // `used` is the sequence length of the last response, which states the default as a number.

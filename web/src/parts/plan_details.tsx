@@ -170,7 +170,7 @@ export function PlanDetails({ plan, settings }: { plan: Plan; settings: Values }
       {plan.settings?.axis_order && (
         <p class="note spaced">
           Axis order {plan.settings.axis_order} is a prediction only: the train command uses
-          tp,dp,pp.
+          tp,cp,dp,pp.
         </p>
       )}
       <p class="note spaced">Open in</p>

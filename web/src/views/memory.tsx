@@ -14,6 +14,7 @@ import {
   ModelFields,
   modelBody,
   modelOfPlan,
+  context,
   PARALLEL,
   ReplicasSlider,
   replicas,
@@ -67,6 +68,7 @@ export function MemoryView() {
     ...(sized ? { params: at.params } : modelBody(at)),
     dp: at.dp,
     ...replicas(at),
+    ...context(at),
     tp: at.tp,
     pp: at.pp,
     layout: at.layout,
@@ -108,6 +110,7 @@ export function MemoryView() {
             stops={doublings(1, 1024)}
           />
           <ReplicasSlider {...field("dp_replicate")} />
+          <Slider label="Context parallel" {...field("cp")} stops={doublings(1, 64)} />
           <Slider label="Tensor parallel" {...field("tp")} stops={doublings(1, 16)} />
           <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 64)} />
           <StageChoice label="Highlight stage" {...field("zero")} />

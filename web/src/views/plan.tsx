@@ -55,7 +55,7 @@ const COLUMNS: [SortKey, string][] = [
   ["step", "step"],
 ];
 const sorted: Record<SortKey, (p: Plan) => number | string> = {
-  parallelism: (p) => `${p.question.tp} ${p.question.pp} ${p.question.zero}`,
+  parallelism: (p) => `${p.question.tp} ${p.question.cp} ${p.question.pp} ${p.question.zero}`,
   memory: (p) => p.memory.total,
   tokens_per_s: (p) => -(p.tokens_per_s ?? 0),
   mfu: (p) => -(p.mfu ?? 0),
@@ -166,6 +166,7 @@ export function PlanView() {
               items={[
                 ["dp", "data parallel only"],
                 ["tp", "with tensor parallel"],
+                ["cp", "with context parallel"],
                 ["pp", "with pipeline parallel"],
               ]}
             />

@@ -7,6 +7,7 @@ import { Choice, doublings, Slider } from "../parts/controls";
 import { Card, View } from "../parts/frame";
 import {
   BATCH,
+  context,
   HardwareChoice,
   LayoutChoice,
   modelBody,
@@ -52,11 +53,12 @@ const DEFAULTS = {
 export function QuestionsView() {
   const { at, plan, field } = useFields("questions", DEFAULTS, modelOfPlan);
   const about = useAbout();
-  const { dp_replicate, ...rest } = shapeless(at);
+  const { dp_replicate, cp: _cp, ...rest } = shapeless(at);
   const settings = {
     ...plan.others,
     ...modelBody(at),
     ...rest,
+    ...context(at),
     ...(dp_replicate === "1" ? {} : { dp_replicate: dp_replicate ?? "" }),
   };
   const { data, error, busy } = useRequest<QuestionsResponse>(
@@ -77,6 +79,7 @@ export function QuestionsView() {
           <HardwareChoice {...field("hardware")} />
           <LayoutChoice {...field("layout")} />
           <Slider label="Data parallel" {...field("dp")} also={["gpus"]} stops={doublings(1, 1024)} />
+          <Slider label="Context parallel" {...field("cp")} stops={doublings(1, 64)} />
           <Slider label="Tensor parallel" {...field("tp")} stops={doublings(1, 16)} />
           <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 64)} />
           <StageChoice {...field("zero")} />
