@@ -216,6 +216,7 @@ at::Tensor BlockImpl::attend(at::Tensor qkv, const nn::Pass* pass) {
     options.longest_document = pass->longest_document;
     options.dropout = nn::attention_dropout_of(pass, name_ + ".attention");
     options.first_head = axis_.rank() * heads_;
+    options.row_tokens = pass->row_tokens;
   }
   if (!rotary_.rates.empty()) {
     qkv = nn::rotary(std::move(qkv), heads_ + kv_heads_, head_dim_, rotary_.rates, rotary_.gain,

@@ -109,9 +109,10 @@ at::Tensor dropout_factors(const at::Tensor& q, std::int64_t keys, const Attenti
   std::vector<at::Tensor> heads;
   const at::Tensor ones = at::ones({q.size(0), q.size(1), keys}, q.options().dtype(at::kFloat));
   for (std::int64_t head = 0; head < q.size(2); ++head) {
-    heads.push_back(dropout(ones, options.dropout,
-                            (options.first_head + head) * part.tokens + part.first_query,
-                            part.first_key, part.tokens));
+    const std::int64_t width = options.row_tokens > 0 ? options.row_tokens : part.tokens;
+    const std::int64_t first = (options.first_head + head) * width + part.first_query;
+    heads.push_back(
+        dropout(ones, options.dropout, {{0, first, ones.size(1)}}, part.first_key, width));
   }
   return at::stack(heads, 1);
 }

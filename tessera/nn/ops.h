@@ -70,6 +70,9 @@ struct AttentionOptions {
   std::int64_t longest_document = 0;
   Dropout dropout = {};
   std::int64_t first_head = 0;  // index of the first head here in the whole model
+  // Number of tokens of whole rows without padding, which numbers the probabilities for dropout. 0:
+  // T.
+  std::int64_t row_tokens = 0;
   // Factor of the scores. 0: 1 / sqrt(head width). With another factor, or with a cap, ATen's
   // operations compute the scores and keep them for backward: 4·B·heads·T² bytes and more.
   double scale = 0;

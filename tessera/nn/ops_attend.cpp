@@ -81,6 +81,18 @@ at::Tensor with_repeated_keys(const at::Tensor& qkv, std::int64_t heads, std::in
   return at::cat({qkv.narrow(2, 0, heads * dim), kv}, 2);
 }
 
+// Returns the positions of the rows [H · T] of a sample's probabilities in the whole model.
+std::vector<TokenRange> rows_of_heads(const AttentionOptions& options, std::int64_t heads,
+                                      std::int64_t tokens) {
+  const std::int64_t whole = options.row_tokens > 0 ? options.row_tokens : tokens;
+  if (whole == tokens) return {{0, options.first_head * tokens, heads * tokens}};
+  std::vector<TokenRange> rows;
+  for (std::int64_t head = 0; head < heads; ++head) {
+    rows.push_back({head * tokens, (options.first_head + head) * whole, tokens});
+  }
+  return rows;
+}
+
 // Attention by ATen's operations, with [B, T, T] masks, for cases that no fused kernel supports.
 at::Tensor attention_by_products(const at::Tensor& qkv, std::int64_t heads,
                                  const AttentionOptions& options) {
@@ -110,7 +122,7 @@ at::Tensor attention_by_products(const at::Tensor& qkv, std::int64_t heads,
   if (options.dropout.rate == 0) return together(at::matmul(probabilities, v));
   // [B, H · T, T]: the rows of a sample are those of its heads, one after another.
   const at::Tensor dropped = dropout(probabilities.flatten(1, 2), options.dropout,
-                                     {{0, options.first_head * tokens, heads * tokens}})
+                                     rows_of_heads(options, heads, tokens), 0, options.row_tokens)
                                  .view(probabilities.sizes());
   return together(at::matmul(dropped, v));
 }

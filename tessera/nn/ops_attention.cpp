@@ -138,6 +138,8 @@ void drop_probabilities(const at::Tensor& matrix, std::int64_t g, const Block& b
   if (visibility.options == nullptr || visibility.options->dropout.rate == 0) return;
   const Dropout& dropout = visibility.options->dropout;
   const AttentionPart& part = visibility.part;
+  const std::int64_t whole = visibility.options->row_tokens;
+  const std::int64_t width = whole > 0 ? whole : part.tokens;
   const std::int64_t sample = (visibility.index + g) / visibility.heads;
   const std::int64_t head =
       visibility.options->first_head + (visibility.index + g) % visibility.heads;
@@ -146,8 +148,8 @@ void drop_probabilities(const at::Tensor& matrix, std::int64_t g, const Block& b
       .stream = kernels::stream_of_sample(
           dropout.stream, dropout.first_sample + static_cast<std::uint64_t>(sample)),
       .rate = dropout.rate,
-      .width = count(part.tokens)};
-  const std::int64_t first_row = head * part.tokens + part.first_query + block.begin;
+      .width = count(width)};
+  const std::int64_t first_row = head * width + part.first_query + block.begin;
   const at::Tensor rows = matrix.select(0, g);
   for (std::int64_t r = 0; r < block.rows; ++r) {
     kernels::drop(mask, type_of(matrix), static_cast<std::uint64_t>(first_row + r),

@@ -133,7 +133,11 @@ std::vector<std::pair<const char*, comm::Group>> data_groups(const comm::Mesh& m
 
 PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh) {
   PerAxis<comm::TrafficCounts> sent;
-  for (const Axis axis : kAllAxes) sent[axis] = mesh.group(axis).traffic();
+  for (const Axis axis : kAllAxes) {
+    // Without data parallelism, the group along cp is the engine's; attention has its own.
+    const Axis of = axis == Axis::cp ? Axis::dp_shard : axis;
+    sent[of] = sent[of] + mesh.group(axis).traffic();
+  }
   // The engine's groups over several axes count for dp.
   for (const AxisSet axes :
        std::set<AxisSet>{mesh.axes().wide(kTokenAxes), mesh.axes().wide(kShardAxes)}) {

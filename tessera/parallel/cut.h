@@ -56,7 +56,7 @@ struct TieGroup {
 std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const PipelineSplit& cut,
                                  const comm::Group& pp);
 
-// Returns the traffic of this rank so far, by axis.
+// Returns the traffic of this rank so far in the groups of a mesh, by axis.
 PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh);
 
 // Returns the groups of data-parallel ranks, with their names in reports.

@@ -71,6 +71,7 @@ struct ParallelModel::Impl {
   std::int64_t checked = 0;  // number of started steps, for check_replicas()
   comm::Group model;         // the ranks that together hold one copy of the model
   comm::Group sharing;       // those that work on the same samples: also along cp
+  comm::Group context;       // the ranks along cp, for attention
   std::vector<parallel::TieGroup> ties;
   std::optional<zero::Engine> engine;
   std::unique_ptr<pipeline::Executor> executor;
@@ -121,6 +122,11 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
       options(std::move(o)),
       cut(layers, mesh.axes().pp(), options),
       start(mesh, options, layers) {
+  // A group of its own, so that the engine's collectives do not delay those of attention.
+  if (mesh.axes().size(Axis::cp) > 1) {
+    context =
+        mesh.world().partition(mesh.axes().ranks_along(Axis::cp, mesh.coordinate()), "context");
+  }
   std::string problem;
   try {
     make_chunks(layers);
@@ -139,7 +145,7 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
   engine = zero::Engine::of_part(module, zero::DataGroups(mesh), engine_options, model_axes());
   if (options.device.is_cuda() && options.graphs != Graphs::never) {
     // All groups without a pipeline; the world may be one of them.
-    std::vector<comm::Group> groups = {mesh.tp(), mesh.group(Axis::cp), model};
+    std::vector<comm::Group> groups = {mesh.tp(), context, model};
     for (const auto& [name, group] : parallel::data_groups(mesh)) groups.push_back(group);
     const std::string dropping =
         drops() ? "dropout masks change in every step and are chosen on the host" : "";
@@ -165,7 +171,7 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
 void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
   const parallel::LayerAxes axes(
       tensor_parallel::Axis{mesh.tp(), options.sequence_parallel, options.overlap_tp},
-      context_parallel::Axis{mesh.group(Axis::cp), options.context});
+      context_parallel::Axis{context, options.context});
   ModelChunkImpl::Made made;
   const auto on_made = [this](const Layer& layer, parallel::LayerUnit& unit) {
     const int ranks = mesh.axes().tp();
@@ -510,7 +516,7 @@ std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
   std::vector<std::pair<const char*, comm::Group>> groups = {{"all", impl_->mesh.world()}};
   for (auto& named : parallel::data_groups(impl_->mesh)) groups.push_back(std::move(named));
   groups.insert(groups.end(), {{"tp", impl_->mesh.tp()},
-                               {"cp", impl_->mesh.group(Axis::cp)},
+                               {"cp", impl_->context},
                                {"pp", impl_->mesh.pp()},
                                {"model", impl_->model}});
   for (const auto& [name, group] : impl_->tied_groups()) groups.emplace_back("tied", group);
@@ -519,6 +525,7 @@ std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
 
 ParallelModel::Sent ParallelModel::sent() const {
   Sent sent = parallel::axis_traffic(impl_->mesh);
+  sent[Axis::cp] = sent[Axis::cp] + impl_->context.traffic();
   for (const auto& [name, group] : impl_->tied_groups()) {
     sent[Axis::pp] = sent[Axis::pp] + group.traffic();
   }
