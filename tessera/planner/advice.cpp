@@ -105,7 +105,7 @@ std::string replica_text(const RunConfig& q, const Plan& plan) {
 }
 
 // Returns "; tp 16 goes across hosts of 8 GPUs" for axes whose ranks communicate in every layer.
-std::string across_hosts(const RunConfig& q) {
+std::string beyond_hosts(const RunConfig& q) {
   std::string text;
   for (const Axis axis : {Axis::tp, Axis::cp}) {
     if (places(q).along[axis].nodes() <= 1) continue;
@@ -118,7 +118,7 @@ std::string across_hosts(const RunConfig& q) {
 // Returns the end of a change's text.
 std::string consequences(const RunConfig& q, const Plan& plan, const std::string& family) {
   std::string text = new_stage_in_software(q, plan.question);
-  if (family == "mesh" || family == "cp") text += across_hosts(q);
+  if (family == "mesh" || family == "cp") text += beyond_hosts(q);
   if (family == "dp-replicate") text += replica_text(q, plan) + replicas_in_software(q);
   if (family == "grad-compression") {
     text += str("; fp32 gradients are sent as ", name(q.grad_compression));
@@ -175,7 +175,7 @@ std::string larger_context(const RunConfig& q) {
     return str("--cp ", cp, " on ", found->config.world(), " GPUs, with ",
                found->config.rank_tokens(),
                " tokens of a sequence on each rank, fits: ", of_usable(found->memory, q),
-               across_hosts(found->config), "; or ");
+               beyond_hosts(found->config), "; or ");
   }
   return "";
 }
@@ -342,7 +342,7 @@ std::string least_change_that_fits(const RunConfig& q) {
                                                               " ranks instead of ", q.shards())
                                                         : "";
     first = str(edit.flags, fits, shards, new_stage_in_software(changed, q),
-                family == "cp" ? across_hosts(changed) : "");
+                family == "cp" ? beyond_hosts(changed) : "");
   });
   return first;
 }

@@ -85,6 +85,8 @@ void ProgramBuilder::layer() {
   Linear fc{"fc", "fc.weight", "fc.bias", m.biases.mlp, false, m.hidden, gates * m.ffn, h, up};
   for (int i = 0; i < gates; ++i) fc.segments.push_back(columns);
   fc.temporary = up_temporary;
+  // Its input. Only the backward of context-parallel attention comes later and sets a peak.
+  if (ledger_ && !in.fused && !frozen_) fc.frees = e * rows * h;
   const TensorId g = activation(linear(fc, z, gates * wide));
   Linear down{"proj2", "proj2.weight", "proj2.bias", m.biases.mlp, true, m.ffn, m.hidden, ffn, h};
   down.temporary = down_temporary;

@@ -166,6 +166,9 @@ std::string topology_text(const RunConfig& q) {
     text +=
         str("  ", title, axis == Axis::pp ? hop_words(on) : place_words(on, on.along[axis]), "\n");
   }
+  if (q.cp() > 1 && q.axes.size(Axis::dp_shard) > 1) {
+    text += str("  state    ", place_words(on, on.shard), ", along cp and dp together\n");
+  }
   const std::vector<AxisSize> order = axis_order(q);
   const int nodes = drawn_nodes(q), devices = std::min(t.per_node, kDrawnDevices);
   for (int n = 0; n < nodes; ++n) {

@@ -276,7 +276,7 @@ void check_replicas_at(int stage, const Axes& axes);
 
 // Least number of tokens of a sequence on a rank with which searches and advice propose context
 // parallelism. With fewer, attention is too short to hide the messages of a ring.
-inline constexpr std::int64_t kLeastContextTokens = 1024;
+inline constexpr std::int64_t kLeastContextTokens = 4096;
 
 // Returns --seq, or the model's usual number of tokens if it is 0.
 std::int64_t sequence_of(const RunConfig& config);

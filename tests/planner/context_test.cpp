@@ -292,6 +292,16 @@ TEST(Context, OrdersPlaceItNextToTensorParallelism) {
   EXPECT_THROW(text("tp,cp,cp,dp,pp"), UsageError);
 }
 
+TEST(Context, TopologyNamesTheRanksThatShareState) {
+  RunConfig q = run_of(grouped_shape(8), kRunners[1], 2, 1, ContextKind::ring, Recompute::none);
+  q.axes = Axes{{Axis::tp, 2}, {Axis::cp, 4}, {Axis::dp_shard, 2}};
+  q.gpus = q.nodes = 0, q.per_node = 8, q.global_batch = 0;
+  const std::string text = topology_text(resolve(std::move(q)));
+  EXPECT_TRUE(contains(text, "cp       4 ranks, all in a node")) << text;
+  EXPECT_TRUE(contains(text, "state    8 ranks, 4 in a node")) << text;
+  EXPECT_TRUE(contains(text, "[d1c3t1]")) << text;
+}
+
 // Compares with members counted one by one.
 TEST(Context, PlacesTheRanksThatShareState) {
   for (const char* order : {"tp,cp,dp,pp", "cp,tp,dp,pp", "dp,cp,tp,pp", "cp,pp,tp,dp"}) {
