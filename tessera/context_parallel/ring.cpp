@@ -199,7 +199,8 @@ at::Tensor ring_backward(const Ring& ring, const at::Tensor& qkv, const at::Tens
   at::Tensor keys = own_keys(ring, qkv), own;
   // Gradient that the previous rank computed in the step before, of the keys that are here now.
   std::optional<Transfer> arriving;
-  std::vector<comm::Work> sent;
+  // A pending send keeps its tensor, so at most one is pending.
+  comm::Work sending;
   for (int step = 0; step < ring.size(); ++step) {
     const auto next = start_next_keys(ring, keys, step);
     std::optional<Transfer> later;
@@ -213,13 +214,14 @@ at::Tensor ring_backward(const Ring& ring, const at::Tensor& qkv, const at::Tens
     if (step == 0) {
       own = grad;
     } else {
-      sent.push_back(ring.group.send(grad, ring.next(), call_of(ring, gradients_name)));
+      sending.wait();
+      sending = ring.group.send(grad, ring.next(), call_of(ring, gradients_name));
     }
     arriving = std::move(later);
     if (next) keys = next->wait();
   }
   own.add_(arriving->wait());
-  for (const comm::Work& work : sent) work.wait();
+  sending.wait();
   at::Tensor dqkv = at::empty_like(qkv);
   const std::int64_t width = qkv.size(2) - own.size(2);
   dqkv.narrow(2, 0, width).copy_(backward.dq.flatten(2));

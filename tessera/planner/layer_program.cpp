@@ -124,6 +124,8 @@ void ProgramBuilder::embedding() {
     op.backward_weight.bytes = 4 * rows * h * e + vocab * h * accumulate_;
     op.backward_weight.launches = 12;
   }
+  // Positions of the tokens of this rank, which index the table.
+  if (in.cp > 1 && m.positions > 0) keep_held(op, tensor(rows / real(in.batch), 4), kIfTrained);
   cut(op, true, Sent::embedding, x, x);
   if (in.tp > 1) {
     // Rows that this rank looks up, and the mask of rows that belong to other ranks.

@@ -187,7 +187,7 @@ TEST(Context, BackwardOfARingHoldsBlocksInTransit) {
       }
       return -1.0;
     };
-    const double block = s.rows * 2 * s.kv * s.d, travel = 2 * block * (s.e + 4);
+    const double block = s.rows * 2 * s.kv * s.d, travel = block * (2 * s.e + 4 * 4);  // cp is 4
     const bool fused = runner.software == Software::tessera && runner.gpu;
     const double own =
         fused ? temporary(with_cp(q, 1)) / s.cp : s.rows * (2 * s.heads + 2 * s.kv) * s.d * s.e;

@@ -99,14 +99,30 @@ TEST(Context, AdaptersMatchOneProcess) {
   }
 }
 
-TEST(Context, KeptActivationsFallWithTheNumberOfRanks) {
-  const auto kept = [](int ranks) {
-    RunConfig config = on_cut(small("gpt-tiny", 64), {.cp = ranks}, 1);
-    config.steps = 2;
-    const Outcomes all = run_all(config);
-    return static_cast<double>(all.summaries[0].measured.memory.at("activations"));
-  };
-  EXPECT_NEAR(kept(4), kept(1) / 4, 0.02 * kept(1) / 4);
+TEST(Context, KeptActivationsAreThoseOfThePlan) {
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+      for (const char* recompute : {"none", "selective", "full"}) {
+        for (const int ranks : {1, 2, 4}) {
+          RunConfig config = on_cut(small(model, 64), {.cp = ranks}, 1);
+          config.cp_kind = kind;
+          config.set("recompute", recompute);
+          config.steps = 2;
+          for (const Summary& rank : run_all(config).summaries) {
+            const auto planned = [&](const char* what) {
+              return static_cast<double>(rank.predicted.memory.at(what));
+            };
+            EXPECT_EQ(rank.measured.memory.at("activations"),
+                      rank.predicted.memory.at("activations"))
+                << words(config);
+            EXPECT_NEAR(static_cast<double>(rank.measured.memory.at("peak")), planned("peak"),
+                        0.04 * planned("peak"))
+                << words(config);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(Context, RefusesKindsThatCannotRun) {
