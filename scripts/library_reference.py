@@ -27,6 +27,7 @@ SPECIAL = re.compile(r"Member (\w+)\((?:(?:const )?\1 ?&{1,2} ?\w*)?\).* of \w+ 
 NAMESPACES = {
     "tessera": "Names of the public headers, and types that all modules share.",
     "tessera::comm": "Groups of ranks, the mesh, and collectives over any backend.",
+    "tessera::context_parallel": "Attention over sequences whose tokens are cut over ranks.",
     "tessera::memory": "Memory use of a rank by category, and its limit.",
     "tessera::nn": "Units of a model, and recomputation of activations.",
     "tessera::planner": "Memory, traffic and time of a run before it is started. No torch.",

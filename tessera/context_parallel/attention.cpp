@@ -3,6 +3,7 @@
 #include "tessera/context_parallel/kinds.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/ops.h"
 
 namespace tessera::context_parallel {
 namespace {

@@ -8,7 +8,7 @@
 #include "tessera/comm/group.h"
 #include "tessera/core/run_options.h"
 #include "tessera/core/sequence_part.h"
-#include "tessera/nn/ops.h"
+#include "tessera/nn/attention_options.h"
 
 namespace tessera::context_parallel {
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/context_parallel/kinds.h"
+#include "tessera/nn/ops.h"
 #include "tessera/nn/recompute.h"
 #include "tessera/nn/second_derivatives.h"
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/nn/attention_options.h"
 #include "tessera/nn/pass.h"
 
 // Transformer operations with gradients. On the CPU (fp32 and bf16) and on a GPU (also fp16) they
@@ -62,24 +63,6 @@ bool fuses(const at::Tensor& x);
 // keeps the result (N·C·e) and these 4·N·heads bytes. On a GPU the result is also saved (shared
 // with the linear layer after it).
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads);
-// Restrictions beyond the causal mask, and dropout of the probabilities.
-struct AttentionOptions {
-  std::int64_t window = 0;  // number of keys up to and including the query's own; 0: no limit
-  at::Tensor document_starts = {};  // int32 [B, T] as in Pass; undefined: one document
-  at::Tensor document_bounds = {};  // int32 [documents + 1] as in Pass, for a GPU
-  std::int64_t longest_document = 0;
-  Dropout dropout = {};
-  std::int64_t first_head = 0;  // index of the first head here in the whole model
-  // Number of tokens of whole rows without padding, which numbers the probabilities for dropout. 0:
-  // T.
-  std::int64_t row_tokens = 0;
-  // Factor of the scores. 0: 1 / sqrt(head width). With another factor, or with a cap, ATen's
-  // operations compute the scores and keep them for backward: 4·B·heads·T² bytes and more.
-  double scale = 0;
-  double cap = 0;  // c: scores become c · tanh(score / c) before the mask. 0 disables it.
-
-  bool any() const { return window > 0 || document_starts.defined() || dropout.rate > 0; }
-};
 // Grouped-query attention: qkv is [B, T, (heads + 2·kv_heads)·d], and heads / kv_heads consecutive
 // heads use the same keys and values. Also saves the repeated keys and values, 3·N·C·e (until
 // backward); a GPU repeats them only for fp32, and does not keep them.

@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tests/temporary_folder.h"
 #include "tests/text.h"
 #include "tests/train/small_runs.h"
 
@@ -86,6 +88,31 @@ TEST(Context, DropoutIsEqualOnEveryMesh) {
       config.cp_kind = kind;
       config.sequence_parallel = mesh.tp > 1;
       expect_same_losses(config);
+    }
+  }
+}
+
+TEST(Context, EvaluationEqualsThatOfOneProcess) {
+  const TemporaryFolder folder;
+  std::ofstream text(folder / "text.txt");
+  for (int i = 0; i < 211; ++i) text << "line " << i * i % 97 << " of a text\n";
+  text.close();
+  const auto loss = [&](const Cut& mesh, ContextKind kind) {
+    RunConfig config = on_cut(small("llama-tiny"), mesh, 1);
+    config.cp_kind = kind;
+    config.vocab = 256;
+    config.data = config.val_data = folder / "text.txt";
+    double result = 0;
+    on_ranks(config, [&](Trainer& trainer, int rank) {
+      const double evaluated = trainer.evaluate().loss();
+      if (rank == 0) result = evaluated;
+    });
+    return result;
+  };
+  const double alone = loss({}, ContextKind::ring);
+  for (const Cut& mesh : {Cut{.cp = 2}, Cut{.dp = 2, .cp = 2}, Cut{.pp = 2, .cp = 2}}) {
+    for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+      EXPECT_NEAR(loss(mesh, kind), alone, 1e-6 * alone) << mesh.dp << " " << mesh.pp;
     }
   }
 }

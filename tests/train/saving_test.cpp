@@ -20,8 +20,8 @@ namespace fs = std::filesystem;
 
 struct Place {
   std::string name;
-  int dp = 1, tp = 1, pp = 1, stage = 0;
-  int ranks() const { return dp * tp * pp; }
+  int dp = 1, tp = 1, pp = 1, stage = 0, cp = 1;
+  int ranks() const { return dp * tp * pp * cp; }
 };
 
 const std::vector<Place> kPlaces = {{"alone"},
@@ -30,7 +30,9 @@ const std::vector<Place> kPlaces = {{"alone"},
                                     {"dp 4, stage 2", 4, 1, 1, 2},
                                     {"tp 2", 1, 2, 1, 0},
                                     {"pp 2", 1, 1, 2, 1},
-                                    {"dp 2, tp 2", 2, 2, 1, 1}};
+                                    {"dp 2, tp 2", 2, 2, 1, 1},
+                                    {"cp 2, stage 3", 1, 1, 1, 3, 2},
+                                    {"dp 2, cp 2", 2, 1, 1, 1, 2}};
 
 RunConfig config_for(const Place& place, const std::string& model = "gpt-tiny") {
   RunConfig config;
@@ -47,6 +49,7 @@ RunConfig config_for(const Place& place, const std::string& model = "gpt-tiny") 
   config.axes.set_dp(place.dp);
   config.axes.set(Axis::tp, place.tp);
   config.axes.set(Axis::pp, place.pp);
+  config.axes.set(Axis::cp, place.cp);
   config.zero = place.stage;
   return config;
 }
