@@ -1,7 +1,6 @@
 #include "tessera/parallel/parallelize.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "tessera/parallel/cut.h"
 #include "tessera/parallel/graphed_steps.h"
 #include "tessera/parallel/start.h"
+#include "tessera/parallel/token_share.h"
 #include "tessera/pipeline/executor.h"
 #include "tessera/zero/engine_of_part.h"
 
@@ -43,8 +43,6 @@ struct ParallelModel::Impl {
     for (const parallel::TieGroup& tie : ties) groups.emplace(tie.group.name(), tie.group);
     return groups;
   }
-  // Number of ranks that shard the tokens of a part between the layers.
-  int sequence_shards() const { return options.sequence_parallel ? mesh.axes().tp() : 1; }
   bool drops() const {
     return options.dropout > 0 || options.attention_dropout > 0 || options.adapter_dropout > 0 ||
            own_dropout;
@@ -55,9 +53,9 @@ struct ParallelModel::Impl {
   void start_passes(const std::vector<MicroBatch>& batches, std::uint64_t step);
   std::shared_ptr<const nn::Pass> pass_of(const MicroBatch& batch, std::size_t micro,
                                           std::size_t micros, std::uint64_t step) const;
-  // Returns a pass without dropout; null if layers need none.
-  std::shared_ptr<nn::Pass> plain_pass(const MicroBatch& batch) const;
-  MicroBatch own_part(const MicroBatch& batch) const;
+  std::shared_ptr<nn::Pass> plain_pass(const MicroBatch& batch) const {
+    return parallel::pass_for(batch, tokens_here, options.device);
+  }
   zero::PendingStep step_now(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);
 
   comm::Mesh mesh;
@@ -72,6 +70,7 @@ struct ParallelModel::Impl {
   comm::Group model;         // the ranks that together hold one copy of the model
   comm::Group sharing;       // those that work on the same samples: also along cp
   comm::Group context;       // the ranks along cp, for attention
+  parallel::TokenShare tokens_here;
   std::vector<parallel::TieGroup> ties;
   std::optional<zero::Engine> engine;
   std::unique_ptr<pipeline::Executor> executor;
@@ -91,15 +90,6 @@ zero::StepOptions options_of(const ParallelModel::StepNumbers& numbers) {
 LayerValue input_of(const MicroBatch& batch) {
   if (batch.inputs.empty()) return {{batch.input}, false};
   return {batch.inputs, true};
-}
-
-// Adds rows of tokens up to `tokens` to a tensor of whole rows [B, T, …].
-at::Tensor padded(const at::Tensor& rows, std::int64_t tokens, const at::Scalar& value) {
-  const std::int64_t missing = tokens - rows.size(1);
-  if (missing == 0) return rows;
-  std::vector<std::int64_t> pad(static_cast<std::size_t>(2 * (rows.dim() - 2)), 0);
-  pad.insert(pad.end(), {0, missing});
-  return at::constant_pad_nd(rows, pad, value);
 }
 
 // Copies a batch to the device. The host does not wait if the batch is in pinned memory.
@@ -122,6 +112,8 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
       options(std::move(o)),
       cut(layers, mesh.axes().pp(), options),
       start(mesh, options, layers) {
+  tokens_here = {{mesh.coordinate()[Axis::cp], mesh.axes().size(Axis::cp)},
+                 options.sequence_parallel ? mesh.axes().tp() : 1};
   // A group of its own, so that the engine's collectives do not delay those of attention.
   if (mesh.axes().size(Axis::cp) > 1) {
     context =
@@ -287,52 +279,6 @@ void ParallelModel::Impl::run_passes(int micro_batches) {
   }
 }
 
-// Number of tokens of whole rows of a micro-batch; 0 if this rank has none of its tensors.
-static std::int64_t tokens_of_rows(const MicroBatch& batch) {
-  const std::vector<at::Tensor> inputs = input_of(batch).first;
-  for (const at::Tensor& rows : {inputs.empty() ? at::Tensor() : inputs[0], batch.targets}) {
-    if (rows.defined() && rows.dim() > 1) return rows.size(1);
-  }
-  return 0;
-}
-
-std::shared_ptr<nn::Pass> ParallelModel::Impl::plain_pass(const MicroBatch& batch) const {
-  const SequencePart part{mesh.coordinate()[Axis::cp], mesh.axes().size(Axis::cp)};
-  if (!batch.document_starts.defined() && part.parts == 1) return nullptr;
-  auto pass = std::make_shared<nn::Pass>();
-  pass->part = part;
-  pass->row_tokens = tokens_of_rows(batch);
-  at::Tensor starts = batch.document_starts;
-  if (starts.defined()) {
-    // The padding is a document of its own.
-    const std::int64_t tokens = starts.size(1);
-    starts = padded(starts, padded_tokens(tokens, part.parts, sequence_shards()), tokens);
-  }
-  nn::with_documents(*pass, starts, options.device);
-  return pass;
-}
-
-// Returns this rank's tokens of a micro-batch: [Note: context layers].
-MicroBatch ParallelModel::Impl::own_part(const MicroBatch& batch) const {
-  const SequencePart part{mesh.coordinate()[Axis::cp], mesh.axes().size(Axis::cp)};
-  if (part.parts == 1) return batch;
-  const auto own = [&](const at::Tensor& rows, const char* what, const at::Scalar& pad) {
-    if (!rows.defined()) return rows;
-    if (rows.dim() < 2) {
-      throw UsageError(
-          tessera::str("Context parallelism cuts dim 1 of inputs and targets, but the ", what,
-                       " of a micro-batch is ", rows.sizes(), ". It must be [batch, tokens, …]."));
-    }
-    const std::int64_t tokens = padded_tokens(rows.size(1), part.parts, sequence_shards());
-    return nn::tokens_of(part, padded(rows, tokens, pad));
-  };
-  MicroBatch mine = batch;
-  mine.input = own(batch.input, "input", 0);
-  for (at::Tensor& input : mine.inputs) input = own(input, "input", 0);
-  mine.targets = own(batch.targets, "target", -1);
-  return mine;
-}
-
 std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& batch,
                                                              std::size_t micro, std::size_t micros,
                                                              std::uint64_t step) const {
@@ -371,7 +317,7 @@ void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std
   passes.clear();
   for (const MicroBatch& batch : given) {
     passes.push_back(pass_of(batch, batches.size(), given.size(), step));
-    batches.push_back(on_device(own_part(batch), options.device));
+    batches.push_back(on_device(parallel::tokens_of(batch, tokens_here), options.device));
   }
   run_passes(static_cast<int>(given.size()));
 }
@@ -449,7 +395,7 @@ std::vector<at::Tensor> ParallelModel::Impl::evaluate(const std::vector<MicroBat
     std::shared_ptr<const nn::Pass> pass = nn::current_pass();
     if (auto own = plain_pass(batch)) pass = std::move(own);
     const nn::PassScope scope(pass);
-    const MicroBatch here = on_device(own_part(batch), options.device);
+    const MicroBatch here = on_device(parallel::tokens_of(batch, tokens_here), options.device);
     const bool first = chunks[static_cast<std::size_t>(chunk)]->has_first();
     auto [tensors, is_list] =
         run_chunk(chunk, first ? input_of(here) : LayerValue(input.tensors, input.list),

@@ -329,8 +329,8 @@ void ProgramBuilder::ring(Operation& op, TensorId heads_apart, double head) {
   op.backward_input.bytes += messages * (rows * context + block) * (8 + e);
   op.forward.launches *= in.cp, op.backward_input.launches *= in.cp;
   // The blocks in use and in transit. Gradients in fp32 of the rank's own block, of the block in
-  // use, of the one that arrives next and, with more than two ranks, of the one that leaves. Without
-  // fused kernels also the gradients of the result and of qkv.
+  // use, of the one that arrives next and, with more than two ranks, of the one that leaves.
+  // Without fused kernels also the gradients of the result and of qkv.
   op.temporary += block * (2 * e + (in.cp == 2 ? 3 : 4) * 4);
   if (!in.fused) op.temporary += rows * (context + qkv_width) * e;
 }

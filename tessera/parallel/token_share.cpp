@@ -1,0 +1,70 @@
+#include "tessera/parallel/token_share.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+
+#include <utility>
+
+#include "tessera/core/errors.h"
+#include "tessera/core/text.h"
+
+namespace tessera::parallel {
+namespace {
+
+// Appends tokens to a tensor of whole rows [B, T, …], so that ranks get equal parts.
+at::Tensor padded(const at::Tensor& rows, const TokenShare& share, const at::Scalar& value) {
+  const std::int64_t missing =
+      padded_tokens(rows.size(1), share.part.parts, share.shards) - rows.size(1);
+  if (missing == 0) return rows;
+  std::vector<std::int64_t> pad(static_cast<std::size_t>(2 * (rows.dim() - 2)), 0);
+  pad.insert(pad.end(), {0, missing});
+  return at::constant_pad_nd(rows, pad, value);
+}
+
+// Returns the number of tokens of whole rows; 0 if this rank has none of their tensors.
+std::int64_t tokens_of_rows(const MicroBatch& batch) {
+  std::vector<at::Tensor> tensors = inputs_of(batch);
+  tensors.push_back(batch.targets);
+  for (const at::Tensor& rows : tensors) {
+    if (rows.defined() && rows.dim() > 1) return rows.size(1);
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> inputs_of(const MicroBatch& batch) {
+  return batch.inputs.empty() ? std::vector{batch.input} : batch.inputs;
+}
+
+MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share) {
+  if (share.part.parts == 1) return batch;
+  const auto own = [&](const at::Tensor& rows, const char* what, const at::Scalar& pad) {
+    if (!rows.defined()) return rows;
+    if (rows.dim() < 2) {
+      throw UsageError(
+          tessera::str("Context parallelism cuts dim 1 of inputs and targets, but the ", what,
+                       " of a micro-batch is ", rows.sizes(), ". It must be [batch, tokens, …]."));
+    }
+    return nn::tokens_of(share.part, padded(rows, share, pad));
+  };
+  MicroBatch mine = batch;
+  mine.input = own(batch.input, "input", 0);
+  for (at::Tensor& input : mine.inputs) input = own(input, "input", 0);
+  mine.targets = own(batch.targets, "target", -1);
+  return mine;
+}
+
+std::shared_ptr<nn::Pass> pass_for(const MicroBatch& batch, const TokenShare& share,
+                                   c10::Device device) {
+  if (!batch.document_starts.defined() && share.part.parts == 1) return nullptr;
+  auto pass = std::make_shared<nn::Pass>();
+  pass->part = share.part;
+  pass->row_tokens = tokens_of_rows(batch);
+  at::Tensor starts = batch.document_starts;
+  // The padding is a document of its own.
+  if (starts.defined() && share.part.parts > 1) starts = padded(starts, share, starts.size(1));
+  nn::with_documents(*pass, starts, device);
+  return pass;
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tessera/core/sequence_part.h"
+#include "tessera/nn/pass.h"
+#include "tessera/parallel/parallelize.h"
+
+namespace tessera::parallel {
+
+// Tokens of each row that a rank has: [Note: context layers].
+struct TokenShare {
+  SequencePart part = {};
+  int shards = 1;  // ranks that shard the tokens of a part between the layers
+};
+
+// Returns the tensors that the first layer takes.
+std::vector<at::Tensor> inputs_of(const MicroBatch& batch);
+// Returns a micro-batch with this rank's tokens, padded. Throws UsageError if a tensor to cut is
+// not [batch, tokens, …].
+MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share);
+// Returns the context of a forward pass of a micro-batch with whole rows, without dropout. Null if
+// layers need none.
+std::shared_ptr<nn::Pass> pass_for(const MicroBatch& batch, const TokenShare& share,
+                                   c10::Device device);
+
+}  // namespace tessera::parallel
