@@ -25,6 +25,7 @@ constexpr const char* kEvaluateExamples =
     "  tessera evaluate --from runs/a --data synthetic --batches 20\n"
     "  tessera evaluate --from runs/a --data synthetic --batches 20 --dp 2 --json\n"
     "  tessera evaluate --from runs/a --data synthetic --batches 4 --tp 2 --dtype bf16\n"
+    "  tessera evaluate --from runs/a --data synthetic --batches 4 --cp 2\n"
     "  tessera evaluate --from runs/b --data book.txt --seq 64 --batch 4\n"
     "\n"
     "--from takes a checkpoint of any mesh, the folder of a run or a Hugging Face folder; --data\n"
@@ -32,9 +33,16 @@ constexpr const char* kEvaluateExamples =
 
 struct EvaluateArguments : InferenceArguments {
   std::string data, documents = "join";
-  int batch = 8, batches = 0, seq = 0, dp = 1, pp = 1;
+  std::string cp_kind = "auto";
+  int batch = 8, batches = 0, seq = 0, dp = 1, cp = 1, pp = 1;
 
-  Axes axes() const { return Axes({{Axis::dp_shard, dp}, {Axis::tp, tp}, {Axis::pp, pp}}); }
+  Axes axes() const {
+    return Axes({{Axis::dp_shard, dp}, {Axis::cp, cp}, {Axis::tp, tp}, {Axis::pp, pp}});
+  }
+  // "--dp 2 × --cp 1 × --tp 2 × --pp 1 = 4"
+  std::string product() const {
+    return str("--dp ", dp, " × --cp ", cp, " × --tp ", tp, " × --pp ", pp, " = ", axes().world());
+  }
   int ranks() const { return static_cast<int>(axes().world()); }  // after the kMaxRanks check
 };
 
@@ -104,9 +112,11 @@ void check_batch_memory(const EvaluateArguments& a, const Opened& all, c10::Devi
                         int ranks) {
   const auto bytes =
       static_cast<std::int64_t>(at::elementSize(train::compute_type(a.dtype, *all.files)));
-  const std::int64_t need = train::need_of_inference(
-      all.files->shape(),
-      {.tp = a.tp, .pp = a.pp, .element_bytes = bytes, .tokens = a.batch * all.source->seq()});
+  const std::int64_t need =
+      train::need_of_inference(all.files->shape(), {.tp = a.tp,
+                                                    .pp = a.pp,
+                                                    .element_bytes = bytes,
+                                                    .tokens = a.batch * all.source->seq() / a.cp});
   check_memory(a, need, device, ranks, "a smaller --batch or --seq");
 }
 
@@ -120,6 +130,7 @@ int evaluate_on_rank(const EvaluateArguments& a, Opened all) {
   options.batch = a.batch;
   options.batches = a.batches;
   options.type = train::compute_type(a.dtype, *all.files);
+  options.context = find_named<ContextKind>(a.cp_kind).value();
   options.device = own_device(a, world);
   if (!options.device.is_cpu()) check_batch_memory(a, all, options.device, 1);
   std::optional<Progress> bar;
@@ -142,7 +153,7 @@ int evaluate_on_rank(const EvaluateArguments& a, Opened all) {
       json["data"] = all.source->name();
       json["seq"] = all.source->seq();
       json["dtype"] = options.type == at::kFloat ? "fp32" : "bf16";
-      json["mesh"] = {{"dp", a.dp}, {"tp", a.tp}, {"pp", a.pp}};
+      json["mesh"] = {{"dp", a.dp}, {"cp", a.cp}, {"tp", a.tp}, {"pp", a.pp}};
       print_out(json_text(json, -1));
     } else {
       print_out(str(all.source->name(), ": ", train::describe(result), "\n"));
@@ -171,6 +182,9 @@ int evaluate_command(int argc, char** argv) {
   line.choice(app, "--documents", a.documents, {"join", "separate"},
               "join: tokens attend to earlier documents of their sequence; separate: they do not");
   line.integer(app, "--dp", a.dp, 1, 4096, "replicas, which share the data");
+  line.integer(app, "--cp", a.cp, 1, 4096, "ranks that share the tokens of each sequence");
+  line.choice(app, "--cp-kind", a.cp_kind, {"auto", "ring", "ulysses"},
+              "attention with --cp; auto: ulysses if --cp divides the heads, otherwise ring");
   line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix");
   line.integer(app, "--pp", a.pp, 1, 4096, "ranks that share the layers");
   line.dtype(app, "--dtype", a.dtype, train::kComputeTypes, "auto: as the model is stored");
@@ -179,17 +193,15 @@ int evaluate_command(int argc, char** argv) {
   if (!line.parse(argc, argv)) return 0;
 
   if (a.axes().world() > kMaxRanks) {
-    throw UsageError(str("--dp ", a.dp, " × --tp ", a.tp, " × --pp ", a.pp, " = ", a.axes().world(),
-                         " ranks; must be at most ", kMaxRanks, ": ", kMaxRanksWhy),
+    throw UsageError(str(a.product(), " ranks; must be at most ", kMaxRanks, ": ", kMaxRanksWhy),
                      "dp");
   }
   const comm::Launch launch = comm::detect_launch();
   check_device_options(a);
   if (launch.launcher != "alone" && launch.size != a.ranks()) {
-    throw UsageError(
-        str("--dp ", a.dp, " × --tp ", a.tp, " × --pp ", a.pp, " = ", a.ranks(), ", but ",
-            launch.launcher, " started ", launch.size, " ranks; the two must be equal"),
-        "dp");
+    throw UsageError(str(a.product(), ", but ", launch.launcher, " started ", launch.size,
+                         " ranks; the two must be equal"),
+                     "dp");
   }
   // Reports errors once, before ranks are started.
   Opened all = open_all(a);

@@ -422,7 +422,7 @@ LanguageModel::LanguageModel(const ModelShape& shape, std::uint64_t seed,
                              const nn::ParamOptions& options, const Part& part)
     : ModelChunkImpl(layers_of(shape, options, part.pad_vocab_to),
                      first_of(check_part(shape, part)), end_of(shape, check_part(shape, part)),
-                     part.axis()),
+                     parallel::LayerAxes(part.axis(), part.cp)),
       shape_(shape),
       part_(check_part(shape, part)) {
   const tensor_parallel::Axis axis{part_.tp};

@@ -29,6 +29,7 @@ struct Part {
   std::int64_t last_layer = -1;  // one past the last layer; -1: all layers
   bool embedding = true;
   bool head = true;
+  context_parallel::Axis cp = {{}, ContextKind::automatic};  // Pass::part tells which tokens
 
   tensor_parallel::Axis axis() const { return {tp, sequence_parallel, overlap_tp}; }
 };

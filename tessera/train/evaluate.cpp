@@ -9,6 +9,7 @@
 #include "tessera/core/text.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/pass.h"
+#include "tessera/parallel/token_share.h"
 #include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::train {
@@ -26,6 +27,7 @@ std::shared_ptr<models::LanguageModel> load_layers(ModelFiles& files, const comm
   }
   models::Part part;
   part.tp = mesh.tp();
+  part.cp = {mesh.group(Axis::cp), options.context};
   part.first_layer = shape.layers * stage / pp;
   part.last_layer = shape.layers * (stage + 1) / pp;
   part.embedding = stage == 0;
@@ -87,31 +89,31 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
   };
   comm::Call call;
   call.label = "evaluation";
+  const Coordinate& here = mesh.coordinate();
+  const parallel::TokenShare share{{here[Axis::cp], mesh.axes().size(Axis::cp)}};
+  const std::int64_t replicas = mesh.dp().size();
 
   Evaluation own;
-  for (std::int64_t i = mesh.dp().rank(); i < count; i += mesh.axes().dp()) {
-    const data::Batch batch =
-        source.batch(static_cast<std::uint64_t>(i * options.batch), options.batch);
-    auto pass = std::make_shared<nn::Pass>();
-    nn::with_documents(*pass, batch.document_starts, options.device);
-    const nn::PassScope scope(pass);
-    at::Tensor x = on_device(batch.ids);
+  for (std::int64_t i = mesh.dp().rank(); i < count; i += replicas) {
+    data::Batch whole = source.batch(static_cast<std::uint64_t>(i * options.batch), options.batch);
+    const MicroBatch rows{whole.ids, whole.targets, whole.document_starts};
+    const nn::PassScope scope(parallel::pass_for(rows, share, options.device));
+    const MicroBatch batch = parallel::tokens_of(rows, share);
+    at::Tensor x = on_device(batch.input);
     if (!part.embedding) {
-      x = at::empty({options.batch, source.seq(), model->shape().hidden},
+      x = at::empty({options.batch, batch.input.size(1), model->shape().hidden},
                     at::device(options.device).dtype(options.type));
       pp.recv(x, pp.rank() - 1, call).wait();
     }
     if (part.head) {
       const double loss = model->loss(x, on_device(batch.targets)).item<double>();
       // All tensor-parallel ranks have the same loss: only one counts it.
-      if (mesh.coordinate().tp() == 0) {
-        own.loss_sum += loss;
-        own.tokens += batch.predicted;
-      }
+      if (here[Axis::tp] == 0) own.loss_sum += loss;
+      if (here[Axis::tp] == 0 && here[Axis::cp] == 0) own.tokens += whole.predicted;
     } else {
       pp.send(model->forward_part(x).contiguous(), pp.rank() + 1, call).wait();
     }
-    if (done) done(i / mesh.axes().dp() + 1, (count - 1) / mesh.axes().dp() + 1);
+    if (done) done(i / replicas + 1, (count - 1) / replicas + 1);
   }
   Evaluation all = sum_over(mesh.world(), own);
   all.bytes = static_cast<double>(all.tokens) * source.bytes_per_token();

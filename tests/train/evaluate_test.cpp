@@ -112,7 +112,8 @@ TEST_F(Evaluate, IsEqualOnEveryMeshFromAnyCheckpoint) {
   read.val_data = run.val_data;
   read.seq = 16;
   Evaluation wanted;
-  for (const char* mesh : {"dp=1", "dp=2", "tp=2", "pp=2", "tp=2,pp=2", "dp=2,tp=2"}) {
+  for (const char* mesh : {"dp=1", "dp=2", "tp=2", "pp=2", "tp=2,pp=2", "dp=2,tp=2", "cp=2", "cp=3",
+                           "cp=2,pp=2", "dp=2,cp=2,tp=2"}) {
     over(static_cast<int>(Axes(mesh).world()), [&](const comm::Group& world) {
       const auto files = open_model(run.save);
       const auto source = data::validation_source(read);
