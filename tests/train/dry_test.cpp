@@ -69,6 +69,22 @@ TEST(Dry, MemoryAndTrafficEqualThePlanAtEveryCoordinate) {
   }
 }
 
+TEST(Dry, ContextParallelRanksEqualThePlan) {
+  for (const char* mesh : {"cp=2", "dp=2,cp=2,tp=2", "cp=4,pp=2"}) {
+    const Axes axes = mesh;
+    for (const char* kind : {"ring", "ulysses"}) {
+      for (const char* stage : {"0", "3"}) {
+        for (int rank = 0; rank < axes.world(); ++rank) {
+          RunConfig config = dry_config({{"zero", stage}, {"grad-accum", "2"}, {"cp-kind", kind}});
+          config.axes = axes;
+          expect_as_planned(config, static_cast<int>(axes.world()),
+                            str(mesh, ", ", kind, ", stage ", stage, ", rank ", rank), rank);
+        }
+      }
+    }
+  }
+}
+
 TEST(Dry, CoordinateSelectsTheSimulatedRank) {
   RunConfig config = dry_config({{"dry-rank", "tp=1,dp=2,pp=1"}});
   config.axes = "dp=4,dp_replicate=2,tp=2,pp=2";
