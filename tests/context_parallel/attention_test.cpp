@@ -7,6 +7,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/memory/allocator.h"
 #include "tessera/nn/attention_part.h"
+#include "tessera/nn/ops.h"
 #include "tests/context_parallel/cases.h"
 #include "tests/text.h"
 

@@ -2,6 +2,7 @@
 
 #include "tessera/nn/recompute.h"
 
+#include "tessera/nn/ops.h"
 #include "tests/context_parallel/cases.h"
 
 namespace tessera::context_parallel {
