@@ -39,9 +39,10 @@ struct EvaluateArguments : InferenceArguments {
   Axes axes() const {
     return Axes({{Axis::dp_shard, dp}, {Axis::cp, cp}, {Axis::tp, tp}, {Axis::pp, pp}});
   }
-  // "--dp 2 × --cp 1 × --tp 2 × --pp 1 = 4"
+  // "--dp 2 × --tp 2 × --pp 1 = 4"
   std::string product() const {
-    return str("--dp ", dp, " × --cp ", cp, " × --tp ", tp, " × --pp ", pp, " = ", axes().world());
+    return str("--dp ", dp, cp > 1 ? str(" × --cp ", cp) : "", " × --tp ", tp, " × --pp ", pp,
+               " = ", axes().world());
   }
   int ranks() const { return static_cast<int>(axes().world()); }  // after the kMaxRanks check
 };

@@ -97,7 +97,7 @@ inline constexpr DeepSpeedKey kDeepSpeedKeys[] = {
     {"tensor_parallel.tp_size", Fate::changed, ""},
     {"tensor_parallel", Fate::not_needed, "layers define how they are sharded"},
     {"sequence_parallel_size", Fate::missing,
-     "--cp shards sequences: --cp-kind ulysses does so as DeepSpeed does"},
+     "give --cp this size and divide --dp by it; --cp-kind ulysses is DeepSpeed's way"},
     {"zero_optimization.stage", Fate::changed, ""},
     {"zero_optimization.reduce_bucket_size", Fate::changed, ""},
     {"zero_optimization.overlap_comm", Fate::changed, ""},

@@ -301,7 +301,7 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
     config.ranks = launch.size;
   } else if (config.ranks == 0 && std::find(named.begin(), named.end(), "ranks") != named.end()) {
     throw UsageError(Flag("ranks"), str("got 0; must be 1 to ", kMaxRanks,
-                                        ". Omit it for dp · tp · pp ranks, or 2."));
+                                        ". Omit it for the product of the axes, or 2."));
   }
   ready.ranks = train::ranks_wanted(config);
   // Reports errors once, before ranks are started.

@@ -124,6 +124,7 @@ at::Tensor ulysses_attention(const Axis& axis, const at::Tensor& qkv, std::int64
                                   3);
   nn::AttentionOptions options = given;
   options.first_head += axis.rank() * (heads / ranks);
+  options.whole_rows = true;
   const at::Tensor whole = TokensToHeads::apply(
       mine, c10::make_intrusive<Exchange>(axis.group, label + " tokens to heads"));
   const at::Tensor out = nn::attention(whole, heads / ranks, kv_heads * repeats / ranks, options);

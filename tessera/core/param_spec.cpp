@@ -48,8 +48,8 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 bool first_rank_counts(Axis axis) {
   switch (axis) {
     case Axis::tp: return true;
-    case Axis::cp:                          // the engine divides the tensor
-    case Axis::dp_shard: return false;      // also
+    case Axis::cp:
+    case Axis::dp_shard: return false;      // the engine divides the tensor
     case Axis::dp_replicate: return false;  // the engine counts one replica
     case Axis::pp: return false;            // one stage holds the parameter
   }

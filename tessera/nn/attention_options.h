@@ -19,6 +19,8 @@ struct AttentionOptions {
   // Number of tokens of whole rows without padding, which numbers the probabilities for dropout. 0:
   // T.
   std::int64_t row_tokens = 0;
+  // The tensor has whole rows, although the pass gives this rank a part of them.
+  bool whole_rows = false;
   // Factor of the scores. 0: 1 / sqrt(head width). With another factor, or with a cap, ATen's
   // operations compute the scores and keep them for backward: 4·B·heads·T² bytes and more.
   double scale = 0;

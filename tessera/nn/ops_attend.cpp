@@ -167,6 +167,7 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads) {
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                      const AttentionOptions& given) {
   check_attention(qkv, heads, kv_heads, given);
+  if (!given.whole_rows) expect_whole_rows("attention", "context_parallel::attention()");
   AttentionOptions options = given;
   if (options.window >= qkv.size(1)) options.window = 0;  // the window covers everything
   const bool plain = options.scale == 0 && options.cap == 0;

@@ -106,6 +106,18 @@ void check_droppable(const at::Tensor& x, const Dropout& options) {
   }
 }
 
+// Returns the positions of the rows of each sample of x.
+std::vector<TokenRange> rows_for(const at::Tensor& x, const Dropout& options,
+                                 const std::vector<TokenRange>& given) {
+  std::vector<TokenRange> rows = given.empty() ? options.rows(0, x.size(1), x.size(1)) : given;
+  std::int64_t known = 0;
+  for (const TokenRange& range : rows) known += range.count;
+  if (known == x.size(1)) return rows;
+  throw UsageError(str("dropout: positions are known for ", known, " of ", x.size(1), " rows. ",
+                       "With context parallelism the tensor must be [batch, tokens, …], with this "
+                       "rank's tokens."));
+}
+
 }  // namespace
 
 at::Tensor dropout(const at::Tensor& x, const Dropout& options, const std::vector<TokenRange>& rows,
@@ -114,12 +126,7 @@ at::Tensor dropout(const at::Tensor& x, const Dropout& options, const std::vecto
   check_droppable(x, options);
   auto kept = c10::make_intrusive<KeptDropout>();
   kept->options = options;
-  std::int64_t known = 0;
-  for (const TokenRange& range : rows) known += range.count;
-  if (!rows.empty() && known != x.size(1)) {
-    throw UsageError(str("dropout: positions of ", known, " rows for ", x.size(1), " rows."));
-  }
-  kept->rows = rows.empty() ? options.rows(0, x.size(1), x.size(1)) : rows;
+  kept->rows = rows_for(x, options, rows);
   kept->first_column = first_column;
   kept->width = width == 0 ? x.size(2) : width;
   return DropoutFunction::apply(x, kept);
@@ -136,7 +143,7 @@ at::Tensor dropped_columns(const at::Tensor& x, const Dropout& options, std::int
   const at::NoGradGuard no_grad;
   KeptDropout part;
   part.options = options;
-  part.rows = options.rows(0, x.size(1), x.size(1));
+  part.rows = rows_for(x, options, {});
   part.first_column = first;
   part.width = width;
   at::Tensor out = x.clone(at::MemoryFormat::Contiguous);

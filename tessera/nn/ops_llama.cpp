@@ -135,6 +135,7 @@ at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim, double b
 
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
                   const std::vector<double>& rates, double gain, const SequencePart& part) {
+  if (part.parts == 1) expect_whole_rows("rotary", "its argument `part`");
   if (qkv.dim() != 3 || dim % 2 != 0 || heads * dim > qkv.size(2) ||
       static_cast<std::int64_t>(rates.size()) != dim / 2) {
     throw UsageError(str("rotary: a tensor with ", qkv.dim(), " dims, the last of size ",

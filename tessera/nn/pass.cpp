@@ -56,6 +56,13 @@ void with_documents(Pass& pass, const at::Tensor& given, c10::Device device) {
   pass.document_bounds = list.to(device);
 }
 
+void expect_whole_rows(const char* operation, const char* instead) {
+  if (current == nullptr || current->part.parts == 1) return;
+  throw UsageError(str(operation, ": context parallelism gives each of ", current->part.parts,
+                       " ranks a part of every row, but this call treats it as whole rows. Use ",
+                       instead, " with LayerContext::cp."));
+}
+
 at::Tensor tokens_of(const SequencePart& part, const at::Tensor& rows) {
   if (part.parts == 1) return rows.contiguous();
   std::vector<at::Tensor> chunks;

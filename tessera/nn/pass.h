@@ -46,6 +46,10 @@ std::shared_ptr<const Pass> current_pass();  // null if no pass is open
 // must equal that of the previous token (0 for the first) or the token's own position.
 void with_documents(Pass& pass, const at::Tensor& document_starts, c10::Device device);
 
+// Throws UsageError if the current pass gives this rank a part of the rows: `operation` treats the
+// tokens here as whole rows, and `instead` does not.
+void expect_whole_rows(const char* operation, const char* instead);
+
 // Returns the tokens of a part, along dim 1 of a tensor of whole rows [B, T, …], contiguous. T must
 // be a multiple of the number of chunks.
 at::Tensor tokens_of(const SequencePart& part, const at::Tensor& rows);

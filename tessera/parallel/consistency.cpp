@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/rnn.h>
 
@@ -120,6 +121,7 @@ void expect_same_list(const std::vector<Layer>& layers, const comm::Mesh& mesh,
                       options.overlap_tp, ", recompute ", nn::name(options.recompute)));
   lines.push_back(str("dropout ", options.dropout, ", attention_dropout ",
                       options.attention_dropout, ", adapter_dropout ", options.adapter_dropout));
+  lines.push_back(str("context ", nn::name(options.context)));
   lines.push_back(str("check_replicas ", options.check_replicas));
   for (const Layer& layer : layers) {
     std::string line = str("layer ", quote(layer.name), layer.flat ? " (flat)" : "");
@@ -192,6 +194,24 @@ void reject_torch_dropout(const Layer& layer, const torch::nn::Module& module, i
                          ", which draws a different mask on each of ", "the ", tp,
                          " tensor-parallel ranks, so that replicated parameters would ",
                          "diverge. Use ", instead, "."));
+  }
+}
+
+void reject_token_mixing(const Layer& layer, const torch::nn::Module& module) {
+  namespace tn = torch::nn;
+  for (const auto& item : module.named_modules()) {
+    const tn::Module* const each = item.value().get();
+    const bool mixes = dynamic_cast<const tn::MultiheadAttentionImpl*>(each) != nullptr ||
+                       dynamic_cast<const tn::RNNImpl*>(each) != nullptr ||
+                       dynamic_cast<const tn::LSTMImpl*>(each) != nullptr ||
+                       dynamic_cast<const tn::GRUImpl*>(each) != nullptr ||
+                       dynamic_cast<const tn::Conv1dImpl*>(each) != nullptr;
+    if (!mixes) continue;
+    throw UsageError(str("Layer ", quote(layer.name), ": module ",
+                         item.key().empty() ? "" : str(quote(item.key()), " "), "is a ",
+                         each->name(), ", which combines tokens of a row. Context-parallel ranks ",
+                         "have only a part of each row. Use context_parallel::attention(), or a ",
+                         "mesh with cp=1."));
   }
 }
 

@@ -30,6 +30,9 @@ void expect_same_layers(const comm::Mesh& mesh, const std::string& problem, cons
 // Throws UsageError if a module of the layer uses the dropout of torch, which draws different
 // random numbers on each tensor-parallel rank.
 void reject_torch_dropout(const Layer& layer, const torch::nn::Module& module, int tp);
+// Throws UsageError if a module of the layer mixes the tokens of a row, of which each
+// context-parallel rank has only a part.
+void reject_token_mixing(const Layer& layer, const torch::nn::Module& module);
 // Returns true if a module is a MeshDropout with its own rate above 0, independent of
 // ParallelOptions::dropout.
 bool has_own_dropout(const torch::nn::Module& module);

@@ -140,7 +140,10 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
     std::vector<comm::Group> groups = {mesh.tp(), context, model};
     for (const auto& [name, group] : parallel::data_groups(mesh)) groups.push_back(group);
     const std::string dropping =
-        drops() ? "dropout masks change in every step and are chosen on the host" : "";
+        drops() ? "dropout masks change in every step and are chosen on the host"
+        : mesh.axes().size(Axis::cp) > 1
+            ? "layers of context-parallel ranks copy positions from the host"
+            : "";
     graphs = std::make_unique<parallel::GraphedSteps>(options.device, pipelined(), *engine,
                                                       std::move(groups), dropping);
     if (const std::string problem = graphs->problem();
@@ -168,6 +171,7 @@ void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
   const auto on_made = [this](const Layer& layer, parallel::LayerUnit& unit) {
     const int ranks = mesh.axes().tp();
     if (ranks > 1) parallel::reject_torch_dropout(layer, unit.module(), ranks);
+    if (mesh.axes().size(Axis::cp) > 1) parallel::reject_token_mixing(layer, unit.module());
     own_dropout = own_dropout || parallel::has_own_dropout(unit.module());
     start.take(layer, unit);
   };
@@ -285,6 +289,11 @@ std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& b
   std::shared_ptr<nn::Pass> pass = plain_pass(batch);
   if (!drops()) return pass;
   if (!pass) pass = std::make_shared<nn::Pass>();
+  if (pass->part.parts > 1 && pass->row_tokens == 0 && options.attention_dropout > 0) {
+    throw UsageError(
+        "With context parallelism and attention dropout, every pipeline stage needs the "
+        "input or the targets of each micro-batch, to number its rows.");
+  }
   pass->dropout = options.dropout;
   pass->attention_dropout = options.attention_dropout;
   pass->adapter_dropout = options.adapter_dropout;
@@ -317,7 +326,7 @@ void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std
   passes.clear();
   for (const MicroBatch& batch : given) {
     passes.push_back(pass_of(batch, batches.size(), given.size(), step));
-    batches.push_back(on_device(parallel::tokens_of(batch, tokens_here), options.device));
+    batches.push_back(parallel::tokens_of(on_device(batch, options.device), tokens_here));
   }
   run_passes(static_cast<int>(given.size()));
 }
@@ -355,7 +364,8 @@ void ParallelModel::run(const std::vector<MicroBatch>& batches, std::uint64_t st
 zero::PendingStep ParallelModel::Impl::step_now(const std::vector<MicroBatch>& given,
                                                 const StepNumbers& numbers) {
   check_count(given);
-  engine->begin({.micro_batches = static_cast<int>(given.size()), .tokens = numbers.tokens});
+  engine->begin({.micro_batches = static_cast<int>(given.size()),
+                 .tokens = parallel::counted_tokens(numbers.tokens, tokens_here)});
   start_passes(given, numbers.step);
   return engine->start_step(options_of(numbers));
 }
@@ -374,7 +384,7 @@ zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batch
   impl.check_replicas(batches);
   if (!impl.graphs || documents) return impl.step_now(batches, numbers);
   const zero::Begin begin{.micro_batches = static_cast<int>(batches.size()),
-                          .tokens = numbers.tokens};
+                          .tokens = parallel::counted_tokens(numbers.tokens, impl.tokens_here)};
   return impl.graphs->step(
       begin, options_of(numbers), batches,
       [&](const std::vector<MicroBatch>& now) { return impl.step_now(now, numbers); });
@@ -393,9 +403,16 @@ std::vector<at::Tensor> ParallelModel::Impl::evaluate(const std::vector<MicroBat
   const auto run = [&](int chunk, const pipeline::Value& input, int micro) -> pipeline::Value {
     const MicroBatch& batch = given[static_cast<std::size_t>(micro)];
     std::shared_ptr<const nn::Pass> pass = nn::current_pass();
-    if (auto own = plain_pass(batch)) pass = std::move(own);
+    if (auto own = plain_pass(batch)) {
+      if (!batch.document_starts.defined() && pass && pass->document_starts.defined()) {
+        throw UsageError(
+            "With context parallelism, pass documents as MicroBatch::document_starts "
+            "instead of opening a pass.");
+      }
+      pass = std::move(own);
+    }
     const nn::PassScope scope(pass);
-    const MicroBatch here = on_device(parallel::tokens_of(batch, tokens_here), options.device);
+    const MicroBatch here = parallel::tokens_of(on_device(batch, options.device), tokens_here);
     const bool first = chunks[static_cast<std::size_t>(chunk)]->has_first();
     auto [tensors, is_list] =
         run_chunk(chunk, first ? input_of(here) : LayerValue(input.tensors, input.list),

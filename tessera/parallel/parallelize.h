@@ -112,9 +112,10 @@ class ParallelModel {
                       const zero::StepOptions& options = {});
   // Values that change from step to step.
   struct StepNumbers {
-    std::optional<double> lr = std::nullopt;      // replaces the optimizer's learning rate
-    std::optional<double> tokens = std::nullopt;  // as in zero::Begin: losses are then sums
-    std::uint64_t step = 0;                       // number of the step, which selects dropout
+    std::optional<double> lr = std::nullopt;  // replaces the optimizer's learning rate
+    // As in zero::Begin: losses are then sums. With context parallelism, the tokens of whole rows.
+    std::optional<double> tokens = std::nullopt;
+    std::uint64_t step = 0;  // number of the step, which selects dropout
     // As in zero::StepOptions.
     std::optional<double> clip_norm = std::nullopt, weight_decay = std::nullopt;
     std::function<double(const std::string& param)> lr_scale = nullptr;

@@ -24,6 +24,7 @@ at::Tensor padded(const at::Tensor& rows, const TokenShare& share, const at::Sca
 std::int64_t tokens_of_rows(const MicroBatch& batch) {
   std::vector<at::Tensor> tensors = inputs_of(batch);
   tensors.push_back(batch.targets);
+  tensors.push_back(batch.document_starts);
   for (const at::Tensor& rows : tensors) {
     if (rows.defined() && rows.dim() > 1) return rows.size(1);
   }
@@ -38,12 +39,21 @@ std::vector<at::Tensor> inputs_of(const MicroBatch& batch) {
 
 MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share) {
   if (share.part.parts == 1) return batch;
+  const std::int64_t tokens = tokens_of_rows(batch);
   const auto own = [&](const at::Tensor& rows, const char* what, const at::Scalar& pad) {
     if (!rows.defined()) return rows;
-    if (rows.dim() < 2) {
+    if (rows.dim() < 2 || rows.size(1) != tokens) {
       throw UsageError(
           tessera::str("Context parallelism cuts dim 1 of inputs and targets, but the ", what,
-                       " of a micro-batch is ", rows.sizes(), ". It must be [batch, tokens, …]."));
+                       " of a micro-batch is ", rows.sizes(),
+                       ". All must be [batch, tokens, …] with equal tokens."));
+    }
+    const std::int64_t whole = padded_tokens(tokens, share.part.parts, share.shards);
+    if (pad.toLong() != 0 && whole != tokens && rows.is_floating_point()) {
+      throw UsageError(tessera::str("Targets of type ", c10::toString(rows.scalar_type()),
+                                    " cannot be padded, so their ", tokens,
+                                    " tokens must be a multiple of ",
+                                    padded_tokens(1, share.part.parts, share.shards), "."));
     }
     return nn::tokens_of(share.part, padded(rows, share, pad));
   };

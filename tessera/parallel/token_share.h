@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/core/sequence_part.h"
@@ -15,10 +16,15 @@ struct TokenShare {
   int shards = 1;  // ranks that shard the tokens of a part between the layers
 };
 
+// Returns the tokens of whole rows that this rank counts: the first part counts all of them.
+inline std::optional<double> counted_tokens(std::optional<double> tokens, const TokenShare& share) {
+  return tokens && share.part.index > 0 ? 0 : tokens;
+}
+
 // Returns the tensors that the first layer takes.
 std::vector<at::Tensor> inputs_of(const MicroBatch& batch);
-// Returns a micro-batch with this rank's tokens, padded. Throws UsageError if a tensor to cut is
-// not [batch, tokens, …].
+// Returns a micro-batch with this rank's tokens, padded. Throws UsageError unless inputs and
+// targets are [batch, tokens, …] of equal length, and targets that need padding are integers.
 MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share);
 // Returns the context of a forward pass of a micro-batch with whole rows, without dropout. Null if
 // layers need none.

@@ -116,7 +116,7 @@ void about_stage(const Plan& plan, Lines& out) {
   };
   if (q.zero == 3 && !q.pipelined() && !q.state_only() &&
       !fits_at(q.software == Software::megatron ? 1 : 2)) {
-    const double boundary = 2 * real(q.micros()) * real(q.seq) * real(q.micro_batch) *
+    const double boundary = 2 * real(q.micros()) * real(q.rank_tokens()) * real(q.micro_batch) *
                             real(q.model.hidden) * element_bytes(q);
     out.push_back(str("stage 3 or a pipeline? Stage 3 sends ",
                       size(plan.traffic.sent[Axis::dp_shard]),

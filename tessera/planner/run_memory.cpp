@@ -207,9 +207,10 @@ struct Moment {
   std::int64_t temporary = 0, gone = 0;
 };
 
-// Returns the bytes of ids and targets.
+// Returns the bytes of ids and targets. Context-parallel ranks hold whole rows and their parts.
 std::int64_t batch_bytes(const RunConfig& q) {
-  return 16 * q.micro_batch * q.rank_tokens() * q.micros();
+  const std::int64_t tokens = q.rank_tokens() + (q.cp() > 1 ? q.seq : 0);
+  return 16 * q.micro_batch * tokens * q.micros();
 }
 
 // [Note: a run's temporary] Moments in the backward of a part: the loss, each layer from the last,

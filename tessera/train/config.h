@@ -30,7 +30,8 @@ void read_config(RunConfig& config, const std::string& path, std::vector<std::st
 void parse_config(RunConfig& config, std::string_view text, const std::string& where,
                   std::vector<std::string>* named = nullptr);
 
-// Returns the number of ranks to start: --ranks, or dp · tp · pp; 2 if none of these is given.
+// Returns the number of ranks to start: --ranks, or the product of the axes; 2 if none of these is
+// given.
 int ranks_wanted(const RunConfig& config);
 
 // Returns the rank that this process simulates with --backend dry. Throws UsageError if --dry-rank

@@ -217,8 +217,10 @@ std::vector<std::string> idle_settings(const RunConfig& config, const Resolved& 
             {"matmul-precision"});
   idle.need(resolved.axes.pp() > 1, "to pipelines, with --pp 2 or more",
             {"schedule", "split", "chunks"});
-  idle.need(resolved.ranks > 1, "between replicas, with --dp 2 or more",
-            {"grad-compression", "overlap-grad-reduce"});
+  idle.need(config.comm == Comm::on && resolved.axes.ranks(kTokenAxes) > 1,
+            "between replicas, with --dp 2 or more", {"grad-compression", "overlap-grad-reduce"});
+  idle.need(resolved.axes.size(Axis::cp) > 1, "to context parallelism, with --cp 2 or more",
+            {"cp-kind"});
   idle.need(config.zero == 1 || config.zero == 2, "with --zero 1 or 2", {"overlap-param-gather"});
   idle.need(config.zero == 3, "with --zero 3", {"prefetch", "keep-params", "gather"});
   idle.need(config.backend == BackendName::dry, "with --backend dry", {"dry-rank"});

@@ -35,7 +35,8 @@ void check_mesh(const RunConfig& config, const Resolved& resolved, int ranks) {
   if (config.overlap_tp && tp == 1) {
     refuse("--overlap-tp needs --tp 2 or more: it hides the communication along that axis");
   }
-  context_kind_for(resolved.model, config.cp_kind, tp, config.axes.size(Axis::cp));
+  context_kind_for(resolved.model, config.cp_kind, tp, config.axes.size(Axis::cp),
+                   config.device != Device::cpu);
   try {
     models::check_tp(resolved.model, tp);
   } catch (const UsageError& error) {
@@ -143,7 +144,8 @@ ParallelOptions parallel_options(const RunConfig& config, const Resolved& resolv
                                  c10::Device device, std::shared_ptr<memory::Ledger> ledger) {
   ParallelOptions options;
   const int parts = resolved.axes.size(Axis::cp), shards = config.sequence_ranks();
-  options.context = config.cp_kind;
+  options.context =
+      context_kind_for(resolved.model, config.cp_kind, config.axes.tp(), parts, !device.is_cpu());
   options.sequence_parallel = config.sequence_parallel;
   options.overlap_tp = config.overlap_tp;
   options.schedule = std::string(name(config.schedule));

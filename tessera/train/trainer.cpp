@@ -116,14 +116,15 @@ std::vector<data::Token> Trainer::Impl::answer(const data::Question& question) {
     const at::Tensor ids =
         at::tensor(std::vector<data::Token>(text.end() - length, text.end()), at::kLong)
             .unsqueeze(0);  // [1, T]
-    // Ranks need equal shards. Padding does not affect the tokens before it.
+    // Ranks need equal shards. Padding does not affect the tokens before it. With context
+    // parallelism the model pads.
     const SequencePart part = own_part();
     const std::int64_t all = padded_tokens(length, part.parts, config.sequence_ranks());
-    const at::Tensor logits =
-        model.predict(at::constant_pad_nd(ids, {0, all - length}),
-                      [](torch::nn::Module& last, const at::Tensor& x) {
-                        return dynamic_cast<models::HeadImpl&>(last).logits(x);
-                      });
+    const std::int64_t missing = part.parts == 1 ? all - length : 0;
+    const at::Tensor logits = model.predict(
+        at::constant_pad_nd(ids, {0, missing}), [](torch::nn::Module& last, const at::Tensor& x) {
+          return dynamic_cast<models::HeadImpl&>(last).logits(x);
+        });
     // The rank that has the last token chooses the next one; the others add 0.
     const at::Tensor next = at::zeros({1}, at::kLong);
     for (const TokenRange& range : part.ranges(all / part.parts)) {

@@ -17,6 +17,7 @@
 #include "tessera/nn/pass.h"
 #include "tessera/parallel/gather_texts.h"
 #include "tessera/parallel/model_chunk.h"
+#include "tessera/parallel/token_share.h"
 #include "tessera/pipeline/executor.h"
 #include "tessera/simulator/memory_over_step.h"
 #include "tessera/train/trainer_impl.h"
@@ -166,15 +167,15 @@ std::vector<MicroBatch> Trainer::Impl::next_batches(double& tokens) {
     batches.push_back({std::move(batch.ids), std::move(batch.targets),
                        std::move(batch.document_starts), sampler.first(0, replica, micro++)});
   }
-  // Context-parallel ranks have the same samples: one counts their tokens.
-  tokens = model.mesh().coordinate()[Axis::cp] == 0 ? static_cast<double>(predicted) : 0;
+  tokens = static_cast<double>(predicted);
   return batches;
 }
 
 // Runs the passes and the update on the CPU, and measures both.
 zero::PendingStep Trainer::Impl::step_on_host(const std::vector<MicroBatch>& batches,
                                               double tokens) {
-  engine().begin({.micro_batches = static_cast<int>(batches.size()), .tokens = tokens});
+  engine().begin({.micro_batches = static_cast<int>(batches.size()),
+                  .tokens = parallel::counted_tokens(tokens, {own_part()})});
   counted = waited;
   const HostTime passes = host_now();
   model.run(batches, static_cast<std::uint64_t>(now.step - 1));

@@ -36,9 +36,10 @@ void expect_same_losses(const RunConfig& config) {
   one.sequence_parallel = false;
   one.schedule = ScheduleChoice::one_f_one_b;
   one.recompute = Recompute::none;
+  one.chunks = 0;
   static std::map<std::string, Outcomes> known;
-  const std::string key =
-      str(one.model_name, " ", one.seq, " ", one.dropout, " ", one.lora_rank, " ", one.documents);
+  const std::string key = str(one.model_name, " ", one.seq, " ", one.dropout, " ", one.lora_rank,
+                              " ", one.documents, " ", one.data, " ", one.optimizer);
   if (!known.contains(key)) known[key] = run_all(one, 1);
   const Outcomes got = run_all(config, 1), &want = known[key];
   expect_same(config, got, want);
@@ -78,6 +79,30 @@ TEST(Context, ReplicasOfShardsMatchOneProcess) {
     config.zero = stage;
     expect_same_losses(config);
   }
+}
+
+// Documents of a text in rows of their own attention, windows, accumulation, and other optimizers
+// and schedules.
+TEST(Context, OtherSettingsMatchOneProcess) {
+  const TemporaryFolder folder;
+  std::ofstream text(folder / "text.txt");
+  for (int i = 0; i < 400; ++i) text << "line " << i * i % 97 << (i % 7 == 0 ? "\n\n" : " of it ");
+  text.close();
+  const auto with = [&](const Cut& mesh, int accumulation, auto&&... flags) {
+    for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+      RunConfig config = on_cut(small("llama-tiny"), mesh, accumulation);
+      config.cp_kind = kind;
+      const auto set = [&](const char* key, const char* value) { config.set(key, value); };
+      (set(flags.first, flags.second), ...);
+      expect_same_losses(config);
+    }
+  };
+  using Flag = std::pair<const char*, const char*>;
+  const std::string path = folder / "text.txt";
+  with({.cp = 2}, 2, Flag{"vocab", "256"}, Flag{"data", path.c_str()},
+       Flag{"documents", "separate"});
+  with({.cp = 2}, 1, Flag{"optimizer", "muon"}, Flag{"zero", "2"});
+  with({.pp = 2, .cp = 2}, 4, Flag{"schedule", "interleaved"}, Flag{"chunks", "2"});
 }
 
 TEST(Context, DropoutIsEqualOnEveryMesh) {
