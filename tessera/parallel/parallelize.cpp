@@ -289,11 +289,7 @@ std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& b
   std::shared_ptr<nn::Pass> pass = plain_pass(batch);
   if (!drops()) return pass;
   if (!pass) pass = std::make_shared<nn::Pass>();
-  if (pass->part.parts > 1 && pass->row_tokens == 0 && options.attention_dropout > 0) {
-    throw UsageError(
-        "With context parallelism and attention dropout, every pipeline stage needs the "
-        "input or the targets of each micro-batch, to number its rows.");
-  }
+  if (options.attention_dropout > 0) parallel::expect_numbered_rows(*pass);
   pass->dropout = options.dropout;
   pass->attention_dropout = options.attention_dropout;
   pass->adapter_dropout = options.adapter_dropout;
@@ -402,16 +398,7 @@ std::vector<at::Tensor> ParallelModel::Impl::evaluate(const std::vector<MicroBat
   const parallel::Evaluating evaluating(chunks);
   const auto run = [&](int chunk, const pipeline::Value& input, int micro) -> pipeline::Value {
     const MicroBatch& batch = given[static_cast<std::size_t>(micro)];
-    std::shared_ptr<const nn::Pass> pass = nn::current_pass();
-    if (auto own = plain_pass(batch)) {
-      if (!batch.document_starts.defined() && pass && pass->document_starts.defined()) {
-        throw UsageError(
-            "With context parallelism, pass documents as MicroBatch::document_starts "
-            "instead of opening a pass.");
-      }
-      pass = std::move(own);
-    }
-    const nn::PassScope scope(pass);
+    const nn::PassScope scope(parallel::evaluation_pass(batch, tokens_here, options.device));
     const MicroBatch here = parallel::tokens_of(on_device(batch, options.device), tokens_here);
     const bool first = chunks[static_cast<std::size_t>(chunk)]->has_first();
     auto [tensors, is_list] =

@@ -77,4 +77,24 @@ std::shared_ptr<nn::Pass> pass_for(const MicroBatch& batch, const TokenShare& sh
   return pass;
 }
 
+std::shared_ptr<const nn::Pass> evaluation_pass(const MicroBatch& batch, const TokenShare& share,
+                                                c10::Device device) {
+  std::shared_ptr<const nn::Pass> open = nn::current_pass();
+  std::shared_ptr<const nn::Pass> own = pass_for(batch, share, device);
+  if (!own) return open;
+  if (!batch.document_starts.defined() && open && open->document_starts.defined()) {
+    throw UsageError(
+        "With context parallelism, pass documents as MicroBatch::document_starts instead of "
+        "opening a pass.");
+  }
+  return own;
+}
+
+void expect_numbered_rows(const nn::Pass& pass) {
+  if (pass.part.parts == 1 || pass.row_tokens > 0) return;
+  throw UsageError(
+      "With context parallelism and attention dropout, every pipeline stage needs the input or the "
+      "targets of each micro-batch, to number its rows.");
+}
+
 }  // namespace tessera::parallel

@@ -31,4 +31,12 @@ MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share);
 std::shared_ptr<nn::Pass> pass_for(const MicroBatch& batch, const TokenShare& share,
                                    c10::Device device);
 
+// Returns the context of an evaluation: that of the micro-batch, or the one that is open. Throws
+// UsageError if the open one has documents, which cannot be cut.
+std::shared_ptr<const nn::Pass> evaluation_pass(const MicroBatch& batch, const TokenShare& share,
+                                                c10::Device device);
+// Throws UsageError if the length of whole rows, which numbers the probabilities of attention for
+// dropout, is not known.
+void expect_numbered_rows(const nn::Pass& pass);
+
 }  // namespace tessera::parallel

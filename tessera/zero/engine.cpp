@@ -362,9 +362,10 @@ namespace {
 
 const comm::Mesh& with_whole_model(const comm::Mesh& mesh) {
   if (mesh.axes().model_ranks() == 1) return mesh;
-  throw UsageError(str("mesh ", mesh.axes().words(" × "),
-                       ": this engine trains a whole model on every rank, but the mesh cuts the "
-                       "model or its tokens by tp, cp or pp. Use parallelize(), or a mesh of dp and dp_replicate"));
+  throw UsageError(str(
+      "mesh ", mesh.axes().words(" × "),
+      ": this engine trains a whole model on every rank, but the mesh cuts the "
+      "model or its tokens by tp, cp or pp. Use parallelize(), or a mesh of dp and dp_replicate"));
 }
 
 }  // namespace
