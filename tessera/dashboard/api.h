@@ -72,6 +72,7 @@ Json scaling_answer(const Knowledge& known, Ask& ask);
 Json simulate_answer(const Knowledge& known, Ask& ask);
 Json collective_answer(const Knowledge& known, Ask& ask);
 Json traffic_answer(const Knowledge& known, Ask& ask);
+Json context_answer(const Knowledge& known, Ask& ask);
 Json schedule_answer(const Knowledge& known, Ask& ask);
 Json search_answer(const Knowledge& known, Ask& ask);
 Json compare_answer(const Knowledge& known, Ask& ask);

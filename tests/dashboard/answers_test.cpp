@@ -90,6 +90,53 @@ TEST(Answers, ContextParallelismIsAnAxisOfEveryAnswer) {
   EXPECT_TRUE(listed);
 }
 
+TEST(Answers, ContextHasTheKeysAndTheWorkOfEachRank) {
+  const std::string run = R"("model":"llama3-8b","dp":2,"cp":4,"seq":32768,"zero":2)";
+  const Json got = answer(context_answer, "{" + run + "}");
+  EXPECT_EQ(got["command"],
+            "tessera explain context --model llama3-8b --dp 2 --cp 4 --seq 32768 --zero 2");
+  EXPECT_EQ(got["kind"], "ulysses");
+  EXPECT_EQ(got["chunk_tokens"], 4096);
+  EXPECT_EQ(got["owners"], Json({{0, 3, 2, 1}, {1, 0, 3, 2}, {2, 1, 0, 3}, {3, 2, 1, 0}}));
+  EXPECT_EQ(got["zigzag"]["chunks"], Json({{0, 7}, {1, 6}, {2, 5}, {3, 4}}));
+  EXPECT_EQ(got["zigzag"]["total"], Json({8.0, 8.0, 8.0, 8.0}));
+  EXPECT_EQ(got["in_order"]["total"], Json({2.0, 6.0, 10.0, 14.0}));
+  EXPECT_EQ(got["in_order"]["work"][1], Json({2.0, 4.0, 0.0, 0.0}));
+  EXPECT_EQ(got["slowdown"], 1.75);
+  for (const Json& kind : got["kinds"]) {
+    const Json plan = answer(
+        plan_answer, "{" + run + R"(,"cp_kind":")" + kind["kind"].get<std::string>() + R"("})");
+    EXPECT_EQ(kind["memory"], plan["memory"]);
+    EXPECT_EQ(kind["fits"], plan["fits"]);
+    EXPECT_EQ(kind["sent_per_step"], plan["traffic"]["cp"]);
+    EXPECT_EQ(kind["waiting"], plan["time"]["comm_exposed_by_axis"]["cp"]);
+    EXPECT_EQ(kind["step"], plan["time"]["step"]);
+    const double layers = 32;
+    EXPECT_EQ(kind["sent"]["total"].get<double>() * layers, plan["traffic"]["cp"]);
+  }
+  // Three messages of 8,192 tokens' keys and values of 8 heads of width 128, 2 bytes each.
+  EXPECT_EQ(got["kinds"][0]["message"], 8192 * 2 * 8 * 128 * 2);
+  EXPECT_EQ(got["kinds"][0]["sent"]["forward"], 3 * 8192 * 2 * 8 * 128 * 2);
+  const Json whole =
+      answer(plan_answer, R"({"model":"llama3-8b","dp":2,"seq":32768,"zero":2})")["memory"];
+  EXPECT_EQ(got["without_cp"]["memory"], whole);
+}
+
+TEST(Answers, ContextNamesTheKindThatIsNotPossibleAndItsLimits) {
+  const Json three = answer(context_answer, R"({"model":"llama3-8b","cp":3,"seq":1000})");
+  EXPECT_EQ(three["padded"], 1002);
+  EXPECT_FALSE(three["kinds"][0].contains("error"));
+  EXPECT_TRUE(contains(three["kinds"][1]["error"].get<std::string>(), "must divide the 32 heads"));
+  EXPECT_FALSE(three["kinds"][1].contains("memory"));
+  EXPECT_EQ(answer(context_answer, R"({})")["cp"], 4);  // as the command without settings
+  EXPECT_EQ(answer(context_answer, R"({"cp":1})")["owners"], Json::array({Json::array({0})}));
+  const auto refusal = [](const std::string& body) {
+    return error_of([&] { answer(context_answer, body); });
+  };
+  EXPECT_TRUE(contains(refusal(R"({"cp":65})"), "at most 64 on this page"));
+  EXPECT_TRUE(contains(refusal(R"({"params":"7B","cp":4})"), "does not define heads"));
+}
+
 TEST(Answers, SchedulesCountHeldActivationsInMicroBatches) {
   const Json one = answer(schedule_answer, R"({"schedule":"interleaved","chunks":2})");
   EXPECT_EQ(one["in_flight"], Json({11, 9, 7, 5}));

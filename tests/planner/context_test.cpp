@@ -7,6 +7,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/context_costs.h"
 #include "tessera/planner/formulas.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/plan.h"
@@ -341,6 +342,50 @@ TEST(Context, PlacesTheRanksThatShareState) {
       }
     }
   }
+}
+
+TEST(Context, ZigzagBalancesTheWorkOfEveryStep) {
+  for (const int cp : {2, 3, 4, 7, 16}) {
+    double zigzag = 0, in_order = 0;
+    for (int rank = 0; rank < cp; ++rank) {
+      std::vector<bool> seen(static_cast<std::size_t>(cp));
+      for (int step = 0; step < cp; ++step) {
+        EXPECT_EQ(attention_work(ChunkOrder::zigzag, cp, rank, step), 2);
+        const int owner = owner_of_keys(rank, step, cp);
+        seen[static_cast<std::size_t>(owner)] = true;
+        const double expected = owner == rank ? 2 : owner < rank ? 4 : 0;
+        EXPECT_EQ(attention_work(ChunkOrder::in_order, cp, rank, step), expected);
+        // The keys come from the previous rank.
+        if (step > 0) {
+          EXPECT_EQ(owner, owner_of_keys((rank + cp - 1) % cp, step - 1, cp));
+        }
+      }
+      EXPECT_EQ(std::count(seen.begin(), seen.end(), true), cp);
+      zigzag += attention_work(ChunkOrder::zigzag, cp, rank);
+      in_order += attention_work(ChunkOrder::in_order, cp, rank);
+    }
+    // Half of the square of 2·cp chunks.
+    EXPECT_EQ(zigzag, 2.0 * cp * cp);
+    EXPECT_EQ(in_order, zigzag);
+    EXPECT_EQ(attention_work(ChunkOrder::in_order, cp, cp - 1), 4 * cp - 2);
+  }
+  EXPECT_EQ(attention_work(ChunkOrder::zigzag, 1, 0), 0.5);
+}
+
+TEST(Context, CostsOfALayerAddUpToThoseOfThePlan) {
+  for_all([](const RunConfig& q, const Runner&) {
+    if (q.cp() == 1) return;
+    const ContextCost cost = context_cost(q, q.cp_kind);
+    ASSERT_EQ(cost.refused, "");
+    EXPECT_EQ(cost.sent.total() * static_cast<double>(q.model.layers * q.micros()),
+              traffic_of(q).sent[Axis::cp]);
+    EXPECT_EQ(cost.sent_with_full_recompute, 2 * cost.sent.forward + cost.sent.backward);
+    if (q.cp_kind == ContextKind::ring) {
+      EXPECT_EQ(cost.message * (q.cp() - 1), cost.sent.forward);
+    }
+    EXPECT_EQ(cost.kept, layer_activations(q));
+    EXPECT_EQ(cost.heads * cost.tokens, q.model.heads / q.tp() * q.rank_tokens());
+  });
 }
 
 }  // namespace

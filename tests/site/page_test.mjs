@@ -66,6 +66,7 @@ const READY = {
   scaling: ".u-over",
   collectives: ".cells td",
   pipeline: ".gantt .pass",
+  context: "[data-owner]",
   plan: "[data-plans] tbody tr",
   trace: ".lanes canvas",
 };

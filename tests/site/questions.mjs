@@ -144,6 +144,12 @@ export function questions(n, seed, about) {
       backward: real(1e-4, 10),
       ...(chance(0.5) ? { hop: real(1e-6, 1) } : {}),
     }),
+    "/api/context": () => ({
+      ...run(8),
+      cp: chance(0.9) ? 1 + below(16) : pick([32, 64, 65]),
+      ...(chance(0.5) ? { cp_kind: pick(["auto", "ring", "ulysses"]) } : {}),
+      seq: chance(0.5) ? 512 * power(256) : 64 + below(20000),
+    }),
     "/api/model": () => ({ config: pasted() }),
     "/api/cost": () => ({
       tokens: real(1e6, 1e14),
@@ -180,6 +186,7 @@ export function questions(n, seed, about) {
     "/api/traffic": 6,
     "/api/scaling": 8,
     "/api/collective": 10,
+    "/api/context": 8,
     "/api/schedule": 9,
     "/api/search": 4,
     "/api/compare": 3,

@@ -94,6 +94,7 @@ export async function checkAccess({ dashboard, open }) {
       ["scaling", ".uplot", "jitter"],
       ["collectives", '[data-figure="bytes-per-rank"]', "latency"],
       ["pipeline", ".gantt svg", "hop"],
+      ["context", '[data-figure="tokens"]', "micro_batch"],
       ["plan", ".scatter svg", "global_batch"],
       ["trace", ".lanes canvas", "jitter"],
     ]) {

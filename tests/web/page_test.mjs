@@ -38,6 +38,7 @@ if (!fs.existsSync(index) || !fs.readFileSync(index, "utf8").includes("page.js")
 const { chromium } = await import("playwright-core");
 const { checkAccess } = await import("./access.mjs");
 const { checkCalculators } = await import("./calculators.mjs");
+const { checkContext } = await import("./context.mjs");
 const { checkExport } = await import("./export.mjs");
 const { checkLive } = await import("./live.mjs");
 const { checkPlans } = await import("./plans.mjs");
@@ -93,6 +94,7 @@ const suites = {
   settings: checkSettings,
   export: checkExport,
   calculators: checkCalculators,
+  context: checkContext,
   access: checkAccess,
   live: checkLive,
   sync: checkSync,

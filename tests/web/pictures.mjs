@@ -11,6 +11,7 @@ const SHOTS = [
   ["scaling", "scaling", "", "light"],
   ["collectives", "collectives", "step=5", "light"],
   ["pipeline", "pipeline", "shown=1f1b,interleaved,zb-h1", "light"],
+  ["context", "context", "cp=8&step=2", "light"],
   ["plan", "plan", "", "light"],
   ["live", "live", "", "light"],
   ["sync", "sync", "", "light"],

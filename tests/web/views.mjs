@@ -11,6 +11,7 @@ export const READY = {
   scaling: ".u-over",
   collectives: ".cells td",
   pipeline: ".gantt .pass",
+  context: "[data-owner]",
   plan: "[data-plans] tbody tr",
   live: "main h1",
   sync: "main h1",

@@ -86,6 +86,49 @@ export interface CompareResponse {
   command?: string;
 }
 
+// Chunks of each rank and its causal attention work, in squares of a chunk.
+export interface ContextWork {
+  chunks: number[][];
+  work: number[][]; // [rank][step of the ring]
+  total: number[]; // by rank
+  longest: number;
+}
+export interface ContextKind {
+  kind: string;
+  formula: string;
+  error?: string; // why it is not possible; then the rest is missing
+  messages?: number; // of a ring
+  message?: number; // bytes of one
+  heads?: number; // for which a rank computes attention
+  tokens?: number;
+  // Bytes in one layer per micro-batch.
+  sent?: { forward: number; recompute: number; backward: number; total: number };
+  kept?: number;
+  memory?: Memory;
+  fits?: boolean | null;
+  sent_per_step?: number;
+  waiting?: number; // seconds per step
+  step?: number;
+}
+export interface ContextResponse {
+  cp: number;
+  kind: string; // of the plan: ring or ulysses
+  seq: number;
+  padded: number;
+  tokens: number; // of a rank
+  chunks: number;
+  chunk_tokens: number;
+  owners: number[][]; // of the keys that a rank has: [rank][step of the ring]
+  zigzag: ContextWork;
+  in_order: ContextWork;
+  slowdown: number;
+  kinds: ContextKind[];
+  without_cp: { kept: number; memory: Memory; fits: boolean };
+  capacity: number;
+  hardware: string;
+  command: string;
+}
+
 export interface Transfer {
   from: number;
   to: number;

@@ -9,6 +9,7 @@ export const VIEWS: readonly { id: ViewId; name: string; needs?: string }[] = [
   { id: "scaling", name: "Scaling" },
   { id: "collectives", name: "Collectives" },
   { id: "pipeline", name: "Pipeline" },
+  { id: "context", name: "Context" },
   { id: "plan", name: "Plan" },
   { id: "live", name: "Live run", needs: "watches training runs on your machine" },
   { id: "sync", name: "Gradient sync", needs: "runs a training step on your machine" },
@@ -20,6 +21,7 @@ export type ViewId =
   | "scaling"
   | "collectives"
   | "pipeline"
+  | "context"
   | "plan"
   | "live"
   | "sync"
@@ -102,7 +104,7 @@ export interface FieldProps {
 }
 
 // Settings of a plan that views have controls for. A plan lists those that differ from the defaults.
-const PLAN_SETTINGS = ["seq", "recompute", "sequence_parallel", "dp_replicate"];
+const PLAN_SETTINGS = ["seq", "recompute", "sequence_parallel", "dp_replicate", "cp", "cp_kind"];
 
 // `fromPlan` returns the fields that follow from a plan under another name.
 export function useFields<D extends Values>(
@@ -131,7 +133,7 @@ export function useFields<D extends Values>(
   };
   const current = { ...settings };
   for (const key of Object.keys(settings)) current[key] = at[key] ?? current[key] ?? "";
-  for (const key of PLAN_SETTINGS) if (query[key]) current[key] = query[key];
+  if (query.plan) for (const key of PLAN_SETTINGS) if (query[key]) current[key] = query[key];
   const plan: OpenPlan = {
     others,
     settings: current,

@@ -121,14 +121,15 @@ export function context(at: { cp: string }): Record<string, string> {
 export function SequenceSlider({
   used,
   label = "Sequence length",
+  longest = 32768,
   ...bound
-}: Named & Pick<ControlProps, "disabled"> & { used: number | undefined }) {
+}: Named & Pick<ControlProps, "disabled"> & { used: number | undefined; longest?: number }) {
   return (
     <Slider
       label={label}
       {...bound}
       unit={withDefault(INTEGER, used ? `${used} (default)` : "default")}
-      stops={["", 512, 1024, 2048, 4096, 8192, 16384, 32768]}
+      stops={["", ...doublings(512, longest)]}
     />
   );
 }

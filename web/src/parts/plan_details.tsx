@@ -32,6 +32,7 @@ const SHOWN_IN: [ViewId, string][] = [
   ["scaling", "Scaling"],
   ["collectives", "Collectives"],
   ["pipeline", "Pipeline"],
+  ["context", "Context"],
   ["trace", "Trace"],
 ];
 
