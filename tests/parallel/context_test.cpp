@@ -69,6 +69,7 @@ std::vector<Layer> context_layers(bool aware = true) {
           {.name = "loss", .make = [](const auto&) { return AnyModule(ContextLoss()); }}};
 }
 
+// Called before ranks start, because they are threads that share torch's generator.
 MicroBatch context_batch(std::int64_t tokens) {
   torch::manual_seed(4);
   MicroBatch batch;
@@ -81,6 +82,7 @@ MicroBatch context_batch(std::int64_t tokens) {
 // Losses of three steps on rank 0 of a mesh.
 std::vector<double> context_losses(const Axes& axes, ContextKind kind, std::int64_t tokens) {
   std::vector<double> losses;
+  const MicroBatch batch = context_batch(tokens);
   over(static_cast<int>(axes.world()), [&](const comm::Group& world) {
     ParallelOptions options;
     options.seed = 3;
@@ -88,7 +90,6 @@ std::vector<double> context_losses(const Axes& axes, ContextKind kind, std::int6
     options.engine.stage = 3;
     options.engine.optimizer = zero::AdamW{.lr = 0.01};
     ParallelModel model(context_layers(), comm::Mesh(world, axes), options);
-    const MicroBatch batch = context_batch(tokens);
     const auto labels = static_cast<double>(batch.targets.ge(0).sum().item<std::int64_t>());
     for (int step = 0; step < 3; ++step) {
       const double loss = model.start_step({batch}, {.tokens = labels}).get().loss;
@@ -148,9 +149,10 @@ TEST(ParallelContext, RefusesTensorsThatCannotBeCut) {
 
 TEST(ParallelContext, NamesInputsThatDifferBetweenRanks) {
   std::string message;
+  const MicroBatch given = context_batch(16);
   over(2, [&](const comm::Group& world) {
     ParallelModel model(context_layers(), comm::Mesh(world, "cp=2"));
-    MicroBatch batch = context_batch(16);
+    MicroBatch batch = given;
     batch.input = (batch.input + world.rank()).remainder(kIds);
     const std::string error = error_of([&] { model.step({batch}); });
     if (world.rank() == 0) message = error;
