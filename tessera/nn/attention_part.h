@@ -31,7 +31,7 @@ bool sees_keys(const AttentionPart& part, std::int64_t queries, std::int64_t key
 // Result over these keys only.
 struct PartialAttention {
   // [B, Tq, H, d]: softmax over these keys, times the values; 0 for a query that sees none of them.
-  // Of the type of q or wider, as it was computed.
+  // Has the type of q or a wider one, in which it was computed.
   at::Tensor out;
   // [B, H, Tq]: logarithm of the sum of exp(score) over these keys; -infinity if a query sees none.
   // fp32, or double for double.

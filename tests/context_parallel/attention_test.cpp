@@ -73,7 +73,7 @@ Bytes bytes_of(const Case& of, ContextKind kind, int cp) {
   return {bytes, bytes};
 }
 
-// Of results; that of gradients, which are longer sums, is twice as large.
+// Limit for results. Gradients are longer sums and may differ twice as much.
 double tolerance_of(at::ScalarType type) {
   return type == at::kDouble ? 1e-12 : type == at::kFloat ? 1e-6 : 2e-2;
 }

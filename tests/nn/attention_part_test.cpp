@@ -143,7 +143,7 @@ TEST(AttentionPart, MatchesMasksInDoublePrecision) {
   }
 }
 
-// Which heads are gathered depends on the processor.
+// The processor decides whether heads are gathered.
 TEST(AttentionPart, GatheredHeadsMatchMasks) {
   torch::manual_seed(3);
   const std::int64_t batch = 2;
