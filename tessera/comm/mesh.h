@@ -22,6 +22,9 @@ class Mesh {
   // the start. A flattened group of several is created on the first call with that set, which is
   // collective over `world`.
   const Group& group(AxisSet axes) const;
+  // Returns the ranks of group(axes) that have the same experts as this rank, [Note: expert ranks].
+  // Equal to group(axes) without expert parallelism. Collective on the first call, as group().
+  const Group& expert_group(AxisSet axes) const;
   // Returns the ranks that train on different samples: all shards of all replicas.
   const Group& dp() const { return group(kDataAxes); }
   const Group& tp() const { return group(Axis::tp); }
@@ -34,7 +37,13 @@ class Mesh {
   Group world_;
   Axes axes_;
   Coordinate coordinate_;
-  std::shared_ptr<std::map<AxisSet, Group>> groups_;
+  struct Key {
+    AxisSet axes;
+    bool same_experts = false;
+    auto operator<=>(const Key&) const = default;
+  };
+  const Group& find_or_make(const Key& key) const;
+  std::shared_ptr<std::map<Key, Group>> groups_;
 };
 
 }  // namespace tessera::comm

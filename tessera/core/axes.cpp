@@ -51,6 +51,7 @@ std::string_view axis_help(Axis axis) {
   switch (axis) {
     case Axis::tp: return "tensor-parallel ranks";
     case Axis::cp: return "context-parallel ranks, which share each sequence";
+    case Axis::ep: return "expert-parallel ranks, which share the experts of each layer";
     case Axis::dp_shard: return "data-parallel ranks";
     case Axis::dp_replicate: return "groups of data-parallel ranks that each hold all state";
     case Axis::pp: return "pipeline stages";
@@ -61,7 +62,7 @@ std::string_view axis_help(Axis axis) {
 std::string axis_product() {
   std::string out;
   for (const Axis axis : kPrintedAxes) {
-    if (axis == Axis::dp_replicate) continue;  // dp counts them: [Note: replicas]
+    if (!detail::is_factor(axis)) continue;  // dp counts them: [Note: replicas]
     out += str(out.empty() ? "" : " · ", axis_name(axis));
   }
   return out;
@@ -97,6 +98,7 @@ Axes::Axes(std::string_view text) : Axes() {
     given_[axis] = parse_axis_size(axis_name(axis), size);
   });
   check_replicas();
+  check_experts();
 }
 
 Coordinate Axes::coordinate_named(std::string_view text) const {
@@ -110,13 +112,15 @@ Coordinate Axes::coordinate_named(std::string_view text) const {
       throw UsageError(str("axis ", axis_name(axis), ": got index ", quote(number),
                            "; must be 0 to ", given(axis) - 1));
     }
-    if (axis == Axis::dp_replicate) {
-      throw UsageError("axis dp_replicate: give only dp, which counts all data-parallel ranks");
+    if (!detail::is_factor(axis)) {
+      throw UsageError(
+          str("axis ", axis_name(axis), ": give only dp, which counts all data-parallel ranks"));
     }
     if (axis != Axis::dp_shard) return at.set(axis, index);
     at.set(Axis::dp_shard, index % size(Axis::dp_shard));
     at.set(Axis::dp_replicate, index / size(Axis::dp_shard));
   });
+  at.set(Axis::ep, shard_index(at) % size(Axis::ep));
   return at;
 }
 
@@ -152,6 +156,27 @@ void Axes::check_replicas() const {
                    "dp-replicate");
 }
 
+bool Axes::experts_divide() const {
+  const int experts = given_[Axis::ep];
+  return experts >= 1 && shards() % experts == 0;
+}
+
+void Axes::check_experts() const {
+  if (experts_divide()) return;
+  throw UsageError(str("--ep ", given_[Axis::ep], ": must divide the ", shards(),
+                       " ranks that shard state (dp · cp",
+                       given_[Axis::dp_replicate] > 1 ? " / dp_replicate" : "", ")"),
+                   "ep");
+}
+
+std::vector<int> Axes::same_experts(const std::vector<int>& ranks, const Coordinate& at) const {
+  std::vector<int> same;
+  for (const int rank : ranks) {
+    if (coordinate_of(rank)[Axis::ep] == at[Axis::ep]) same.push_back(rank);
+  }
+  return same;
+}
+
 Axes Axes::with(Axis axis, int size) const {
   Axes other = *this;
   other.set(axis, size);
@@ -160,7 +185,14 @@ Axes Axes::with(Axis axis, int size) const {
 
 std::int64_t Axes::world() const { return ranks(AxisSet::all()); }
 
+static void check_set(AxisSet axes) {
+  if (!axes.contains(Axis::ep) || axes.without(kShardAxes) == axes) return;
+  throw UsageError(
+      "a group along ep and along cp or dp: the ranks of ep are among those of cp and dp");
+}
+
 std::int64_t Axes::ranks(AxisSet axes) const {
+  check_set(axes);
   std::int64_t product = 1;
   for (const Axis axis : kAllAxes) {
     if (!axes.contains(axis)) continue;
@@ -180,6 +212,7 @@ AxisSet Axes::wide(AxisSet axes) const {
 
 void Axes::check_world(std::int64_t ranks) const {
   check_replicas();
+  check_experts();
   if (world() == ranks && ranks > 0) return;
   throw UsageError(str("mesh ", words(" × "), " for ", ranks,
                        " ranks: the product of the axes must be the number of ranks, and each "
@@ -189,15 +222,18 @@ void Axes::check_world(std::int64_t ranks) const {
 Coordinate Axes::coordinate_of(std::int64_t rank) const {
   Coordinate at;
   for (const Axis axis : kAllAxes) {
+    if (!multiplies_ranks(axis)) continue;
     at.set(axis, static_cast<int>(rank % size(axis)));
     rank /= size(axis);
   }
+  at.set(Axis::ep, shard_index(at) % std::max(1, size(Axis::ep)));
   return at;
 }
 
 int Axes::rank_of(const Coordinate& at) const {
   int rank = 0, stride = 1;
   for (const Axis axis : kAllAxes) {
+    if (!multiplies_ranks(axis)) continue;
     rank += at[axis] * stride;
     stride *= size(axis);
   }
@@ -205,9 +241,20 @@ int Axes::rank_of(const Coordinate& at) const {
 }
 
 std::vector<int> Axes::ranks_along(AxisSet axes, const Coordinate& at) const {
+  check_set(axes);
+  if (axes.contains(Axis::ep)) {
+    // The shards of the block of `at`, in every combination with the other axes of the set.
+    const int experts = size(Axis::ep), block = shard_index(at) / experts;
+    std::vector<int> ranks;
+    for (const int rank : ranks_along(axes.without(Axis::ep).with(kShardAxes), at)) {
+      if (shard_index(coordinate_of(rank)) / experts == block) ranks.push_back(rank);
+    }
+    return ranks;
+  }
   std::vector<int> ranks = {rank_of(at)};
   int stride = 1;
   for (const Axis axis : kAllAxes) {
+    if (!multiplies_ranks(axis)) continue;
     if (axes.contains(axis)) {
       // Every rank so far, at each index of this axis. Outer axes come later, so ranks ascend.
       std::vector<int> wider;
@@ -236,6 +283,10 @@ std::string Axes::words(std::string_view separator) const {
   for (const Axis axis : kPrintedAxes) {
     if (axis == Axis::dp_replicate) {
       if (given(axis) > 1) out += str(" (", given(axis), " replicas)");
+      continue;
+    }
+    if (axis == Axis::ep) {
+      if (given(axis) > 1) out += str(" (ep ", given(axis), ")");
       continue;
     }
     if (is_optional(axis) && given(axis) == 1) continue;

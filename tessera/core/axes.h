@@ -102,6 +102,12 @@ class Axes {
   int shard_index(const Coordinate& at) const {
     return at[Axis::dp_shard] * size(Axis::cp) + at[Axis::cp];
   }
+  // Returns true if ep divides shards().
+  bool experts_divide() const;
+  // Throws UsageError otherwise.
+  void check_experts() const;
+  // Returns those of some ranks that have the same experts as `at`: [Note: expert ranks].
+  std::vector<int> same_experts(const std::vector<int>& ranks, const Coordinate& at) const;
   // Index of a coordinate among the data-parallel ranks, in [0, dp()).
   int data_index(const Coordinate& at) const {
     return at[Axis::dp_replicate] * size(Axis::dp_shard) + at[Axis::dp_shard];
@@ -113,7 +119,8 @@ class Axes {
 
   // Number of ranks. The largest int64 if the product is larger.
   std::int64_t world() const;
-  // Number of ranks in a group along these axes.
+  // Number of ranks in a group along these axes. ep together with an axis of kShardAxes throws
+  // UsageError, because its ranks are among theirs.
   std::int64_t ranks(AxisSet axes) const;
   // Throws UsageError unless each axis has 1 rank or more and their product is `ranks`.
   void check_world(std::int64_t ranks) const;
@@ -125,7 +132,8 @@ class Axes {
   Coordinate coordinate_named(std::string_view text) const;
   // Rank at a coordinate.
   int rank_of(const Coordinate& at) const;
-  // Ranks that differ from `at` along these axes only, in ascending order.
+  // Ranks that differ from `at` along these axes only, in ascending order. Throws UsageError as
+  // ranks() does.
   std::vector<int> ranks_along(AxisSet axes, const Coordinate& at) const;
 
   std::string text() const;                             // "dp=2,tp=2,pp=2"

@@ -15,13 +15,19 @@ namespace tessera {
 // the same state (dp_replicate, hybrid sharding). Pipeline is the outermost axis because it
 // communicates least.
 //
+// [Note: expert ranks] ep, expert parallelism, adds no ranks. It divides the ranks that shard state
+// (kShardAxes) into blocks of ep neighbors, and the experts of a layer are cut over the ranks of a
+// block. All other parameters are unaffected. So ep is the index of a rank inside its block, and a
+// function of cp and dp_shard: Axes::coordinate_of sets it, and Axes::rank_of ignores it.
+//
 // To add an axis, insert its name in this list. Every switch over Axis is exhaustive and has no
 // default, so the compiler then reports each place that must handle it. TESSERA_DUMMY_AXIS adds an
 // axis for the test that checks this.
 #ifdef TESSERA_DUMMY_AXIS
-#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(cp) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp) AXIS(dummy)
+#define TESSERA_AXES(AXIS) \
+  AXIS(tp) AXIS(cp) AXIS(ep) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp) AXIS(dummy)
 #else
-#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(cp) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp)
+#define TESSERA_AXES(AXIS) AXIS(tp) AXIS(cp) AXIS(ep) AXIS(dp_shard) AXIS(dp_replicate) AXIS(pp)
 #endif
 
 #define TESSERA_AXIS(name) name,
@@ -50,12 +56,17 @@ constexpr int print_position(Axis axis) {
   switch (axis) {
     case Axis::dp_shard: return 0;
     case Axis::dp_replicate: return 1;
-    case Axis::cp: return 2;
-    case Axis::tp: return 3;
-    case Axis::pp: return 4;
+    case Axis::ep: return 2;
+    case Axis::cp: return 3;
+    case Axis::tp: return 4;
+    case Axis::pp: return 5;
   }
   return -1;
 }
+
+// Returns true for axes whose size multiplies the number of ranks: all but ep, [Note: expert
+// ranks].
+constexpr bool multiplies_ranks(Axis axis) { return axis != Axis::ep; }
 
 // Returns true for axes that texts leave out if they have one rank.
 constexpr bool is_optional(Axis axis) {
@@ -64,6 +75,7 @@ constexpr bool is_optional(Axis axis) {
     case Axis::dp_shard:
     case Axis::pp: return false;
     case Axis::cp:
+    case Axis::ep:
     case Axis::dp_replicate: return true;
   }
   return false;
@@ -122,10 +134,12 @@ class AxisSet {
   constexpr AxisSet(std::initializer_list<Axis> axes) {
     for (const Axis axis : axes) bits_ |= bit(axis);
   }
-  // Every axis.
+  // Every axis that multiplies the number of ranks.
   static constexpr AxisSet all() {
     AxisSet set;
-    for (const Axis axis : kAllAxes) set.bits_ |= bit(axis);
+    for (const Axis axis : kAllAxes) {
+      if (multiplies_ranks(axis)) set.bits_ |= bit(axis);
+    }
     return set;
   }
 
@@ -137,6 +151,13 @@ class AxisSet {
   constexpr AxisSet without(AxisSet axes) const {
     AxisSet set = *this;
     set.bits_ &= ~axes.bits_;
+    return set;
+  }
+
+  // Returns this set with the axes of another.
+  constexpr AxisSet with(AxisSet axes) const {
+    AxisSet set = *this;
+    set.bits_ |= axes.bits_;
     return set;
   }
 
@@ -171,11 +192,13 @@ consteval std::array<Axis, kAxes> table_axes() {
   return all;
 }
 
-consteval std::array<Axis, kAxes - 1> factor_axes() {
-  std::array<Axis, kAxes - 1> all{};
+constexpr bool is_factor(Axis axis) { return multiplies_ranks(axis) && axis != Axis::dp_replicate; }
+
+consteval std::array<Axis, kAxes - 2> factor_axes() {
+  std::array<Axis, kAxes - 2> all{};
   std::size_t count = 0;
   for (const Axis axis : table_axes()) {
-    if (axis != Axis::dp_replicate) all[count++] = axis;
+    if (is_factor(axis)) all[count++] = axis;
   }
   return all;
 }
@@ -186,7 +209,7 @@ consteval std::array<Axis, kAxes - 1> factor_axes() {
 inline constexpr std::array kTableAxes = detail::table_axes();
 
 // The axes whose given sizes multiply to the number of ranks, in the same order: all but
-// dp_replicate, because dp counts the replicas ([Note: replicas] in axes.h).
+// dp_replicate and ep, because dp counts their ranks ([Note: replicas] in axes.h).
 inline constexpr std::array kFactorAxes = detail::factor_axes();
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include "tessera/core/model_shape.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -113,6 +114,14 @@ const char* name(Activation activation) {
   return "?";
 }
 
+const char* name(RouterScores scores) {
+  switch (scores) {
+    case RouterScores::softmax: return "softmax";
+    case RouterScores::sigmoid: return "sigmoid";
+  }
+  return "?";
+}
+
 const char* name(Family family) {
   switch (family) {
     case Family::none: return "";
@@ -134,12 +143,52 @@ std::int64_t ModelShape::window_layers() const {
   return count;
 }
 
+// Number of parameters of a layer except those of its MLP or experts.
+static std::int64_t attention_params(const ModelShape& shape) {
+  const std::int64_t q = shape.q_width(), qkv = q + 2 * shape.kv_width();
+  const std::int64_t norms =
+      (shape.biases.norm ? 4 : 2) * shape.hidden * (shape.post_norms ? 2 : 1);
+  return shape.hidden * (qkv + q) + norms + (shape.qk_norm ? 2 * shape.head_dim() : 0) +
+         (shape.biases.qkv ? qkv : 0) + (shape.biases.out ? shape.hidden : 0);
+}
+
+static std::int64_t mlp_params(const ModelShape& shape, std::int64_t width) {
+  const std::int64_t up = (shape.swiglu ? 2 : 1) * width;
+  return shape.hidden * (up + width) + (shape.biases.mlp ? up + shape.hidden : 0);
+}
+
+// Number of parameters of a layer's router and `count` of its experts.
+static std::int64_t expert_params(const ModelShape& shape, std::int64_t count) {
+  const Experts& experts = shape.experts;
+  const std::int64_t shared =
+      experts.shared_width > 0 ? mlp_params(shape, experts.shared_width) : 0;
+  return shape.hidden * experts.count + count * mlp_params(shape, experts.width) + shared +
+         (experts.shared_gate ? shape.hidden : 0);
+}
+
 std::int64_t ModelShape::layer_params() const {
-  const std::int64_t q = q_width(), qkv = q + 2 * kv_width(), up = (swiglu ? 2 : 1) * ffn;
-  const std::int64_t matrices = hidden * (qkv + q) + hidden * (up + ffn);
-  const std::int64_t norms = (biases.norm ? 4 : 2) * hidden * (post_norms ? 2 : 1);
-  return matrices + norms + (qk_norm ? 2 * head_dim() : 0) + (biases.qkv ? qkv : 0) +
-         (biases.out ? hidden : 0) + (biases.mlp ? up + hidden : 0);
+  return attention_params(*this) + mlp_params(*this, ffn);
+}
+
+std::int64_t ModelShape::expert_layer_params() const {
+  return attention_params(*this) + expert_params(*this, experts.count);
+}
+
+std::int64_t ModelShape::active_layer_params() const {
+  return attention_params(*this) + expert_params(*this, experts.per_token);
+}
+
+std::int64_t ModelShape::expert_layers() const {
+  return experts.any() ? layers - std::min(layers, experts.dense_layers) : 0;
+}
+
+std::int64_t ModelShape::block_params() const {
+  const std::int64_t sparse = expert_layers();
+  return (layers - sparse) * layer_params() + (sparse > 0 ? sparse * expert_layer_params() : 0);
+}
+
+std::int64_t ModelShape::active_params() const {
+  return params() - expert_layers() * (expert_layer_params() - active_layer_params());
 }
 
 double ModelShape::keys_seen(std::int64_t tokens) const {
@@ -252,6 +301,43 @@ void check_rotary(const ModelShape& shape) {
 
 }  // namespace
 
+static void check_experts(const ModelShape& shape) {
+  const Experts& experts = shape.experts;
+  if (!experts.any()) {
+    if (experts == Experts()) return;
+    throw UsageError(
+        "settings of experts are given, but the model has none; set the number of experts",
+        "experts");
+  }
+  const auto within = [](const char* what, std::int64_t value, std::int64_t least,
+                         std::int64_t most) {
+    if (value >= least && value <= most) return;
+    throw UsageError(str(what, " is ", value, "; must be ", least, " to ", most), what);
+  };
+  within("experts", experts.count, 1, 100'000);
+  within("experts-per-token", experts.per_token, 1, experts.count);
+  within("expert-ffn", experts.width, 1, 8'000'000);
+  within("shared-expert-ffn", experts.shared_width, 0, 8'000'000);
+  within("dense-layers", experts.dense_layers, 0, shape.layers);
+  const auto at_least_0 = [](const char* what, double value, double most) {
+    if (value >= 0 && value <= most) return;
+    throw UsageError(str(what, " is ", value, "; must be 0 to ", most), what);
+  };
+  at_least_0("balance-loss", experts.balance_loss, 1e6);
+  at_least_0("z-loss", experts.z_loss, 1e6);
+  at_least_0("balance-bias-rate", experts.bias_rate, 1e6);
+  at_least_0("router-jitter", experts.jitter, 0.99);
+  at_least_0("expert-capacity", experts.capacity, 1e6);
+  at_least_0("the factor of the experts' sum", experts.scale, 1e6);
+  if (experts.shared_gate && experts.shared_width == 0) {
+    throw UsageError("a gate of shared experts is given, but there are none", "shared-expert-ffn");
+  }
+  if (experts.bias_rate > 0 && !experts.selection_bias) {
+    throw UsageError("balance-bias-rate is given, but the experts are selected without a bias",
+                     "balance-bias-rate");
+  }
+}
+
 void check(const ModelShape& shape) {
   const auto within = [](const char* what, std::int64_t value, std::int64_t least,
                          std::int64_t most) {
@@ -301,6 +387,7 @@ void check(const ModelShape& shape) {
                          shape.init_range, "; both must be at least 0"));
   }
   if (shape.rotary()) check_rotary(shape);
+  check_experts(shape);
 }
 
 ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp, int cp,

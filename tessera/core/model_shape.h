@@ -39,6 +39,42 @@ inline constexpr Family kFamilies[] = {Family::gpt2,    Family::llama, Family::q
 // Returns the model_type of config.json, "" for none.
 const char* name(Family family);
 
+// Scores of a router: softmax over all experts, or the sigmoid of each logit.
+enum class RouterScores : std::uint8_t { softmax, sigmoid };
+// Returns the name in messages.
+const char* name(RouterScores scores);
+
+// [Note: experts] Mixture of experts (Shazeer et al., 2017): a layer has `count` MLPs instead of
+// one, and a linear without bias, the router, selects `per_token` of them for each token:
+//   y = scale · Σ w_e · expert_e(x) over the selected experts, + shared(x)
+// The w_e are the scores of the selected experts, divided by their sum if `normalized`.
+struct Experts {
+  std::int64_t count = 0;      // 0: an ordinary MLP
+  std::int64_t per_token = 0;  // selected experts of a token
+  std::int64_t width = 0;      // hidden width of one expert
+  // Hidden width of an MLP that every token passes; several shared experts are one of their
+  // total width. 0: none.
+  std::int64_t shared_width = 0;
+  bool shared_gate = false;  // sigmoid(linear(x)), one number per token, multiplies shared(x)
+  RouterScores scores = RouterScores::softmax;
+  bool normalized = true;
+  double scale = 1;
+  // The experts are selected by score + bias, and weighted by the score alone. The biases are a
+  // buffer, not trained: after each step they move by bias_rate towards even use.
+  bool selection_bias = false;
+  double bias_rate = 0;
+  std::int64_t dense_layers = 0;  // number of first layers with an ordinary MLP
+  double balance_loss = 0;        // factor of the load-balancing loss
+  double z_loss = 0;              // factor of the mean of (log Σ exp(logits))²
+  double jitter = 0;  // the router's input is multiplied by uniform numbers in [1 - j, 1 + j]
+  // Tokens that an expert accepts, as a multiple of the mean; further ones are dropped. 0: no
+  // limit.
+  double capacity = 0;
+
+  bool any() const { return count > 0; }
+  bool operator==(const Experts&) const = default;
+};
+
 // Sizes of a transformer, as in `--layers --hidden …`, and its variant.
 struct ModelShape {
   std::string name;  // empty if the model was given by its sizes
@@ -74,6 +110,7 @@ struct ModelShape {
   Family family = Family::none;
   std::int64_t context = 0;  // rotary: longest sequence of the training; 0: unknown
   double init_range = 0.02;  // standard deviation of initial matrices
+  Experts experts = {};      // [Note: experts]
   Lora lora = {};            // [Note: adapters]. The counts below exclude them.
 
   std::int64_t head_dim() const { return head_width > 0 ? head_width : hidden / heads; }
@@ -92,6 +129,12 @@ struct ModelShape {
     const bool sees_all = window_period > 0 && (layer + 1) % window_period == 0;
     return layer >= window_from && !sees_all ? window : 0;
   }
+  // Returns true if a layer has experts instead of one MLP.
+  bool has_experts(std::int64_t layer) const {
+    return experts.any() && layer >= experts.dense_layers;
+  }
+  // Returns the number of layers with experts.
+  std::int64_t expert_layers() const;
   // Returns the number of layers with a window.
   std::int64_t window_layers() const;
   // Returns twice the number of keys that a query attends to, averaged over queries and layers.
@@ -99,8 +142,12 @@ struct ModelShape {
   double keys_seen(std::int64_t tokens) const;
 
   // Exact numbers of parameters.
-  std::int64_t layer_params() const;
-  std::int64_t block_params() const { return layers * layer_params(); }
+  std::int64_t layer_params() const;         // of a layer without experts
+  std::int64_t expert_layer_params() const;  // of a layer with experts
+  std::int64_t block_params() const;
+  // Of a layer with experts: those that a token uses.
+  std::int64_t active_layer_params() const;
+  std::int64_t active_params() const;      // of the model
   std::int64_t embedding_params() const;   // tokens and positions
   std::int64_t final_norm_params() const;  // before the head
   std::int64_t head_params() const;        // 0 if tied

@@ -49,6 +49,7 @@ bool first_rank_counts(Axis axis) {
   switch (axis) {
     case Axis::tp: return true;
     case Axis::cp:
+    case Axis::ep:
     case Axis::dp_shard: return false;      // the engine divides the tensor
     case Axis::dp_replicate: return false;  // the engine counts one replica
     case Axis::pp: return false;            // one stage holds the parameter

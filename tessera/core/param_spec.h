@@ -84,7 +84,7 @@ std::vector<Run> local_runs(const ParamSpec& spec, const Axes& axes, const Coord
 // Returns the elements that no rank before this one holds, so that norms and checkpoints include
 // every element of the parameter once. "Before" means a lower index along an axis that cuts the
 // parameter or along tp. A stage holds its parameters alone, and the engine divides a tensor among
-// data-parallel ranks, so the index along pp, dp and dp_replicate does not matter otherwise.
+// data-parallel ranks, so the index along pp, dp, ep and dp_replicate does not matter otherwise.
 std::vector<Run> counted_runs(const ParamSpec& spec, const Axes& axes,
                               const Coordinate& coordinate);
 

@@ -130,6 +130,15 @@ struct EnumNames<MatmulPrecision> {
   static constexpr std::array<std::string_view, 2> kNames{"highest", "high"};
 };
 
+// Precision of the products of linears on GPUs. layout: the type of the parameters. fp8: inputs are
+// rounded to 8 bits, with dynamic scales.
+enum class Precision : std::uint8_t { layout, fp8 };
+// Names on the command line.
+template <>
+struct EnumNames<Precision> {
+  static constexpr std::array<std::string_view, 2> kNames{"layout", "fp8"};
+};
+
 // Communication between ranks. off: for benchmarks only.
 enum class Comm : std::uint8_t { on, off };
 // Names on the command line.

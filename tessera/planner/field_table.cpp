@@ -19,6 +19,9 @@ const char* axis_purpose(Axis axis) {
   switch (axis) {
     case Axis::tp: return "tensor parallelism: ranks that share every matrix";
     case Axis::cp: return "context parallelism: ranks that share each sequence, for long ones";
+    case Axis::ep:
+      return "expert parallelism: ranks, of those that shard state, that share the experts of a "
+             "layer";
     case Axis::dp_shard:
       return "data-parallel ranks, which train on other data; left out: what the other axes leave";
     case Axis::dp_replicate:

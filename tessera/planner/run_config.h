@@ -157,6 +157,7 @@ struct RunConfig {
   std::string link_bandwidth, link_latency;
   CudaGraph cuda_graph = CudaGraph::automatic;
   MatmulPrecision matmul_precision = MatmulPrecision::highest;
+  Precision precision = Precision::layout;
   Comm comm = Comm::on;
   std::int64_t threads = 0;
   std::int64_t memory_limit = 0;
@@ -216,6 +217,7 @@ struct RunConfig {
   // Number of ranks over which sequence parallelism shards each sequence.
   int sequence_ranks() const { return sequence_parallel ? axes.tp() : 1; }
   int cp() const { return axes.size(Axis::cp); }
+  int ep() const { return axes.size(Axis::ep); }
   // Number of tokens of a sequence that a rank computes: all without context parallelism, otherwise
   // its part of the padded sequence.
   std::int64_t rank_tokens() const {

@@ -52,6 +52,7 @@ std::string largest_growth(const SweepRow& row, const SweepRow& first) {
       case Axis::dp_replicate: return "communication between replicas";
       case Axis::tp: return "tensor-parallel communication";
       case Axis::cp: return "context-parallel communication";
+      case Axis::ep: return "exchange of tokens between experts";
       case Axis::pp: return "messages between stages";
     }
     return "";
