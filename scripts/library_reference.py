@@ -28,6 +28,7 @@ NAMESPACES = {
     "tessera": "Names of the public headers, and types that all modules share.",
     "tessera::comm": "Groups of ranks, the mesh, and collectives over any backend.",
     "tessera::context_parallel": "Attention over sequences whose tokens are cut over ranks.",
+    "tessera::experts": "Mixture of experts, on ranks that share the experts of a layer.",
     "tessera::memory": "Memory use of a rank by category, and its limit.",
     "tessera::nn": "Units of a model, and recomputation of activations.",
     "tessera::planner": "Memory, traffic and time of a run before it is started. No torch.",

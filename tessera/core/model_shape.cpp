@@ -133,6 +133,9 @@ const char* name(Family family) {
     case Family::phi3: return "phi3";
     case Family::gemma2: return "gemma2";
     case Family::gemma3: return "gemma3_text";
+    case Family::mixtral: return "mixtral";
+    case Family::qwen3_moe: return "qwen3_moe";
+    case Family::dots1: return "dots1";
   }
   return "?";
 }

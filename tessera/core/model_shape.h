@@ -32,10 +32,23 @@ const char* name(Activation activation);
 
 // Family of a model: the tensor names and config fields of its files at Hugging Face. A model given
 // by its sizes has none; the export then chooses one that has all its parts.
-enum class Family : std::uint8_t { none, gpt2, llama, qwen2, mistral, qwen3, phi3, gemma2, gemma3 };
-inline constexpr Family kFamilies[] = {Family::gpt2,    Family::llama, Family::qwen2,
-                                       Family::mistral, Family::qwen3, Family::phi3,
-                                       Family::gemma2,  Family::gemma3};
+enum class Family : std::uint8_t {
+  none,
+  gpt2,
+  llama,
+  qwen2,
+  mistral,
+  qwen3,
+  phi3,
+  gemma2,
+  gemma3,
+  mixtral,
+  qwen3_moe,
+  dots1
+};
+inline constexpr Family kFamilies[] = {
+    Family::gpt2,   Family::llama,  Family::qwen2,   Family::mistral,   Family::qwen3, Family::phi3,
+    Family::gemma2, Family::gemma3, Family::mixtral, Family::qwen3_moe, Family::dots1};
 // Returns the model_type of config.json, "" for none.
 const char* name(Family family);
 

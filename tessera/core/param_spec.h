@@ -55,6 +55,8 @@ struct ParamSpec {
   // At most one for each axis and for each dim. Ranks along an axis without a cut hold the same
   // elements.
   std::vector<Cut> cuts = {};
+  // Only the ranks with the same experts hold the parameter: [Note: expert ranks].
+  bool of_expert = false;
 
   // Returns the cut along an axis, or null. The pointer is valid as long as `cuts` is unchanged.
   const Cut* cut_along(Axis axis) const;

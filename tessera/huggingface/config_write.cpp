@@ -96,6 +96,9 @@ std::string mismatch(const ModelShape& m, Family family) {
         return "scaled rotary positions";
       }
       return "";
+    case Family::mixtral:
+    case Family::qwen3_moe:
+    case Family::dots1:
     case Family::qwen3:
     case Family::gemma2:
     case Family::gemma3: return has.qkv == has.out && !has.mlp ? "" : "these biases";

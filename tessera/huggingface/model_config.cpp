@@ -197,8 +197,10 @@ void read_windows(Fields& fields, ModelShape& shape) {
         .value_or(fields.object().contains("sliding_window") ? 0 : absent);
   };
   switch (shape.family) {
-    case Family::mistral: shape.window = window_or(4096); break;
+    case Family::mixtral:
+    case Family::dots1:
     case Family::phi3: shape.window = window_or(0); break;
+    case Family::mistral: shape.window = window_or(4096); break;
     case Family::llama:
       // Files converted from Qwen2 have its fields, with the window disabled.
       if (fields.object().contains("use_sliding_window") &&
@@ -208,6 +210,7 @@ void read_windows(Fields& fields, ModelShape& shape) {
       }
       break;
     case Family::qwen2:
+    case Family::qwen3_moe:
     case Family::qwen3: {
       const std::int64_t window = window_or(4096);
       const std::int64_t from = fields.whole("max_window_layers", 0).value_or(28);

@@ -111,6 +111,9 @@ const FamilyNames& names_of(const ModelShape& shape) {
     case Family::llama:
     case Family::qwen2:
     case Family::mistral:
+    case Family::mixtral:
+    case Family::qwen3_moe:
+    case Family::dots1:
     case Family::qwen3: return llama;
   }
   return llama;

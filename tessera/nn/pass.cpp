@@ -3,6 +3,8 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <utility>
@@ -20,6 +22,30 @@ thread_local std::shared_ptr<const Pass> current;  // [Note: pass]
 }  // namespace
 
 std::shared_ptr<const Pass> current_pass() { return current; }
+
+namespace {
+
+class AuxiliaryLoss : public torch::autograd::Function<AuxiliaryLoss> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& loss, double weight, const at::Tensor& scale) {
+    at::Tensor gradient = at::full({}, weight, loss.options());
+    if (scale.defined()) gradient = gradient * scale.to(loss.device());
+    context->save_for_backward({gradient.to(loss.scalar_type()).reshape(loss.sizes())});
+    return x.view_as(x);
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
+                                               const torch::autograd::tensor_list& gradients) {
+    return {gradients[0], context->get_saved_variables()[0], {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor with_auxiliary_loss(const at::Tensor& x, const at::Tensor& loss, const Pass& pass) {
+  if (pass.row_weight == 0) return x;
+  return AuxiliaryLoss::apply(x, loss, pass.row_weight, pass.loss_scale);
+}
 
 void with_documents(Pass& pass, const at::Tensor& given, c10::Device device) {
   if (!given.defined()) return;

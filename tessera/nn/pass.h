@@ -37,6 +37,12 @@ struct Pass {
   double adapter_dropout = 0;      // for the inputs of adapters: [Note: adapters] in core/lora.h
   std::uint64_t seed = 0;          // different in every step
   std::uint64_t first_sample = 0;  // number of row 0 in the global batch of its step
+
+  // [Note: auxiliary losses] Losses that layers inside the model add to that of the last layer. A
+  // layer returns its result through with_auxiliary_loss(), whose backward adds the gradient. So
+  // no pipeline stage passes losses on.
+  double row_weight = 0;       // 1 / rows of the global batch; 0: auxiliary losses have no gradient
+  at::Tensor loss_scale = {};  // factor of all gradients of a step; undefined: 1
 };
 
 std::shared_ptr<const Pass> current_pass();  // null if no pass is open
@@ -45,6 +51,10 @@ std::shared_ptr<const Pass> current_pass();  // null if no pass is open
 // device. Undefined starts: each row is one document. Throws UsageError for invalid starts: each
 // must equal that of the previous token (0 for the first) or the token's own position.
 void with_documents(Pass& pass, const at::Tensor& document_starts, c10::Device device);
+
+// Returns x. In backward, `loss` gets the gradient row_weight · loss_scale of the pass. `loss` is
+// one number: the sum over the rows of this rank.
+at::Tensor with_auxiliary_loss(const at::Tensor& x, const at::Tensor& loss, const Pass& pass);
 
 // Throws UsageError if the current pass gives this rank a part of the rows: `operation` treats the
 // tokens here as whole rows, and `instead` does not.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/context_parallel/attention.h"
+#include "tessera/experts/layer.h"
 #include "tessera/tensor_parallel/layers.h"
 
 namespace tessera {
@@ -20,6 +21,7 @@ struct LayerContext {
   tensor_parallel::Axis tp;  // ranks that share its matrices; one rank without tensor parallelism
   // Ranks that share the tokens of its input, dim 1: [Note: context layers].
   context_parallel::Axis cp = {};
+  comm::Group ep = {};  // ranks that share its experts: experts::MixtureOfExperts
   // Returns a layer that this rank made before, by its name; null if it is on another stage.
   std::function<std::shared_ptr<torch::nn::Module>(const std::string& name)> find;
   // Returns the tensor that an earlier layer on this rank has for a parameter in Layer::tied, by
@@ -32,6 +34,8 @@ struct LayerContext {
                                           std::optional<double> rate = std::nullopt) const {
     return {.rate = rate, .label = name + "." + child};
   }
+  // Returns the ranks of an experts::MixtureOfExperts inside the layer.
+  experts::Ranks experts() const { return {tp, cp.group, ep}; }
   // Returns options for a tensor-parallel linear inside the layer: its size, and its name in
   // messages and traces.
   tensor_parallel::LinearOptions linear(const std::string& child, std::int64_t in,

@@ -58,11 +58,13 @@ class LayerWatch {
 // Ranks that run a layer together.
 struct LayerAxes {
   // Implicit, for layers without context parallelism.
-  LayerAxes(tensor_parallel::Axis tensor, context_parallel::Axis context = {})
-      : tp(std::move(tensor)), cp(std::move(context)) {}
+  LayerAxes(tensor_parallel::Axis tensor, context_parallel::Axis context = {},
+            comm::Group experts = {})
+      : tp(std::move(tensor)), cp(std::move(context)), ep(std::move(experts)) {}
 
   tensor_parallel::Axis tp;
   context_parallel::Axis cp;
+  comm::Group ep;
 };
 
 // Consecutive layers of a model: those of one pipeline stage, or all. Its parameters have the names

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +30,13 @@ struct DataGroups {
       : all(mesh.group(kTokenAxes)),
         shard(mesh.group(kShardAxes)),
         replicate(mesh.group(Axis::dp_replicate)) {}
+  // The groups of parameters of experts: [Note: expert ranks]. Collective as above.
+  static DataGroups of_experts(const comm::Mesh& mesh) {
+    DataGroups groups(mesh.expert_group(kTokenAxes));
+    groups.shard = mesh.expert_group(kShardAxes);
+    groups.replicate = mesh.group(Axis::dp_replicate);
+    return groups;
+  }
 
   // Returns true if there is more than one replica.
   bool hybrid() const { return replicate.size() > 1; }
@@ -49,6 +57,10 @@ struct ModelAxes {
   std::function<std::vector<Run>(const std::string&)> counted = nullptr;
   // Returns true if tensor parallelism cuts the parameter. Null: none is cut.
   std::function<bool(const std::string&)> cut = nullptr;
+  // Groups of the parameters of experts, which other ranks do not have. Null: none has.
+  std::shared_ptr<const DataGroups> expert_groups = nullptr;
+  // Returns true for these parameters. Null: there are none.
+  std::function<bool(const std::string&)> of_expert = nullptr;
   // Parameter that several parts hold a copy of, such as an embedding that is also the head. Its
   // gradients are summed over the group after they have been reduced.
   struct Tie {
