@@ -160,6 +160,9 @@ const char* class_of(Family family) {
     case Family::phi3: return "Phi3ForCausalLM";
     case Family::gemma2: return "Gemma2ForCausalLM";
     case Family::gemma3: return "Gemma3ForCausalLM";
+    case Family::mixtral: return "MixtralForCausalLM";
+    case Family::qwen3_moe: return "Qwen3MoeForCausalLM";
+    case Family::dots1: return "Dots1ForCausalLM";
   }
   return "";
 }
@@ -229,6 +232,9 @@ Ordered llama_json(const ModelShape& shape, Family family) {
       break;
     case Family::gemma2:
     case Family::gemma3: add_gemma(json, shape); break;
+    case Family::mixtral:
+    case Family::qwen3_moe:
+    case Family::dots1:
     case Family::none:
     case Family::gpt2: break;
   }
