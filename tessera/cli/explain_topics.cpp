@@ -258,6 +258,7 @@ const char* sent_along(Axis axis) {
   switch (axis) {
     case Axis::tp: return "all-reduces inside the layers";
     case Axis::cp: return "keys and values that attention does not hide, or its all-to-alls";
+    case Axis::ep: return "tokens that travel to their experts and back";
     case Axis::dp_shard: return "gradients and parameters that nothing hides";
     case Axis::dp_replicate: return "sums of gradients over replicas that nothing hides";
     case Axis::pp: return "hops between stages";
