@@ -436,6 +436,10 @@ void EnginePipeline::backward(const at::Tensor& output, const at::Tensor& gradie
                               const BackwardPass& pass) {
   engine_.impl_->backward(output, gradient, pass);
 }
+at::Tensor EnginePipeline::loss_scale() const {
+  return engine_.impl_->device ? engine_.impl_->device->loss_scale() : at::Tensor();
+}
+
 void EnginePipeline::finish_pass(int model_chunk) { engine_.impl_->finish_pass(model_chunk); }
 EnginePipeline Engine::pipeline() { return EnginePipeline(*this); }
 EngineGraphs Engine::graphs() { return EngineGraphs(*this); }

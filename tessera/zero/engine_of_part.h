@@ -102,6 +102,8 @@ class EnginePipeline {
   void backward(const at::Tensor& output, const at::Tensor& gradient, const BackwardPass& pass);
   // Ends a deferred pass of the model chunk, with the gradients added to `.grad` since then.
   void finish_pass(int model_chunk);
+  // Returns the factor of all gradients on the device, [Note: loss scaling]; undefined: 1.
+  at::Tensor loss_scale() const;
 
  private:
   Engine& engine_;

@@ -112,8 +112,11 @@ class Gatherer {
   void write_initial(const Options& options, int index, const at::Tensor& place,
                      const Sink& sink) const;
   void check_initial(const Options& options) const;
+  void check_initial(const Options& options, const DataGroups& groups, bool experts) const;
   std::vector<bool> agree_on_new(const std::vector<at::Tensor>& values, const std::string& problem,
                                  bool from_rank_0) const;
+  void agree_on_new(const comm::Group& group, bool experts, const std::vector<at::Tensor>& values,
+                    const std::string& problem, bool from_rank_0, std::vector<bool>& is_new) const;
   void give_view(int param, const at::Tensor& full, std::int64_t base);
   void start_unshard(int unit, const char* why, comm::Traffic traffic);
   void unshard(int unit, const char* why, comm::Traffic traffic = comm::Traffic::model);

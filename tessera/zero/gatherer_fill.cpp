@@ -51,8 +51,9 @@ at::Tensor Gatherer::all_values(const Options& options, const Param& param,
   if (!nn::is_unallocated(param.tensor)) {
     const at::Tensor values = elements_in_memory_order(param.tensor);
     // Into the parameter's own memory, which is freed afterwards.
-    if (options.broadcast_start && groups_.all.size() > 1 && values.numel() > 0) {
-      groups_.all.broadcast(values, 0, start_call(param)).wait();
+    const comm::Group& all = plan_.space_of(param).groups.all;
+    if (options.broadcast_start && all.size() > 1 && values.numel() > 0) {
+      all.broadcast(values, 0, start_call(param)).wait();
     }
     return values;
   }
@@ -139,44 +140,59 @@ void Gatherer::give_view(int index, const at::Tensor& full, std::int64_t base) {
   accept_write(index);
 }
 
-// Collective. Returns, for each parameter, true if rank 0 has new values of it. All ranks see the
-// same numbers, so either all throw or none.
+// Collective. Returns, for each parameter, true if rank 0 of its group has new values of it. All
+// ranks of a group see the same numbers, so either all throw or none.
 std::vector<bool> Gatherer::agree_on_new(const std::vector<at::Tensor>& values,
                                          const std::string& problem, bool from_rank_0) const {
-  const auto params = static_cast<std::int64_t>(plan_.params.size());
-  const int ranks = groups_.all.simulated() ? 1 : groups_.all.size();
-  // One row per rank: a number for each parameter, and one for the problem.
-  const at::Tensor mine = at::zeros({params + 1}, at::kLong);
-  const at::Tensor all = ranks > 1 ? at::empty({(params + 1) * ranks}, at::kLong) : mine;
-  auto* const own = mine.mutable_data_ptr<std::int64_t>();
-  for (std::int64_t i = 0; i < params; ++i) {
-    own[i] = values[static_cast<std::size_t>(i)].defined() ? 1 : 0;
+  std::vector<bool> is_new(values.size());
+  agree_on_new(groups_.all, false, values, problem, from_rank_0, is_new);
+  if (plan_.expert_groups) {
+    agree_on_new(plan_.expert_groups->all, true, values, problem, from_rank_0, is_new);
   }
-  own[params] = problem.empty() ? 0 : 1;
+  return is_new;
+}
+
+void Gatherer::agree_on_new(const comm::Group& group, bool experts,
+                            const std::vector<at::Tensor>& values, const std::string& problem,
+                            bool from_rank_0, std::vector<bool>& is_new) const {
+  std::vector<std::size_t> params;
+  for (std::size_t i = 0; i < plan_.params.size(); ++i) {
+    if (plan_.of_expert(i) == experts) params.push_back(i);
+  }
+  const auto count = static_cast<std::int64_t>(params.size());
+  const int ranks = group.simulated() ? 1 : group.size();
+  // One row per rank: a number for each parameter, and one for the problem.
+  const at::Tensor mine = at::zeros({count + 1}, at::kLong);
+  const at::Tensor all = ranks > 1 ? at::empty({(count + 1) * ranks}, at::kLong) : mine;
+  auto* const own = mine.mutable_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < count; ++i) {
+    own[i] = values[params[static_cast<std::size_t>(i)]].defined() ? 1 : 0;
+  }
+  own[count] = problem.empty() ? 0 : 1;
   if (ranks > 1) {
     comm::Call call;
     call.traffic = comm::Traffic::control;
     call.label = "new parameters";
-    groups_.all.all_gather(all, mine, call).wait();
+    group.all_gather(all, mine, call).wait();
   }
   if (!problem.empty()) throw UsageError("load_parameters(): " + problem);
   const auto* const numbers = all.const_data_ptr<std::int64_t>();
   for (int r = 0; r < ranks; ++r) {
-    const auto* const theirs = numbers + r * (params + 1);
-    if (theirs[params] != 0) {
-      throw UsageError(str("load_parameters(): rank ", r, " of group ", groups_.all.name(),
+    const auto* const theirs = numbers + r * (count + 1);
+    if (theirs[count] != 0) {
+      throw UsageError(str("load_parameters(): rank ", r, " of group ", group.name(),
                            " was given parameters that do not fit. See the error of that rank"));
     }
-    for (std::int64_t i = 0; i < params; ++i) {
+    for (std::int64_t i = 0; i < count; ++i) {
       if (theirs[i] == numbers[i] || (from_rank_0 && numbers[i] == 1)) continue;
       throw UsageError(str("load_parameters(): parameter ",
-                           quote(plan_.params[static_cast<std::size_t>(i)].name),
+                           quote(plan_.params[params[static_cast<std::size_t>(i)]].name),
                            " has new values on rank ", numbers[i] == 1 ? 0 : r, " but not on rank ",
                            numbers[i] == 1 ? r : 0, ". Load the same parameters on all ranks",
                            from_rank_0 ? ", or on rank 0 only" : ""));
     }
   }
-  return std::vector<bool>(numbers, numbers + params);
+  for (std::size_t i = 0; i < params.size(); ++i) is_new[params[i]] = numbers[i] != 0;
 }
 
 void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& problem,
@@ -185,10 +201,9 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
   const at::NoGradGuard no_grad;
   const memory::OwnerScope owner(buffers_.ledger());
   const memory::CategoryScope scope(MemoryCategory::buffers);
-  const bool broadcasts = options.broadcast_start && groups_.all.size() > 1;
   // After this exchange no rank reads the old parameters.
   const std::vector<bool> is_new = agree_on_new(values, problem, options.broadcast_start);
-  std::uint64_t hash = 0;
+  std::uint64_t hash = 0, expert_hash = 0;
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
     for (std::size_t r = 0; r < plan_.units[u].ranges.size(); ++r) {
       const Range& range = plan_.units[u].ranges[r];
@@ -201,8 +216,12 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
         const at::Tensor flat = at::empty(
             {param.numel}, store.options().dtype(narrow ? at::kFloat : store.scalar_type()));
         if (values[i].defined()) flat.as_strided(param.sizes, param.strides).copy_(values[i]);
-        if (broadcasts && param.numel > 0) groups_.all.broadcast(flat, 0, start_call(param)).wait();
-        if (!options.broadcast_start) hash = mix_bits(hash, flat);
+        const Space& space = plan_.space_of(param);
+        if (options.broadcast_start && space.groups.all.size() > 1 && param.numel > 0) {
+          space.groups.all.broadcast(flat, 0, start_call(param)).wait();
+        }
+        std::uint64_t& mixed = space.of_experts ? expert_hash : hash;
+        if (!options.broadcast_start) mixed = mix_bits(mixed, flat);
         const ShardRange own = plan_.own_shard(param);
         const at::Tensor shard = flat.narrow(0, own.begin, own.size);
         sharded_ ? param_shard(index).copy_(shard)
@@ -212,8 +231,9 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
       }
     }
   }
-  if (!options.broadcast_start && groups_.all.size() > 1 && !groups_.all.simulated()) {
+  if (!options.broadcast_start) {
     expect_same_start(groups_.all, hash);
+    if (plan_.expert_groups) expect_same_start(plan_.expert_groups->all, expert_hash);
   }
   if (alias_) groups_.shard.barrier();  // each rank has written its shards of the common memory
 }
@@ -222,20 +242,25 @@ void Gatherer::load(const std::vector<at::Tensor>& values, const std::string& pr
 // one rank only. To detect ranks that differ, for example in their seed, each rank also computes
 // the first elements of every shard of the next rank, and the two are compared.
 void Gatherer::check_initial(const Options& options) const {
+  check_initial(options, groups_, false);
+  if (plan_.expert_groups) check_initial(options, *plan_.expert_groups, true);
+}
+
+void Gatherer::check_initial(const Options& options, const DataGroups& groups, bool experts) const {
   constexpr std::int64_t kCompared = 4096;  // elements of a shard
-  const int ranks = groups_.all.size(), shards = groups_.shard.size();
-  const int next = (groups_.all.rank() + 1) % ranks;
+  const int ranks = groups.all.size(), shards = groups.shard.size();
+  const int next = (groups.all.rank() + 1) % ranks;
   std::uint64_t mine = 0, theirs = 0;
   bool any = false;
   for (const Param& param : plan_.params) {
-    if (!nn::is_unallocated(param.tensor)) continue;
+    if (plan_.space_of(param).of_experts != experts || !nn::is_unallocated(param.tensor)) continue;
     if (!options.initial) {
       throw UsageError(str("parameter ", quote(param.name),
                            " has no memory: it was made without memory, or an earlier engine "
                            "sharded it. Pass its values in Options::initial, or build the model "
                            "again"));
     }
-    if (ranks == 1 || !sharded_ || groups_.all.simulated() || has_own_shard_only(options, param)) {
+    if (ranks == 1 || !sharded_ || groups.all.simulated() || has_own_shard_only(options, param)) {
       continue;
     }
     any = true;
@@ -243,10 +268,10 @@ void Gatherer::check_initial(const Options& options) const {
       const ShardRange shard = shard_of(param, rank % shards);
       return initial_values(options, param, {shard.begin, std::min(shard.size, kCompared)});
     };
-    mine = mix_bits(mine, first(groups_.all.rank()));
+    mine = mix_bits(mine, first(groups.all.rank()));
     theirs = mix_bits(theirs, first(next));
   }
-  if (any) expect_same_as_next(groups_.all, mine, theirs);
+  if (any) expect_same_as_next(groups.all, mine, theirs);
 }
 
 }  // namespace tessera::zero

@@ -54,20 +54,44 @@ class HybridSum::Queue {
   std::deque<std::shared_ptr<Sum>> waiting_;
 };
 
-HybridSum::HybridSum(DataGroups groups)
-    : groups_(std::move(groups)), queue_(std::make_shared<Queue>(groups_.replicate)) {}
+HybridSum::HybridSum(comm::Group replicate)
+    : replicate_(std::move(replicate)), queue_(std::make_shared<Queue>(replicate_)) {}
 HybridSum::~HybridSum() = default;
 
-comm::Work HybridSum::start(const at::Tensor& to, const at::Tensor& from, const comm::Call& call) {
-  if (groups_.all.shares_memory() && from.is_cpu()) return start_copies(to, from, call);
+namespace {
+
+comm::Work start_copies(const DataGroups& groups, const at::Tensor& to, const at::Tensor& from,
+                        comm::Call call) {
+  const auto charge = [&](const comm::Group& group, comm::Op op, const at::Tensor& whole) {
+    comm::Collective what;
+    what.op = op;
+    what.dtype = comm::to_dtype(whole.scalar_type());
+    what.count = static_cast<std::size_t>(whole.numel());
+    if (op == comm::Op::reduce_scatter) what.parts = call.parts;
+    comm::TrafficCounts counts;
+    counts.sent_bytes = comm::ring_bytes(what, group.size(), group.rank());
+    counts.calls[static_cast<std::size_t>(op)] = 1;
+    group.add_traffic(counts);
+  };
+  charge(groups.shard, comm::Op::reduce_scatter, from);
+  charge(groups.replicate, comm::Op::all_reduce, to);
+  call.copies = groups.replicate.size();
+  return groups.all.reduce_scatter(to, from, call);
+}
+
+}  // namespace
+
+comm::Work HybridSum::start(const DataGroups& groups, const at::Tensor& to, const at::Tensor& from,
+                            const comm::Call& call) {
+  if (groups.all.shares_memory() && from.is_cpu()) return start_copies(groups, to, from, call);
   comm::Call across = call;
   across.parts = nullptr;
-  const comm::Work first = groups_.shard.reduce_scatter(to, from, call);
-  if (groups_.shard.size() == 1) {  // a copy in the current stream, or on this thread
+  const comm::Work first = groups.shard.reduce_scatter(to, from, call);
+  if (groups.shard.size() == 1) {  // a copy in the current stream, or on this thread
     first.wait();
-    return groups_.replicate.all_reduce(to, across);
+    return replicate_.all_reduce(to, across);
   }
-  if (!groups_.replicate.on_device() || from.is_cpu()) {
+  if (!replicate_.on_device() || from.is_cpu()) {
     class Both final : public comm::WorkState {
      public:
       Both(std::shared_ptr<Queue> queue, std::shared_ptr<Queue::Sum> sum)
@@ -85,28 +109,9 @@ comm::Work HybridSum::start(const at::Tensor& to, const at::Tensor& from, const 
   if (!stream_) stream_ = device.getStreamFromGlobalPool(from.device(), /*isHighPriority=*/true);
   const c10::StreamGuard guard(*stream_);
   first.wait();  // the stream waits, not the host
-  return groups_.replicate.all_reduce(to, across);
+  return replicate_.all_reduce(to, across);
 }
 
 void HybridSum::poll() { queue_->poll(); }
-
-comm::Work HybridSum::start_copies(const at::Tensor& to, const at::Tensor& from,
-                                   comm::Call call) const {
-  const auto charge = [&](const comm::Group& group, comm::Op op, const at::Tensor& whole) {
-    comm::Collective what;
-    what.op = op;
-    what.dtype = comm::to_dtype(whole.scalar_type());
-    what.count = static_cast<std::size_t>(whole.numel());
-    if (op == comm::Op::reduce_scatter) what.parts = call.parts;
-    comm::TrafficCounts counts;
-    counts.sent_bytes = comm::ring_bytes(what, group.size(), group.rank());
-    counts.calls[static_cast<std::size_t>(op)] = 1;
-    group.add_traffic(counts);
-  };
-  charge(groups_.shard, comm::Op::reduce_scatter, from);
-  charge(groups_.replicate, comm::Op::all_reduce, to);
-  call.copies = groups_.replicate.size();
-  return groups_.all.reduce_scatter(to, from, call);
-}
 
 }  // namespace tessera::zero

@@ -21,19 +21,19 @@ namespace tessera::zero {
 // wait reports failures. On a GPU the all-reduce is enqueued immediately on a separate stream.
 class HybridSum {
  public:
-  explicit HybridSum(DataGroups groups);
+  explicit HybridSum(comm::Group replicate);
   ~HybridSum();
 
-  // Starts a sum. `to`: this rank's shards of `from`, contiguous; must not overlap `from`.
-  comm::Work start(const at::Tensor& to, const at::Tensor& from, const comm::Call& call);
+  // Starts a sum over groups with these replicas. `to`: this rank's shards of `from`, contiguous;
+  // must not overlap `from`.
+  comm::Work start(const DataGroups& groups, const at::Tensor& to, const at::Tensor& from,
+                   const comm::Call& call);
   // Starts the all-reduces whose reduce-scatters have ended. Does not wait.
   void poll();
 
  private:
   class Queue;
-  comm::Work start_copies(const at::Tensor& to, const at::Tensor& from, comm::Call call) const;
-
-  const DataGroups groups_;
+  const comm::Group replicate_;
   const std::shared_ptr<Queue> queue_;
   std::optional<c10::Stream> stream_;  // of the all-reduces on a GPU
 };

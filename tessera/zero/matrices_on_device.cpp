@@ -68,6 +68,11 @@ MatricesOnDevice::MatricesOnDevice(const UpdateContext& context, const Update& u
       group_(context.groups.shard),
       sharded_(sharding_of_stage(context.options.stage).optimizer && group_.size() > 1),
       momentum_(rule.momentum) {
+  if (plan_.expert_groups) {
+    throw UsageError(
+        "Muon on a GPU: expert-parallel ranks have different matrices, which it cannot exchange "
+        "yet. Use --ep 1 or AdamW");
+  }
   std::vector<int> order;
   std::vector<double> scales(plan_.params.size());
   for (std::size_t i = 0; i < plan_.params.size(); ++i) {

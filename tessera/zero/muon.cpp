@@ -55,6 +55,10 @@ class MuonUpdate final : public Update {
       : Update(context),
         how_(how),
         matrices_(context.plan, context.groups.shard, sharded_),
+        expert_matrices_(
+            context.plan,
+            context.plan.expert_groups ? context.plan.expert_groups->shard : comm::Group(),
+            sharded_),
         first_(make_state()),
         second_(plan_.params.size()),
         by_matrix_(plan_.params.size()),
@@ -92,14 +96,15 @@ class MuonUpdate final : public Update {
         how_.lr == 0 ? how_.elementwise.lr : settings.lr * (how_.elementwise.lr / how_.lr);
     const double elementwise_decay = settings.weight_decay.value_or(how_.elementwise.weight_decay);
     const double decay = settings.weight_decay.value_or(how_.weight_decay);
-    std::map<at::ScalarType, std::vector<int>> matrices;  // by the type of their states
+    // By the type of their states, those of experts apart.
+    std::map<std::pair<bool, at::ScalarType>, std::vector<int>> matrices;
     for (std::size_t i = 0; i < plan_.params.size(); ++i) {
       const Param& p = plan_.params[i];
       const auto index = static_cast<int>(i);
       if (p.bucket < 0 || !used[i]) continue;
       ++updates_[i];
       if (by_matrix_[i]) {
-        matrices[state_type(space_of(p))].push_back(index);
+        matrices[{space_of(p).of_experts, state_type(space_of(p))}].push_back(index);
       } else if (held(p).size > 0) {
         ShardTensors shard = tensors(index, reducer);
         shard.a = shard_of_state(first_, index);
@@ -110,27 +115,28 @@ class MuonUpdate final : public Update {
             shard);
       }
     }
-    for (const auto& [type, params] : matrices) {
-      matrices_.run(
-          params, at::device(param(params.front()).tensor.device()).dtype(type),
-          [&](int index, const at::Tensor& direction) {
-            if (direction.numel() == 0) return;
-            ShardTensors shard = tensors(index, reducer);
-            shard.param = direction;
-            shard.master.reset();
-            shard.a = shard_of_state(first_, index);
-            update_shard(rules::Momentum{how_.momentum, how_.nesterov},
-                         step_of(index, settings.lr_of(index), 0, scale), shard);
-          },
-          [&](int, const at::Tensor& matrix) { return orthogonalized(matrix); },
-          [&](int index, const at::Tensor& direction) {
-            if (direction.numel() == 0) return;
-            const Param& p = param(index);
-            ShardTensors shard = tensors(index, reducer);
-            shard.grad = direction;
-            update_shard(rules::Descent{muon_scale(p.sizes[0], p.sizes[1])},
-                         step_of(index, settings.lr_of(index), decay, 1), shard);
-          });
+    for (const auto& [kind, params] : matrices) {
+      (kind.first ? expert_matrices_ : matrices_)
+          .run(
+              params, at::device(param(params.front()).tensor.device()).dtype(kind.second),
+              [&](int index, const at::Tensor& direction) {
+                if (direction.numel() == 0) return;
+                ShardTensors shard = tensors(index, reducer);
+                shard.param = direction;
+                shard.master.reset();
+                shard.a = shard_of_state(first_, index);
+                update_shard(rules::Momentum{how_.momentum, how_.nesterov},
+                             step_of(index, settings.lr_of(index), 0, scale), shard);
+              },
+              [&](int, const at::Tensor& matrix) { return orthogonalized(matrix); },
+              [&](int index, const at::Tensor& direction) {
+                if (direction.numel() == 0) return;
+                const Param& p = param(index);
+                ShardTensors shard = tensors(index, reducer);
+                shard.grad = direction;
+                update_shard(rules::Descent{muon_scale(p.sizes[0], p.sizes[1])},
+                             step_of(index, settings.lr_of(index), decay, 1), shard);
+              });
     }
   }
 
@@ -163,7 +169,7 @@ class MuonUpdate final : public Update {
   }
 
   const Muon how_;
-  const MatrixExchange matrices_;
+  const MatrixExchange matrices_, expert_matrices_;
   const std::vector<Buffer> first_;  // momentum, or AdamW's first moment
   std::vector<Buffer> second_;       // per parameter: AdamW's second moment
   std::vector<bool> by_matrix_;      // per parameter

@@ -170,7 +170,8 @@ void fill_buckets(Plan& plan, std::int64_t bucket_bytes) {
 }  // namespace
 
 std::string Space::describe() const {
-  return str(trainable ? "" : "frozen ", c10::toString(dtype), " on ", device.str());
+  return str(trainable ? "" : "frozen ", c10::toString(dtype), " on ", device.str(),
+             of_experts ? ", of experts" : "");
 }
 
 std::int64_t Plan::param_bytes(bool frozen) const {
@@ -182,12 +183,21 @@ std::int64_t Plan::param_bytes(bool frozen) const {
   return bytes;
 }
 
+static std::int64_t bytes_sent_of(const Space& space) {
+  return space.trainable
+             ? space.size * static_cast<std::int64_t>(c10::elementSize(space.travel_dtype))
+             : 0;
+}
+
 std::int64_t Plan::grad_bytes() const {
   std::int64_t bytes = 0;
-  for (const Space& space : spaces) {
-    if (!space.trainable) continue;
-    bytes += space.size * static_cast<std::int64_t>(c10::elementSize(space.travel_dtype));
-  }
+  for (const Space& space : spaces) bytes += bytes_sent_of(space);
+  return bytes;
+}
+
+std::int64_t Plan::shared_grad_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Space& space : spaces) bytes += space.of_experts ? 0 : bytes_sent_of(space);
   return bytes;
 }
 
@@ -197,7 +207,7 @@ Plan make_plan(torch::nn::Module& model, const EngineOptions& options, const Dat
   const std::vector<nn::FoundUnit> found = nn::find_units(model);
   const Owners owners(model, found);
   std::unordered_map<const c10::TensorImpl*, bool> seen;
-  std::map<std::tuple<at::ScalarType, at::ScalarType, bool, bool, std::string>, int> spaces;
+  std::map<std::tuple<at::ScalarType, at::ScalarType, bool, bool, bool, std::string>, int> spaces;
   for (const auto& entry : model.named_parameters()) {
     const at::Tensor& tensor = entry.value();
     if (!tensor.defined() || std::exchange(seen[tensor.unsafeGetTensorImpl()], true)) continue;
@@ -224,13 +234,17 @@ Plan make_plan(torch::nn::Module& model, const EngineOptions& options, const Dat
     param.strides = tensor.is_non_overlapping_and_dense()
                         ? tensor.strides().vec()
                         : at::empty(tensor.sizes(), at::device(at::kMeta)).strides().vec();
-    param.shard = shard_size(param.numel, groups.shard.size());
+    const bool expert = options.axes.of_expert && options.axes.of_expert(param.name);
+    if (expert) plan.expert_groups = options.axes.expert_groups;
+    const DataGroups& owners = expert ? *plan.expert_groups : groups;
+    param.shard = shard_size(param.numel, owners.shard.size());
     param.unit = owners.of(tensor);
     if (options.axes.model_chunk) param.model_chunk = options.axes.model_chunk(entry.key());
     plan.model_chunks = std::max(plan.model_chunks, param.model_chunk + 1);
-    const Space space = space_for(tensor, options, param.policy, groups);
+    Space space = space_for(tensor, options, param.policy, owners);
+    space.of_experts = expert;
     const auto key = std::make_tuple(space.dtype, space.grad_dtype, space.trainable, space.master,
-                                     space.device.str());
+                                     expert, space.device.str());
     const auto [at, fresh] = spaces.try_emplace(key, static_cast<int>(plan.spaces.size()));
     if (fresh) plan.spaces.push_back(space);
     param.space = at->second;
@@ -248,7 +262,7 @@ Plan make_plan(torch::nn::Module& model, const EngineOptions& options, const Dat
   add_units(plan, found);
   place(plan);
   fill_buckets(plan, options.bucket_bytes > 0 ? options.bucket_bytes
-                                              : default_bucket_bytes(plan.grad_bytes()));
+                                              : default_bucket_bytes(plan.shared_grad_bytes()));
   return plan;
 }
 

@@ -41,6 +41,8 @@ struct Param {
 struct Space {
   explicit Space(DataGroups owners) : groups(std::move(owners)) {}
 
+  bool of_experts = false;  // other ranks have other parameters: ModelAxes::of_expert
+
   DataGroups groups;
   at::ScalarType dtype = at::kFloat;
   at::ScalarType grad_dtype = at::kFloat;
@@ -87,7 +89,10 @@ struct Plan {
   std::vector<UnitPlan> units;
   std::vector<Bucket> buckets;
   int model_chunks = 1;
+  // Groups of the spaces of experts; null if there are none.
+  std::shared_ptr<const DataGroups> expert_groups = nullptr;
 
+  bool of_expert(std::size_t param) const { return space_of(params[param]).of_experts; }
   const Space& space_of(const Param& param) const {
     return spaces[static_cast<std::size_t>(param.space)];
   }
@@ -105,6 +110,7 @@ struct Plan {
   // Sizes including padding.
   std::int64_t param_bytes(bool frozen) const;  // `frozen`: count frozen parameters too
   std::int64_t grad_bytes() const;              // as sent
+  std::int64_t shared_grad_bytes() const;       // the same without experts: equal on all ranks
 };
 
 Plan make_plan(torch::nn::Module& model, const EngineOptions& options, const DataGroups& groups);

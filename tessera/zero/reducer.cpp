@@ -80,17 +80,26 @@ Reducer::Reducer(Plan& plan, const Options& options, const DataGroups& groups,
       bucket.params.push_back({param(index).name, views_[static_cast<std::size_t>(index)]});
     }
   }
-  if (groups.hybrid() && sharding_.optimizer) hybrid_ = std::make_unique<HybridSum>(groups);
-  std::int64_t largest = 0, largest_sum = 0;
-  for (const Bucket& bucket : plan.buckets) {
-    if (!in_place_ || narrow(bucket.range)) largest = std::max(largest, bucket.bytes);
-    largest_sum = std::max(largest_sum, bucket.bytes / plan.space_of(bucket.range).ranks());
+  if (groups.hybrid() && sharding_.optimizer) {
+    hybrid_ = std::make_unique<HybridSum>(groups.replicate);
   }
-  if (plan.buckets.empty()) return;
-  const at::TensorOptions bytes = at::device(plan.params.front().tensor.device()).dtype(at::kByte);
-  for (BucketSlot& slot : slots_) {
+  for (const bool experts : {false, true}) make_slots(experts, groups, buffers);
+}
+
+// Buckets of experts have slots of their own: ranks with other experts may have other sizes.
+void Reducer::make_slots(bool experts, const DataGroups& groups, const Buffers& buffers) {
+  std::int64_t largest = 0, largest_sum = 0;
+  for (const Bucket& bucket : plan_.buckets) {
+    if (plan_.space_of(bucket.range).of_experts != experts) continue;
+    if (!in_place_ || narrow(bucket.range)) largest = std::max(largest, bucket.bytes);
+    largest_sum = std::max(largest_sum, bucket.bytes / plan_.space_of(bucket.range).ranks());
+  }
+  if (largest_sum == 0) return;
+  const at::TensorOptions bytes = at::device(plan_.params.front().tensor.device()).dtype(at::kByte);
+  for (BucketSlot& slot : experts ? expert_slots_ : slots_) {
     if (largest > 0) {
-      slot.bytes = buffers.exposed(groups.all, largest, bytes, MemoryCategory::buffers);
+      slot.bytes = buffers.exposed(experts ? plan_.expert_groups->all : groups.all, largest, bytes,
+                                   MemoryCategory::buffers);
     }
     if (hybrid_) slot.sum = buffers.own(largest_sum, bytes, MemoryCategory::buffers);
   }
@@ -239,8 +248,9 @@ void Reducer::complete(int index) {
 }
 
 // Returns the next of the two slots, after its bucket has been retired.
-Reducer::BucketSlot& Reducer::take_slot() {
-  BucketSlot& slot = slots_[std::exchange(next_slot_, 1 - next_slot_)];
+Reducer::BucketSlot& Reducer::take_slot(const Range& range) {
+  Slots& slots = plan_.space_of(range).of_experts ? expert_slots_ : slots_;
+  BucketSlot& slot = slots[std::exchange(slots.next, 1 - slots.next)];
   retire(slot);
   return slot;
 }
@@ -249,7 +259,7 @@ Reducer::BucketSlot& Reducer::take_slot() {
 // rounded into a slot; with replicas, the result goes to the slot's sum.
 void Reducer::start_from_kept(int bucket) {
   const Range& range = plan_.buckets[static_cast<std::size_t>(bucket)].range;
-  BucketSlot& slot = take_slot();
+  BucketSlot& slot = take_slot(range);
   at::Tensor flat = grad_range(range);
   if (narrow(range)) {
     flat = slot_tensor(slot, range);
@@ -263,7 +273,7 @@ void Reducer::start_from_kept(int bucket) {
 void Reducer::start_bucket(int bucket) {
   const Range& range = plan_.buckets[static_cast<std::size_t>(bucket)].range;
   State& state = states_[static_cast<std::size_t>(bucket)];
-  BucketSlot& slot = take_slot();
+  BucketSlot& slot = take_slot(range);
   const at::Tensor flat = slot_tensor(slot, range);
   for (const int index : range.params) {
     Param& p = param(index);
@@ -292,7 +302,8 @@ comm::Work Reducer::sum_over_ranks(const at::Tensor& to, const at::Tensor& from,
   const DataGroups& groups = plan_.space_of(range).groups;
   if (!sharding_.optimizer) return groups.all.all_reduce(from, call);
   call.parts = range.parts;
-  return hybrid_ ? hybrid_->start(to, from, call) : groups.shard.reduce_scatter(to, from, call);
+  return hybrid_ ? hybrid_->start(groups, to, from, call)
+                 : groups.shard.reduce_scatter(to, from, call);
 }
 
 // Waits for the bucket in a slot and copies or adds its sum to the gradient buffer.
@@ -323,8 +334,10 @@ void Reducer::retire(BucketSlot& slot) {
 void Reducer::finish() {
   for (std::size_t b = 0; in_place_ && b < states_.size(); ++b) complete(static_cast<int>(b));
   // Oldest first: both may hold the same bucket, from two micro-batches.
-  retire(slots_[next_slot_]);
-  retire(slots_[1 - next_slot_]);
+  for (Slots* const slots : {&slots_, &expert_slots_}) {
+    retire((*slots)[slots->next]);
+    retire((*slots)[1 - slots->next]);
+  }
 }
 
 bool Reducer::narrow(const Range& range) const {

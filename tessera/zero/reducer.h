@@ -89,7 +89,8 @@ class Reducer {
   comm::Work sum_over_ranks(const at::Tensor& to, const at::Tensor& from, const Range& range);
   // Waits for the reduction that was started in place.
   void complete(int bucket);
-  BucketSlot& take_slot();
+  void make_slots(bool experts, const DataGroups& groups, const Buffers& buffers);
+  BucketSlot& take_slot(const Range& range);
   void retire(BucketSlot& slot);
   void wait(const comm::Work& work);
   Param& param(int index) { return plan_.params[static_cast<std::size_t>(index)]; }
@@ -109,8 +110,10 @@ class Reducer {
   std::vector<GradBucket> hooked_;     // arguments of the hook; empty: no hook
   std::size_t hook_calls_ = 0;         // in this step
   std::unique_ptr<HybridSum> hybrid_;  // null: no replicas
-  std::array<BucketSlot, 2> slots_;
-  std::size_t next_slot_ = 0;
+  struct Slots : std::array<BucketSlot, 2> {
+    std::size_t next = 0;
+  };
+  Slots slots_, expert_slots_;
   std::vector<State> states_;
   std::vector<bool> used_, arrived_;
   static constexpr int kNotTaken = -1;

@@ -17,14 +17,17 @@
 namespace tessera::zero {
 namespace {
 
-// Returns one line for each property that must be equal on all ranks.
-std::string model_text(const torch::nn::Module& model, const Plan& plan, const Options& options) {
+// Returns one line for each property that must be equal on all ranks, or for those of experts on
+// the ranks that have the same ones.
+std::string model_text(const torch::nn::Module& model, const Plan& plan, const Options& options,
+                       bool experts) {
   std::string text;
   const auto line = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
     text += tessera::str(kind, " ", quote(name), " ", tensor.sizes(), " ",
                          c10::toString(tensor.scalar_type()), "\n");
   };
   for (const Param& param : plan.params) {
+    if (plan.space_of(param).of_experts != experts) continue;
     line(param.tensor.requires_grad() ? "parameter" : "frozen parameter", param.name, param.tensor);
     // Values are sent in memory order, so strides must agree.
     if (!param.tensor.is_contiguous() && param.tensor.is_non_overlapping_and_dense()) {
@@ -33,7 +36,7 @@ std::string model_text(const torch::nn::Module& model, const Plan& plan, const O
     }
   }
   for (const auto& buffer : model.named_buffers()) {
-    if (buffer.value().defined()) line("buffer", buffer.key(), buffer.value());
+    if (buffer.value().defined() && !experts) line("buffer", buffer.key(), buffer.value());
   }
   // Every rank draws the noise of stochastic rounding itself, so the seeds must agree.
   const StateLayout& layout = options.layout;
@@ -52,14 +55,18 @@ comm::Call model_call(const char* label = "shape of the model") {
   return call;
 }
 
+}  // namespace
+
 std::vector<std::int64_t> gather_numbers(const comm::Group& group, std::int64_t mine,
-                                         const char* label = "shape of the model") {
+                                         const char* label) {
   const at::Tensor own = at::empty({1}, at::kLong), all = at::empty({group.size()}, at::kLong);
   own.mutable_data_ptr<std::int64_t>()[0] = mine;
   group.all_gather(all, own, model_call(label)).wait();
   const auto* first = all.const_data_ptr<std::int64_t>();
   return {first, first + group.size()};
 }
+
+namespace {
 
 std::vector<std::string> gather_lines(const comm::Group& group, const std::string& mine) {
   const std::vector<std::int64_t> sizes =
@@ -132,6 +139,7 @@ void expect_same_lines(const comm::Group& group, const std::string& mine, const 
 }
 
 void expect_same_start(const comm::Group& group, std::uint64_t hash) {
+  if (group.size() == 1 || group.simulated()) return;
   const std::vector<std::int64_t> all =
       gather_numbers(group, static_cast<std::int64_t>(hash), "hash of the parameters");
   for (std::size_t r = 1; r < all.size(); ++r) {
@@ -162,14 +170,19 @@ void expect_same_as_next(const comm::Group& group, std::uint64_t own, std::uint6
 Plan same_on_all_ranks(Plan plan, const torch::nn::Module& model, const comm::Group& group,
                        const Options& options) {
   // Compares names, shapes and types before anything is sent that depends on them.
-  expect_same_lines(group, model_text(model, plan, options), "models",
-                    "Build the same model, with the same options, on every rank");
-  if (options.broadcast_start || group.simulated()) return plan;
-  std::uint64_t value = 0;
-  for (const Param& param : plan.params) {
-    if (!nn::is_unallocated(param.tensor)) value = mix_bits(value, param.tensor.detach());
-  }
-  expect_same_start(group, value);
+  const auto compare = [&](const comm::Group& ranks, bool experts) {
+    expect_same_lines(ranks, model_text(model, plan, options, experts), "models",
+                      "Build the same model, with the same options, on every rank");
+    if (options.broadcast_start) return;
+    std::uint64_t value = 0;
+    for (const Param& param : plan.params) {
+      if (plan.space_of(param).of_experts != experts) continue;
+      if (!nn::is_unallocated(param.tensor)) value = mix_bits(value, param.tensor.detach());
+    }
+    expect_same_start(ranks, value);
+  };
+  compare(group, false);
+  if (plan.expert_groups) compare(plan.expert_groups->all, true);
   return plan;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/zero/plan.h"
 
@@ -24,6 +25,10 @@ void expect_same_start(const comm::Group& group, std::uint64_t hash);
 // Compares a hash of the initial values of each rank with the hash that the rank before it computed
 // for them. `next`: this rank's hash for the next rank.
 void expect_same_as_next(const comm::Group& group, std::uint64_t own, std::uint64_t next);
+
+// Collective. Gathers a number of each rank, by rank.
+std::vector<std::int64_t> gather_numbers(const comm::Group& group, std::int64_t mine,
+                                         const char* label = "shape of the model");
 
 // Collective. Returns true if `here` is true on any rank.
 bool on_any_rank(const comm::Group& group, bool here);

@@ -77,7 +77,7 @@ void Engine::Impl::take_writes() {
     refresh_master(index);
     // At higher stages the next gather distributes the owner's values.
     const at::Tensor values = gatherer.param_shard(index);
-    if (options.stage == 0 && group.size() > 1 && values.is_cpu()) {
+    if (options.stage == 0 && group.size() > 1 && values.is_cpu() && !plan.of_expert(i)) {
       written_bits = mix_bits(written_bits, values);
     }
   }

@@ -253,10 +253,16 @@ PendingStep Engine::Impl::start_step(const StepOptions& how) {
 }
 
 RankStep Engine::Impl::rank_step(const StepSettings& settings) const {
-  std::uint64_t scales = 0, writes = written_bits;
+  std::uint64_t scales = 0, writes = written_bits, experts = 0, index = 0;
   for (std::size_t i = 0; i < plan.params.size(); ++i) {
-    scales = mix(scales, &settings.lr_scales[i], sizeof(double));
-    writes = mix(writes, written[i] ? i + 1 : 0);
+    const double scale = settings.lr_scales[i];
+    if (plan.of_expert(i)) {
+      experts = mix(mix(experts, &scale, sizeof(scale)), written[i] ? i + 1 : 0);
+      continue;
+    }
+    scales = mix(scales, &scale, sizeof(scale));
+    ++index;
+    writes = mix(writes, written[i] ? index : 0);
   }
   RankStep own;
   own.trains = plan.buckets.empty() ? 0 : 1;
@@ -266,6 +272,7 @@ RankStep Engine::Impl::rank_step(const StepSettings& settings) const {
   own.weight_decay = settings.weight_decay.value_or(update->weight_decay());
   own.lr_scales = number_of(scales);
   own.written = number_of(writes);
+  own.of_experts = number_of(experts);
   return own;
 }
 
@@ -320,7 +327,7 @@ StepInfo Engine::Impl::step_on_host(const StepSettings& settings) {
   mine.loss = loss.sum();
   mine.used = reducer.used();
   mine.own = rank_step(settings);
-  const StepSums sums = sum_and_compare(groups, options.axes, mine, reducer.exposed());
+  const StepSums sums = sum_and_compare(plan, groups, options.axes, mine, reducer.exposed());
   if (!group.simulated() && !any_has_work(sums.ranks)) {
     abandon_step();
     throw NoBackward();

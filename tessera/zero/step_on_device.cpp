@@ -17,6 +17,7 @@
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/nn/gpu.h"
+#include "tessera/zero/same_model.h"
 #include "tessera/zero/step_sums.h"
 
 namespace tessera::zero {
@@ -158,6 +159,18 @@ std::string StepOnDevice::problem(const Plan& plan, const Update& update) {
   return "";
 }
 
+// [Note: experts on a GPU] The flags of used parameters are combined by their index over all ranks,
+// so an expert counts as used if one at the same place is used on any rank. Its gradient is then
+// zero, and only weight decay and momentum move it.
+static void expect_equal_counts(const comm::Group& group, std::size_t own) {
+  for (const std::int64_t count : gather_numbers(group, static_cast<std::int64_t>(own))) {
+    if (count == static_cast<std::int64_t>(own)) continue;
+    throw UsageError(str("Ranks of group ", group.name(), " have ", own, " and ", count,
+                         " parameters, but on GPUs each must have the same number of experts. "
+                         "Choose an ep that divides the number of experts"));
+  }
+}
+
 StepOnDevice::StepOnDevice(const UpdateContext& context, const Update& update,
                            const Reducer& reducer)
     : plan_(context.plan),
@@ -197,6 +210,7 @@ StepOnDevice::StepOnDevice(const UpdateContext& context, const Update& update,
                     .view(at::kDouble)
                     .squeeze(0);
   updates_ = at::zeros({static_cast<std::int64_t>(params)}, at::device(device_).dtype(at::kLong));
+  if (plan_.expert_groups && !is_staged()) expect_equal_counts(group_, params);
   make_tables(update, reducer, options_.seed);
   const MatrixRule* const rule = update.matrix_rule();
   if (rule == nullptr) return;
@@ -408,7 +422,7 @@ void StepOnDevice::exchange_on_host(Stopwatch& waiting) {
   for (std::size_t i = 0; i < plan_.params.size(); ++i) mine.used.push_back(bytes[i] != 0);
   std::memcpy(static_cast<void*>(&mine.own), input_.data() + input_.size() - sizeof(mine.own),
               sizeof(mine.own));
-  const StepSums all = sum_and_compare(groups_, options_.axes, mine, waiting);
+  const StepSums all = sum_and_compare(plan_, groups_, options_.axes, mine, waiting);
   if (!group_.simulated() && !any_has_work(all.ranks)) throw NoBackward();
   header->squares = all.squares;
   header->loss = all.loss;

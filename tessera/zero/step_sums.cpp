@@ -92,32 +92,72 @@ bool any_has_work(const std::vector<RankStep>& ranks) {
                      [](const RankStep& rank) { return rank.has_work != 0 || rank.trains == 0; });
 }
 
-StepSums sum_over_ranks(const DataGroups& groups, const StepSums& mine, Stopwatch& waiting) {
+namespace {
+
+constexpr int kFlags = 48;  // per double, which represents them exactly
+
+// Flags of some parameters, packed after `first` other numbers.
+at::Tensor pack(const std::vector<bool>& flags, const std::vector<std::size_t>& params,
+                std::size_t first) {
+  const std::size_t words = (params.size() + kFlags - 1) / kFlags;
+  const at::Tensor packed =
+      at::zeros({static_cast<std::int64_t>(first + words)}, at::dtype(at::kDouble));
+  auto* const values = packed.data_ptr<double>() + first;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (flags[params[i]]) values[i / kFlags] += std::ldexp(1.0, static_cast<int>(i % kFlags));
+  }
+  return packed;
+}
+
+// Sets the flags that pack() wrote.
+void unpack(const double* packed, const std::vector<std::size_t>& params,
+            std::vector<bool>& flags) {
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const auto bits = static_cast<std::uint64_t>(packed[i / kFlags]);
+    if ((bits >> (i % kFlags)) & 1) flags[params[i]] = true;
+  }
+}
+
+// Collective over the ranks with the same experts.
+void sum_of_experts(const comm::Group& group, const std::vector<std::size_t>& params,
+                    const StepSums& mine, std::vector<bool>& used, Stopwatch& waiting) {
+  const at::Tensor own = pack(mine.used, params, 1);
+  own.data_ptr<double>()[0] = mine.own.of_experts;
+  const at::Tensor all = gather_rows(group, own, "used experts", waiting);
+  for (int r = 0; r < group.size(); ++r) {
+    const double* const theirs = all.data_ptr<double>() + r * own.numel();
+    unpack(theirs + 1, params, used);
+    if (group.simulated() || same_bits(theirs[0], mine.own.of_experts)) continue;
+    throw UsageError(str("step(): ranks ", group.rank(), " and ", r, " of group ", group.name(),
+                         " scale the learning rates of experts differently, or have written "
+                         "different values to them in place. Do the same on every rank"));
+  }
+}
+
+}  // namespace
+
+StepSums sum_over_ranks(const Plan& plan, const DataGroups& groups, const StepSums& mine,
+                        Stopwatch& waiting) {
   const comm::Group& group = groups.all;
-  constexpr int kBits = 48;  // flags per double, which represents them exactly
   constexpr std::size_t kFirst = 2 + kRankStepNumbers;
-  const std::size_t params = mine.used.size(), words = (params + kBits - 1) / kBits;
-  const at::Tensor own =
-      at::zeros({static_cast<std::int64_t>(words + kFirst)}, at::dtype(at::kDouble));
+  std::vector<std::size_t> params, experts;
+  for (std::size_t i = 0; i < mine.used.size(); ++i) {
+    (plan.of_expert(i) ? experts : params).push_back(i);
+  }
+  const at::Tensor own = pack(mine.used, params, kFirst);
   auto* values = own.data_ptr<double>();
   values[0] = mine.squares;
   values[1] = mine.loss;
   std::memcpy(values + 2, &mine.own, sizeof(mine.own));
-  for (std::size_t i = 0; i < params; ++i) {
-    if (mine.used[i]) values[kFirst + i / kBits] += std::ldexp(1.0, static_cast<int>(i % kBits));
-  }
   const at::Tensor all = gather_rows(group, own, "norm, loss and used parameters", waiting);
   StepSums sums;
   sums.own = mine.own;
-  sums.used.resize(params);
+  sums.used.resize(mine.used.size());
   for (int r = 0; r < group.size(); ++r) {
     const double* theirs = all.data_ptr<double>() + r * own.numel();
     sums.loss += theirs[1];
     sums.ranks.push_back(rank_step_at(theirs + 2));
-    for (std::size_t i = 0; i < params; ++i) {
-      const auto bits = static_cast<std::uint64_t>(theirs[kFirst + i / kBits]);
-      if ((bits >> (i % kBits)) & 1) sums.used[i] = true;
-    }
+    unpack(theirs + kFirst, params, sums.used);
   }
   // In the order of the counted elements, as without replicas: [Note: counted elements].
   for (int shard = 0; shard < groups.shard.size(); ++shard) {
@@ -126,13 +166,16 @@ StepSums sum_over_ranks(const DataGroups& groups, const StepSums& mine, Stopwatc
       sums.squares += all.data_ptr<double>()[rank * own.numel()];
     }
   }
+  if (plan.expert_groups) {
+    sum_of_experts(plan.expert_groups->all, experts, mine, sums.used, waiting);
+  }
   return sums;
 }
 
-StepSums sum_and_compare(const DataGroups& groups, const ModelAxes& axes, const StepSums& mine,
-                         Stopwatch& waiting) {
+StepSums sum_and_compare(const Plan& plan, const DataGroups& groups, const ModelAxes& axes,
+                         const StepSums& mine, Stopwatch& waiting) {
   const comm::Group& group = groups.all;
-  StepSums sums = sum_over_ranks(groups, mine, waiting);
+  StepSums sums = sum_over_ranks(plan, groups, mine, waiting);
   std::string problem;
   try {
     check_ranks(group, sums.ranks);

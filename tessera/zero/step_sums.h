@@ -20,9 +20,10 @@ struct RankStep {
   double lr = 0;
   double clip_norm = 0;
   double weight_decay = 0;
-  double lr_scales = 0;  // number_of() a hash of the lr_scale of all parameters
-  double written = 0;    // number_of() a hash of the parameters written to in place
-  double differs = 0;    // 1 if ranks with the same parameters differ; informs the other parts
+  double lr_scales = 0;   // number_of() a hash of the lr_scale of all parameters
+  double written = 0;     // number_of() a hash of the parameters written to in place
+  double of_experts = 0;  // number_of() a hash of both for experts, which other ranks do not have
+  double differs = 0;     // 1 if ranks with the same parameters differ; informs the other parts
 };
 constexpr std::size_t kRankStepNumbers = sizeof(RankStep) / sizeof(double);
 
@@ -56,13 +57,15 @@ struct StepSums {
 // Returns the error message for a step that is not finite and must stop training.
 std::string non_finite_text(std::int64_t step, const StepInfo& info);
 
-// Collective. Sums over all data-parallel ranks, in one exchange.
-StepSums sum_over_ranks(const DataGroups& groups, const StepSums& mine, Stopwatch& waiting);
+// Collective. Sums over all data-parallel ranks, in one exchange, and one more over the ranks with
+// the same experts, which alone use them.
+StepSums sum_over_ranks(const Plan& plan, const DataGroups& groups, const StepSums& mine,
+                        Stopwatch& waiting);
 // Collective. Sums over the parts of the model, [Note: model axes].
 void sum_over_model(const ModelAxes& axes, StepSums& sums, Stopwatch& waiting);
 // Collective. Computes both sums. If settings differ between ranks, throws UsageError on those
 // ranks and on the ranks with the other parts of their models, so that no rank continues alone.
-StepSums sum_and_compare(const DataGroups& groups, const ModelAxes& axes, const StepSums& mine,
-                         Stopwatch& waiting);
+StepSums sum_and_compare(const Plan& plan, const DataGroups& groups, const ModelAxes& axes,
+                         const StepSums& mine, Stopwatch& waiting);
 
 }  // namespace tessera::zero
