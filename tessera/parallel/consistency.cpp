@@ -150,12 +150,18 @@ void expect_same_layers(const comm::Mesh& mesh, const std::string& problem, cons
     const std::string text = gather_texts(world, problem, "layers were made")[rank];
     throw UsageError(str(text, " (Found on rank ", rank, ".)"));
   }
-  std::vector<int> stages;
-  for (int r = 0; r < world.size(); ++r) stages.push_back(mesh.axes().coordinate_of(r).pp());
-  const Difference found =
-      find_difference(world, stages, start.lines(), "parameters of the layers");
-  if (found.rank >= 0) {
-    throw UsageError(str("Ranks of one pipeline stage made different layers: ", text_of(found),
+  const int ep = mesh.axes().size(Axis::ep);
+  for (const bool experts : {false, true}) {
+    std::vector<int> colors;
+    for (int r = 0; r < world.size(); ++r) {
+      const Coordinate at = mesh.axes().coordinate_of(r);
+      colors.push_back(experts ? at.pp() * ep + at[Axis::ep] : at.pp());
+    }
+    const Difference found =
+        find_difference(world, colors, start.lines(experts), "parameters of the layers");
+    if (found.rank < 0) continue;
+    throw UsageError(str("Ranks of one pipeline stage ", experts ? "with the same experts " : "",
+                         "made different layers: ", text_of(found),
                          ". Factories must make the same parameters on all of them."));
   }
   expect_same_ties(world, start);

@@ -128,6 +128,12 @@ std::vector<std::pair<const char*, comm::Group>> data_groups(const comm::Mesh& m
   };
   add("dp_shard", mesh.axes().wide(kShardAxes));
   add("dp_replicate", mesh.axes().wide(Axis::dp_replicate));
+  if (mesh.axes().size(Axis::ep) > 1) {
+    groups.emplace_back("experts", mesh.expert_group(kTokenAxes));
+    if (mesh.axes().size(Axis::dp_replicate) > 1) {
+      groups.emplace_back("expert shards", mesh.expert_group(kShardAxes));
+    }
+  }
   return groups;
 }
 
@@ -142,6 +148,8 @@ PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh) {
   for (const AxisSet axes :
        std::set<AxisSet>{mesh.axes().wide(kTokenAxes), mesh.axes().wide(kShardAxes)}) {
     if (axes.count() > 1) sent[Axis::dp_shard] = sent[Axis::dp_shard] + mesh.group(axes).traffic();
+    if (mesh.axes().size(Axis::ep) == 1) continue;
+    sent[Axis::dp_shard] = sent[Axis::dp_shard] + mesh.expert_group(axes).traffic();
   }
   return sent;
 }
@@ -152,12 +160,28 @@ comm::Group replica_group(const comm::Mesh& mesh) {
   return mesh.world().subset(mesh.axes().ranks_along(axes, mesh.coordinate()), "model");
 }
 
+comm::Group whole_model(const comm::Mesh& mesh, const comm::Group& model) {
+  if (mesh.axes().size(Axis::ep) == 1) return model;
+  return mesh.group(AxisSet::all().without(kTokenAxes).with(Axis::ep));
+}
+
+std::string graph_problem(const Axes& axes, bool draws) {
+  if (draws) return "dropout masks change in every step and are chosen on the host";
+  if (axes.size(Axis::cp) > 1) {
+    return "layers of context-parallel ranks copy positions from the host";
+  }
+  if (axes.size(Axis::ep) > 1) {
+    return "the host waits for the numbers of tokens that expert-parallel ranks exchange";
+  }
+  return "";
+}
+
 std::string chunk_name(int chunk) { return str("chunk", chunk); }
 
 int chunk_of(const std::string& raw) { return std::stoi(raw.substr(5, raw.find('.') - 5)); }
 
-at::Tensor broadcast_tensor(const comm::Group& group, int owner, const at::Tensor& tensor,
-                            c10::Device device) {
+static at::Tensor broadcast_tensor(const comm::Group& group, int owner, const at::Tensor& tensor,
+                                   c10::Device device) {
   if (group.size() == 1) return tensor;
   constexpr std::int64_t kMostDims = 8;
   comm::Call call;
@@ -181,6 +205,17 @@ at::Tensor broadcast_tensor(const comm::Group& group, int owner, const at::Tenso
           : at::empty(at::IntArrayRef(words + 2, static_cast<std::size_t>(words[1])),
                       at::device(device).dtype(static_cast<at::ScalarType>(words[0])));
   group.broadcast(pipeline::movable(all), owner, call).wait();
+  return all;
+}
+
+std::vector<at::Tensor> broadcast_tensors(const comm::Group& group, int owner,
+                                          const std::vector<at::Tensor>& tensors, std::size_t count,
+                                          c10::Device device) {
+  std::vector<at::Tensor> all;
+  for (std::size_t i = 0; i < count; ++i) {
+    all.push_back(
+        broadcast_tensor(group, owner, tensors.empty() ? at::Tensor() : tensors[i], device));
+  }
   return all;
 }
 

@@ -56,6 +56,13 @@ struct TieGroup {
 std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const PipelineSplit& cut,
                                  const comm::Group& pp);
 
+// Returns the ranks that together hold every parameter, once each: `model`, the ranks of the parts
+// of a model, and with expert parallelism those of the other experts. Collective over the mesh.
+comm::Group whole_model(const comm::Mesh& mesh, const comm::Group& model);
+// Returns the reason that steps on this mesh cannot run as a graph; "" if there is none. `draws`:
+// they draw random numbers.
+std::string graph_problem(const Axes& axes, bool draws);
+
 // Returns the traffic of this rank so far in the groups of a mesh, by axis.
 PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh);
 
@@ -70,9 +77,13 @@ comm::Group replica_group(const comm::Mesh& mesh);
 std::string chunk_name(int chunk);
 int chunk_of(const std::string& raw);
 
-// Collective. Returns the tensor of rank `owner` on all ranks of the group; others pass none.
-at::Tensor broadcast_tensor(const comm::Group& group, int owner, const at::Tensor& tensor,
-                            c10::Device device);
+// Collective. Returns the `count` tensors of rank `owner` on all ranks of the group; others pass
+// none.
+std::vector<at::Tensor> broadcast_tensors(const comm::Group& group, int owner,
+                                          const std::vector<at::Tensor>& tensors, std::size_t count,
+                                          c10::Device device);
+others pass none.at::Tensor broadcast_tensor(const comm::Group& group, int owner,
+                                             const at::Tensor& tensor, c10::Device device);
 // Collective. Returns a hash of the hashes of all ranks, in rank order.
 std::uint64_t hash_of_replica(const comm::Group& group, std::uint64_t own);
 

@@ -93,7 +93,10 @@ torch::nn::AnyModule make_layer(const std::vector<Layer>& layers, std::size_t in
   if (layer.name.empty()) throw UsageError("A layer has no name. Give each layer a unique name");
   if (!layer.make) throw UsageError(str("layer ", quote(layer.name), " has no factory"));
   const LayerContext context{
-      layer.name, axes.tp, axes.cp, axes.ep,
+      layer.name,
+      axes.tp,
+      axes.cp,
+      axes.ep,
       [&made](const std::string& name) -> std::shared_ptr<torch::nn::Module> {
         const auto found = made.find(name);
         return found == made.end() ? nullptr : found->second;

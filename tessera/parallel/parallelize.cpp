@@ -45,7 +45,7 @@ struct ParallelModel::Impl {
   }
   bool drops() const {
     return options.dropout > 0 || options.attention_dropout > 0 || options.adapter_dropout > 0 ||
-           own_dropout;
+           own_dropout || experts.has_jitter();
   }
   void check_replicas(const std::vector<MicroBatch>& batches);
   void run_passes(int micro_batches);
@@ -55,6 +55,9 @@ struct ParallelModel::Impl {
                                           std::size_t micros, std::uint64_t step) const;
   std::shared_ptr<nn::Pass> plain_pass(const MicroBatch& batch) const {
     return parallel::pass_for(batch, tokens_here, options.device);
+  }
+  MicroBatch here_of(const MicroBatch& batch) const {
+    return parallel::tokens_of(parallel::on_device(batch, options.device), tokens_here);
   }
   zero::PendingStep step_now(const std::vector<MicroBatch>& batches, const StepNumbers& numbers);
 
@@ -71,6 +74,7 @@ struct ParallelModel::Impl {
   comm::Group sharing;       // those that work on the same samples: also along cp
   comm::Group context;       // the ranks along cp, for attention
   parallel::TokenShare tokens_here;
+  parallel::ModelExperts experts;
   std::vector<parallel::TieGroup> ties;
   std::optional<zero::Engine> engine;
   std::unique_ptr<pipeline::Executor> executor;
@@ -86,20 +90,8 @@ zero::StepOptions options_of(const ParallelModel::StepNumbers& numbers) {
   return {numbers.lr, numbers.clip_norm, numbers.weight_decay, numbers.lr_scale};
 }
 
-// Input of the first layer.
 LayerValue input_of(const MicroBatch& batch) {
-  if (batch.inputs.empty()) return {{batch.input}, false};
-  return {batch.inputs, true};
-}
-
-// Copies a batch to the device. The host does not wait if the batch is in pinned memory.
-MicroBatch on_device(const MicroBatch& batch, c10::Device device) {
-  const auto there = [&](const at::Tensor& t) {
-    return t.defined() ? t.to(device, /*non_blocking=*/device.is_cuda()) : t;
-  };
-  MicroBatch moved{there(batch.input), there(batch.targets)};
-  for (const at::Tensor& input : batch.inputs) moved.inputs.push_back(there(input));
-  return moved;
+  return {parallel::inputs_of(batch), !batch.inputs.empty()};
 }
 
 }  // namespace
@@ -139,13 +131,9 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
     // All groups without a pipeline; the world may be one of them.
     std::vector<comm::Group> groups = {mesh.tp(), context, model};
     for (const auto& [name, group] : parallel::data_groups(mesh)) groups.push_back(group);
-    const std::string dropping =
-        drops() ? "dropout masks change in every step and are chosen on the host"
-        : mesh.axes().size(Axis::cp) > 1
-            ? "layers of context-parallel ranks copy positions from the host"
-            : "";
-    graphs = std::make_unique<parallel::GraphedSteps>(options.device, pipelined(), *engine,
-                                                      std::move(groups), dropping);
+    graphs = std::make_unique<parallel::GraphedSteps>(
+        options.device, pipelined(), *engine, std::move(groups),
+        parallel::graph_problem(mesh.axes(), drops()));
     if (const std::string problem = graphs->problem();
         options.graphs == Graphs::always && !problem.empty()) {
       throw UsageError(str("Steps cannot run as a CUDA graph: ", problem));
@@ -166,13 +154,14 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
 void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
   const parallel::LayerAxes axes(
       tensor_parallel::Axis{mesh.tp(), options.sequence_parallel, options.overlap_tp},
-      context_parallel::Axis{context, options.context});
+      context_parallel::Axis{context, options.context}, mesh.group(Axis::ep));
   ModelChunkImpl::Made made;
-  const auto on_made = [this](const Layer& layer, parallel::LayerUnit& unit) {
+  const auto on_made = [&](const Layer& layer, parallel::LayerUnit& unit) {
     const int ranks = mesh.axes().tp();
     if (ranks > 1) parallel::reject_torch_dropout(layer, unit.module(), ranks);
     if (mesh.axes().size(Axis::cp) > 1) parallel::reject_token_mixing(layer, unit.module());
     own_dropout = own_dropout || parallel::has_own_dropout(unit.module());
+    experts.take(static_cast<std::size_t>(&layer - layers.data()), layer.name, unit.module());
     start.take(layer, unit);
   };
   auto holder = std::make_shared<torch::nn::Module>();
@@ -195,6 +184,10 @@ void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
 zero::ModelAxes ParallelModel::Impl::model_axes() {
   zero::ModelAxes axes;
   axes.name = [this](const std::string& raw) { return start.name_of(raw); };
+  if (mesh.axes().size(Axis::ep) > 1) {
+    axes.expert_groups = std::make_shared<zero::DataGroups>(zero::DataGroups::of_experts(mesh));
+    axes.of_expert = [this](const std::string& name) { return start.of_expert(name); };
+  }
   if (model.size() == 1) return axes;
   axes.group = model;
   axes.counts_loss = mesh.coordinate().tp() == 0;
@@ -204,7 +197,7 @@ zero::ModelAxes ParallelModel::Impl::model_axes() {
     axes.model_chunk = [](const std::string& raw) { return parallel::chunk_of(raw); };
     axes.model_chunks = cut.schedule().chunks;
   }
-  for (const parallel::TieGroup& tie : ties) axes.ties.push_back({tie.param, tie.group});
+  for (const auto& tie : ties) axes.ties.push_back({tie.param, tie.group});
   return axes;
 }
 
@@ -287,8 +280,12 @@ std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& b
                                                              std::size_t micro, std::size_t micros,
                                                              std::uint64_t step) const {
   std::shared_ptr<nn::Pass> pass = plain_pass(batch);
+  if (!pass && (drops() || experts.has_losses())) pass = std::make_shared<nn::Pass>();
+  if (experts.has_losses()) {
+    pass->row_weight = parallel::row_weight(batch, micros, mesh.axes());
+    pass->loss_scale = engine->pipeline().loss_scale();
+  }
   if (!drops()) return pass;
-  if (!pass) pass = std::make_shared<nn::Pass>();
   if (options.attention_dropout > 0) parallel::expect_numbered_rows(*pass);
   pass->dropout = options.dropout;
   pass->attention_dropout = options.attention_dropout;
@@ -302,7 +299,6 @@ std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& b
   return pass;
 }
 
-// Called before the step begins, so that a caller can continue with the right number.
 void ParallelModel::Impl::check_count(const std::vector<MicroBatch>& given) const {
   if (!pipelined() || static_cast<int>(given.size()) == options.micro_batches) return;
   throw UsageError(str("got ", given.size(), " micro-batches, but the pipeline schedule requires ",
@@ -322,7 +318,7 @@ void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std
   passes.clear();
   for (const MicroBatch& batch : given) {
     passes.push_back(pass_of(batch, batches.size(), given.size(), step));
-    batches.push_back(parallel::tokens_of(on_device(batch, options.device), tokens_here));
+    batches.push_back(here_of(batch));
   }
   run_passes(static_cast<int>(given.size()));
 }
@@ -378,12 +374,14 @@ zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batch
         "step to step. Let documents attend to each other, or do not require graphs");
   }
   impl.check_replicas(batches);
-  if (!impl.graphs || documents) return impl.step_now(batches, numbers);
+  const auto run = [&](const auto& now) { return impl.step_now(now, numbers); };
   const zero::Begin begin{.micro_batches = static_cast<int>(batches.size()),
                           .tokens = parallel::counted_tokens(numbers.tokens, impl.tokens_here)};
-  return impl.graphs->step(
-      begin, options_of(numbers), batches,
-      [&](const std::vector<MicroBatch>& now) { return impl.step_now(now, numbers); });
+  zero::PendingStep pending = impl.graphs && !documents
+                                  ? impl.graphs->step(begin, options_of(numbers), batches, run)
+                                  : run(batches);
+  impl.experts.end_step(impl.mesh);
+  return pending;
 }
 
 bool ParallelModel::graphed() const { return impl_->graphs && impl_->graphs->recorded(); }
@@ -399,7 +397,7 @@ std::vector<at::Tensor> ParallelModel::Impl::evaluate(const std::vector<MicroBat
   const auto run = [&](int chunk, const pipeline::Value& input, int micro) -> pipeline::Value {
     const MicroBatch& batch = given[static_cast<std::size_t>(micro)];
     const nn::PassScope scope(parallel::evaluation_pass(batch, tokens_here, options.device));
-    const MicroBatch here = parallel::tokens_of(on_device(batch, options.device), tokens_here);
+    const MicroBatch here = here_of(batch);
     const bool first = chunks[static_cast<std::size_t>(chunk)]->has_first();
     auto [tensors, is_list] =
         run_chunk(chunk, first ? input_of(here) : LayerValue(input.tensors, input.list),
@@ -420,12 +418,9 @@ std::vector<at::Tensor> ParallelModel::Impl::evaluate(const std::vector<MicroBat
   }
   const std::vector<pipeline::Value> last =
       pipeline::run_forward(cut.schedule(), mesh.pp(), list, micros, options.device);
+  for (const pipeline::Value& value : last) outputs.push_back(value.tensors[0]);
   const int owner = cut.schedule().home(cut.schedule().stage_count() - 1).rank;
-  for (std::size_t i = 0; i < given.size(); ++i) {
-    outputs.push_back(parallel::broadcast_tensor(
-        mesh.pp(), owner, last.empty() ? at::Tensor() : last[i].tensors[0], options.device));
-  }
-  return outputs;
+  return parallel::broadcast_tensors(mesh.pp(), owner, outputs, given.size(), options.device);
 }
 
 std::vector<at::Tensor> ParallelModel::evaluate(const std::vector<MicroBatch>& batches) {
@@ -458,7 +453,11 @@ const std::vector<Run>& ParallelModel::counted(const std::string& param) const {
   return impl_->start.counted(param);
 }
 std::uint64_t ParallelModel::params_hash() {
-  return parallel::hash_of_replica(impl_->model, impl_->engine->params_hash());
+  return parallel::hash_of_replica(parallel::whole_model(impl_->mesh, impl_->model),
+                                   impl_->engine->params_hash());
+}
+std::vector<ExpertLoad> ParallelModel::take_expert_loads() {
+  return impl_->experts.take_loads(impl_->mesh);
 }
 
 std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
@@ -467,6 +466,7 @@ std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
   for (auto& named : parallel::data_groups(impl_->mesh)) groups.push_back(std::move(named));
   groups.insert(groups.end(), {{"tp", impl_->mesh.tp()},
                                {"cp", impl_->context},
+                               {"ep", impl_->mesh.group(Axis::ep)},
                                {"pp", impl_->mesh.pp()},
                                {"model", impl_->model}});
   for (const auto& [name, group] : impl_->tied_groups()) groups.emplace_back("tied", group);

@@ -14,6 +14,7 @@
 #include "tessera/core/param_spec.h"
 #include "tessera/core/run_options.h"
 #include "tessera/parallel/layer.h"
+#include "tessera/parallel/model_experts.h"
 #include "tessera/zero/engine.h"
 
 namespace tessera {
@@ -155,6 +156,9 @@ class ParallelModel {
   const std::vector<Run>& counted(const std::string& param) const;
   // Collective. Returns a hash of the parameters of all ranks of the replica, in rank order.
   std::uint64_t params_hash();
+
+  // Collective. Returns the use of the experts since the last call, layer by layer.
+  std::vector<ExpertLoad> take_expert_loads();
 
   // Returns all groups that training communicates over, with their purpose.
   std::vector<std::pair<const char*, comm::Group>> groups() const;

@@ -86,9 +86,11 @@ std::string Start::line(const ParamSpec& spec) const {
   return text;
 }
 
-std::vector<std::string> Start::lines() const {
+std::vector<std::string> Start::lines(bool of_experts) const {
   std::vector<std::string> all;
-  for (const ParamSpec& spec : specs_) all.push_back(line(spec));
+  for (const ParamSpec& spec : specs_) {
+    if (spec.of_expert == of_experts) all.push_back(line(spec));
+  }
   return all;
 }
 
@@ -126,6 +128,7 @@ void Start::take(const Layer& layer, torch::nn::Module& module) {
     counted_[spec.name] =
         copy ? std::vector<Run>() : counted_runs(spec, mesh_.axes(), mesh_.coordinate());
     specs_.push_back(spec);
+    if (spec.of_expert) of_expert_.insert(spec.name);
     if (const StoredValues& stored = options_.stored; stored.has && stored.has(spec)) {
       nn::deallocate(item.value());
       filled_[spec.name] = spec;
@@ -200,6 +203,8 @@ bool Start::is_cut(const std::string& param) const {
          std::any_of(spec->cuts.begin(), spec->cuts.end(),
                      [&](const ParamSpec::Cut& cut) { return mesh_.axes().size(cut.axis) > 1; });
 }
+
+bool Start::of_expert(const std::string& param) const { return of_expert_.contains(param); }
 
 std::string Start::name_of(const std::string& raw) const {
   const std::string name =

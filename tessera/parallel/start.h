@@ -25,8 +25,8 @@ class Start {
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
   // Returns one line for each parameter of this rank, with all properties that must be equal on
-  // other ranks.
-  std::vector<std::string> lines() const;
+  // other ranks, or on those with the same experts.
+  std::vector<std::string> lines(bool of_experts) const;
   // The same for parameters that several layers share, on any ranks. Each line starts with a number
   // that is the same on all ranks, and a space.
   std::vector<std::string> tied_lines() const;
@@ -34,6 +34,8 @@ class Start {
   const std::vector<Run>& counted(const std::string& param) const;
   // Returns true if the ranks of an axis hold different elements of the parameter.
   bool is_cut(const std::string& param) const;
+  // Returns true if only ranks with the same experts have the parameter.
+  bool of_expert(const std::string& param) const;
   std::string name_of(const std::string& raw) const;  // in the whole model
 
  private:
@@ -46,6 +48,7 @@ class Start {
   const ParallelOptions& options_;
   std::vector<ParamSpec> specs_;
   std::map<std::string, std::vector<Run>> counted_;
+  std::set<std::string> of_expert_;
   std::map<std::string, std::string> tied_;  // raw name without chunk: name in the whole model
   // By the name of a layer: names in the whole model of its tied parameters, and the ties to it.
   struct Ties {

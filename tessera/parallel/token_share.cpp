@@ -20,21 +20,40 @@ at::Tensor padded(const at::Tensor& rows, const TokenShare& share, const at::Sca
   return at::constant_pad_nd(rows, pad, value);
 }
 
-// Returns the number of tokens of whole rows; 0 if this rank has none of their tensors.
-std::int64_t tokens_of_rows(const MicroBatch& batch) {
+// Returns a dim of the tensors of whole rows; 0 if this rank has none of them.
+std::int64_t size_of_rows(const MicroBatch& batch, std::int64_t dim) {
   std::vector<at::Tensor> tensors = inputs_of(batch);
   tensors.push_back(batch.targets);
   tensors.push_back(batch.document_starts);
   for (const at::Tensor& rows : tensors) {
-    if (rows.defined() && rows.dim() > 1) return rows.size(1);
+    if (rows.defined() && rows.dim() > dim) return rows.size(dim);
   }
   return 0;
 }
+
+std::int64_t tokens_of_rows(const MicroBatch& batch) { return size_of_rows(batch, 1); }
 
 }  // namespace
 
 std::vector<at::Tensor> inputs_of(const MicroBatch& batch) {
   return batch.inputs.empty() ? std::vector{batch.input} : batch.inputs;
+}
+
+double row_weight(const MicroBatch& batch, std::size_t micros, const Axes& axes) {
+  const std::int64_t rows = size_of_rows(batch, 0);
+  if (rows > 0) return 1.0 / static_cast<double>(rows * axes.ranks(kDataAxes)) / micros;
+  throw UsageError(
+      "The model has experts with balance_loss or z_loss, so every pipeline stage needs the input "
+      "or the targets of each micro-batch, to count its rows. Pass them on all ranks");
+}
+
+MicroBatch on_device(const MicroBatch& batch, c10::Device device) {
+  const auto there = [&](const at::Tensor& t) {
+    return t.defined() ? t.to(device, /*non_blocking=*/device.is_cuda()) : t;
+  };
+  MicroBatch moved{there(batch.input), there(batch.targets)};
+  for (const at::Tensor& input : batch.inputs) moved.inputs.push_back(there(input));
+  return moved;
 }
 
 MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share) {

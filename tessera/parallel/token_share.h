@@ -23,6 +23,8 @@ inline std::optional<double> counted_tokens(std::optional<double> tokens, const 
 
 // Returns the tensors that the first layer takes.
 std::vector<at::Tensor> inputs_of(const MicroBatch& batch);
+// Copies a micro-batch to the device. The host does not wait if it is in pinned memory.
+MicroBatch on_device(const MicroBatch& batch, c10::Device device);
 // Returns a micro-batch with this rank's tokens, padded. Throws UsageError unless inputs and
 // targets are [batch, tokens, …] of equal length, and targets that need padding are integers.
 MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share);
@@ -30,6 +32,10 @@ MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share);
 // layers need none.
 std::shared_ptr<nn::Pass> pass_for(const MicroBatch& batch, const TokenShare& share,
                                    c10::Device device);
+
+// Returns 1 / rows of a step of this number of micro-batches, all like this one. Throws UsageError
+// if this rank has none of its tensors: losses of layers are means over all rows.
+double row_weight(const MicroBatch& batch, std::size_t micros, const Axes& axes);
 
 // Returns the context of an evaluation: that of the micro-batch, or the one that is open. Throws
 // UsageError if the open one has documents, which cannot be cut.

@@ -11,6 +11,7 @@
 #include <map>
 #include <utility>
 
+#include "tessera/core/errors.h"
 #include "tessera/zero/optimizers.h"
 
 namespace tessera::zero {

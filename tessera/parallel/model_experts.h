@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/mesh.h"
+#include "tessera/experts/layer.h"
+
+namespace tessera {
+
+// Use of the experts of one layer, over all ranks and some steps.
+struct ExpertLoad {
+  std::string layer;           // "blocks.3.experts"
+  std::vector<double> tokens;  // sent to each expert, without the dropped ones
+  double dropped = 0;          // share of the pairs of a token and an expert beyond the capacity
+  double entropy = 0;          // mean over the tokens of the router's entropy, in nats
+  double balance = 0, z = 0;   // means over the rows: [Note: balance] in experts/layer.h
+};
+
+}  // namespace tessera
+
+namespace tessera::parallel {
+
+// Layers with experts of a rank.
+class ModelExperts {
+ public:
+  // Adds those in layer number `index` of the model.
+  void take(std::size_t index, const std::string& layer, torch::nn::Module& module);
+
+  bool any() const { return !layers_.empty(); }
+  bool has_jitter() const;  // its random numbers change in every step
+  bool has_losses() const;
+  // Collective over the ranks with other tokens, after a step. Moves the selection biases of layers
+  // that have a rate.
+  void end_step(const comm::Mesh& mesh);
+  // Collective over the mesh. Returns the use since the last call, by layer of the whole model.
+  std::vector<ExpertLoad> take_loads(const comm::Mesh& mesh);
+
+ private:
+  struct Entry {
+    std::size_t index = 0;
+    std::string name;
+    experts::MixtureOfExpertsImpl* layer = nullptr;
+    std::vector<double> sums = {};  // taken from the layer, on this rank: see numbers_of()
+  };
+  void take_from(Entry& entry);
+
+  std::vector<Entry> layers_;
+  std::vector<torch::nn::ModuleHolder<experts::MixtureOfExpertsImpl>> owners_;
+};
+
+}  // namespace tessera::parallel
