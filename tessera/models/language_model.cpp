@@ -79,7 +79,14 @@ std::vector<tensor_parallel::AdapterOptions> adapters_beside(const ModelShape& s
 void check_tp(const ModelShape& shape, int tp) {
   const std::string divisor = "choose a tp that divides it";
   check_divides("heads", shape.heads, tp, divisor);
-  check_divides("ffn", shape.ffn, tp, str(divisor, ", or ffn ", padded_vocab(shape.ffn, tp)));
+  const auto check_width = [&](const char* what, std::int64_t width) {
+    check_divides(what, width, tp, str(divisor, ", or ", what, " ", padded_vocab(width, tp)));
+  };
+  if (shape.expert_layers() < shape.layers) check_width("ffn", shape.ffn);
+  if (shape.expert_layers() > 0) {
+    check_width("expert-ffn", shape.experts.width);
+    check_width("shared-expert-ffn", shape.experts.shared_width);
+  }
   if (shape.kv_heads % tp != 0 && tp % shape.kv_heads != 0) {
     throw UsageError(str("kv-heads is ", shape.kv_heads, " for ", tp,
                          " tensor-parallel ranks; tp must divide it or be a multiple of it"));
@@ -136,7 +143,7 @@ TableImpl::TableImpl(std::int64_t rows, std::int64_t width, const nn::ParamOptio
 
 BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::string& name,
                      const nn::ParamOptions& options, std::int64_t layer,
-                     const context_parallel::Axis& cp)
+                     const context_parallel::Axis& cp, const comm::Group& ep)
     : shape_(shape),
       axis_(axis),
       cp_{cp.group, context_kind_for(shape, cp.kind, axis.size(), cp.size())},
@@ -174,12 +181,23 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
       register_module("proj", RowParallelLinear(axis, linear("proj", q, width, shape.biases.out)));
   if (shape.post_norms) post_norm1_ = norm("post_norm1");
   norm2_ = norm("norm2");
-  const Outputs gate = shape.swiglu ? Outputs{{ffn}, {ffn}} : Outputs{};
-  fc_ = register_module(
-      "fc", ColumnParallelLinear(
-                axis, linear("fc", width, (shape.swiglu ? 2 : 1) * ffn, shape.biases.mlp, gate)));
-  proj2_ = register_module("proj2",
-                           RowParallelLinear(axis, linear("proj2", ffn, width, shape.biases.mlp)));
+  if (shape.has_experts(layer)) {
+    const experts::LayerOptions experts{.hidden = width,
+                                        .experts = shape.experts,
+                                        .gated = shape.swiglu,
+                                        .activation = shape.swiglu ? shape.gate : shape.activation,
+                                        .biases = shape.biases.mlp,
+                                        .label = name + ".experts",
+                                        .tensors = options};
+    experts_ = register_module("experts", experts::MixtureOfExperts({axis, cp.group, ep}, experts));
+  } else {
+    const Outputs gate = shape.swiglu ? Outputs{{ffn}, {ffn}} : Outputs{};
+    const std::int64_t up = (shape.swiglu ? 2 : 1) * ffn;
+    fc_ = register_module(
+        "fc", ColumnParallelLinear(axis, linear("fc", width, up, shape.biases.mlp, gate)));
+    proj2_ = register_module(
+        "proj2", RowParallelLinear(axis, linear("proj2", ffn, width, shape.biases.mlp)));
+  }
   if (shape.post_norms) post_norm2_ = norm("post_norm2");
 }
 
@@ -269,6 +287,11 @@ at::Tensor BlockImpl::forward(const at::Tensor& in) {
     up.x = proj_->forward_fused({.x = mixed}, x);
   } else {
     up.branch = branch(proj_->forward(mixed), 2, ".proj");
+  }
+  if (experts_) {
+    const auto [normed, sum] = up.branch.defined() ? nn::add_norm(up.x, up.branch, up.norm)
+                                                   : std::pair(nn::norm(up.x, up.norm), up.x);
+    return sum + branch(experts_->forward(normed), 3, ".experts");
   }
   const bool gelu = !shape_.swiglu && shape_.activation == Activation::gelu_tanh;
   const bool gelu_adds_bias = gelu && fc_->bias.defined() && nn::gelu_adds_bias(in);
@@ -380,7 +403,7 @@ std::vector<Layer> layers_of(const ModelShape& shape, const nn::ParamOptions& op
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     layers.push_back(
         {.name = str("blocks.", layer), .make = [shape, options, layer](const auto& at) {
-           return AnyModule(Block(shape, at.tp, at.name, options, layer, at.cp));
+           return AnyModule(Block(shape, at.tp, at.name, options, layer, at.cp, at.ep));
          }});
   }
   Layer head{.name = "head", .make = [=](const LayerContext& at) {
@@ -422,7 +445,7 @@ LanguageModel::LanguageModel(const ModelShape& shape, std::uint64_t seed,
                              const nn::ParamOptions& options, const Part& part)
     : ModelChunkImpl(layers_of(shape, options, part.pad_vocab_to),
                      first_of(check_part(shape, part)), end_of(shape, check_part(shape, part)),
-                     parallel::LayerAxes(part.axis(), part.cp)),
+                     parallel::LayerAxes(part.axis(), part.cp, part.ep)),
       shape_(shape),
       part_(check_part(shape, part)) {
   const tensor_parallel::Axis axis{part_.tp};

@@ -12,6 +12,7 @@
 #include "tessera/context_parallel/attention.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
+#include "tessera/experts/layer.h"
 #include "tessera/nn/pass.h"
 #include "tessera/nn/unallocated.h"
 #include "tessera/parallel/model_chunk.h"
@@ -30,6 +31,7 @@ struct Part {
   bool embedding = true;
   bool head = true;
   context_parallel::Axis cp = {{}, ContextKind::automatic};  // Pass::part tells which tokens
+  comm::Group ep = {};                                       // ranks that share the experts
 
   tensor_parallel::Axis axis() const { return {tp, sequence_parallel, overlap_tp}; }
 };
@@ -84,7 +86,7 @@ class BlockImpl : public torch::nn::Module {
   // index in the model.
   BlockImpl(const ModelShape& shape, const tensor_parallel::Axis& axis, const std::string& name,
             const nn::ParamOptions& options, std::int64_t layer = 0,
-            const context_parallel::Axis& cp = {});
+            const context_parallel::Axis& cp = {}, const comm::Group& ep = {});
   at::Tensor forward(const at::Tensor& x);  // [B, T, C], or this rank's part of the sequence
 
  private:
@@ -106,6 +108,7 @@ class BlockImpl : public torch::nn::Module {
   Norm post_norm1_{nullptr}, post_norm2_{nullptr};  // of models with post_norms
   tensor_parallel::ColumnParallelLinear qkv_{nullptr}, fc_{nullptr};
   tensor_parallel::RowParallelLinear proj_{nullptr}, proj2_{nullptr};
+  experts::MixtureOfExperts experts_{nullptr};  // instead of fc and proj2
 };
 TORCH_MODULE(Block);
 

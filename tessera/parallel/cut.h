@@ -82,8 +82,7 @@ int chunk_of(const std::string& raw);
 std::vector<at::Tensor> broadcast_tensors(const comm::Group& group, int owner,
                                           const std::vector<at::Tensor>& tensors, std::size_t count,
                                           c10::Device device);
-others pass none.at::Tensor broadcast_tensor(const comm::Group& group, int owner,
-                                             const at::Tensor& tensor, c10::Device device);
+
 // Collective. Returns a hash of the hashes of all ranks, in rank order.
 std::uint64_t hash_of_replica(const comm::Group& group, std::uint64_t own);
 
