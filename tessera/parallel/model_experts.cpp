@@ -4,6 +4,7 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <sstream>
@@ -53,9 +54,11 @@ std::vector<double> summed(const comm::Group& group, const std::vector<double>& 
 ExpertLoad load_of(std::string layer, const std::vector<double>& sums) {
   ExpertLoad load;
   load.layer = std::move(layer);
-  load.tokens.assign(sums.begin() + kFirstExpert, sums.end());
   double pairs = sums[kDropped];
-  for (const double tokens : load.tokens) pairs += tokens;
+  for (std::size_t i = kFirstExpert; i < sums.size(); ++i) {
+    load.tokens.push_back(std::llround(sums[i]));
+    pairs += sums[i];
+  }
   const auto mean = [](double sum, double count) { return count > 0 ? sum / count : 0; };
   load.dropped = mean(sums[kDropped], pairs);
   load.entropy = mean(sums[kEntropy], sums[kRouted]);
@@ -104,20 +107,25 @@ void ModelExperts::end_step(const comm::Mesh& mesh) {
 }
 
 std::vector<ExpertLoad> ModelExperts::take_loads(const comm::Mesh& mesh) {
-  std::ostringstream lines;
-  lines.precision(17);
+  std::vector<double> own;  // of all layers, for one exchange
   for (Entry& entry : layers_) {
     take_from(entry);
+    own.insert(own.end(), entry.sums.begin(), entry.sums.end());
+  }
+  const std::vector<double> all = summed(mesh.group(kTokenAxes), own);
+  std::ostringstream lines;
+  lines.precision(17);
+  auto next = all.begin();
+  for (Entry& entry : layers_) {
     lines << entry.index << ' ' << entry.name;
-    for (const double sum : summed(mesh.group(kTokenAxes), std::exchange(entry.sums, {}))) {
-      lines << ' ' << sum;
-    }
+    for (std::size_t i = 0; i < entry.sums.size(); ++i) lines << ' ' << *next++;
     lines << '\n';
+    entry.sums.clear();
   }
   std::map<std::pair<std::size_t, std::string>, ExpertLoad> by_layer;
   for (const std::string& text : gather_texts(mesh.pp(), lines.str(), "use of experts")) {
-    std::istringstream all(text);
-    for (std::string line; std::getline(all, line);) {
+    std::istringstream stage(text);
+    for (std::string line; std::getline(stage, line);) {
       std::istringstream words(line);
       std::size_t index = 0;
       std::string name;

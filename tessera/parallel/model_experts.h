@@ -5,20 +5,8 @@
 #include <vector>
 
 #include "tessera/comm/mesh.h"
+#include "tessera/core/expert_load.h"
 #include "tessera/experts/layer.h"
-
-namespace tessera {
-
-// Use of the experts of one layer, over all ranks and some steps.
-struct ExpertLoad {
-  std::string layer;           // "blocks.3.experts"
-  std::vector<double> tokens;  // sent to each expert, without the dropped ones
-  double dropped = 0;          // share of the pairs of a token and an expert beyond the capacity
-  double entropy = 0;          // mean over the tokens of the router's entropy, in nats
-  double balance = 0, z = 0;   // means over the rows: [Note: balance] in experts/layer.h
-};
-
-}  // namespace tessera
 
 namespace tessera::parallel {
 

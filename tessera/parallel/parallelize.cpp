@@ -339,8 +339,8 @@ void ParallelModel::Impl::check_replicas(const std::vector<MicroBatch>& given) {
     const auto add = [&](const char* what, const at::Tensor& values) {
       own.inputs.emplace_back(what + of, values);
     };
-    if (first) {
-      for (const at::Tensor& input : input_of(given[k]).first) add("input", input);
+    for (const at::Tensor& input : parallel::inputs_of(given[k])) {
+      if (first) add("input", input);
     }
     if (last) add("targets", given[k].targets);
     add("document_starts", given[k].document_starts);
@@ -365,7 +365,7 @@ zero::PendingStep ParallelModel::Impl::step_now(const std::vector<MicroBatch>& g
 zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batches,
                                             const StepNumbers& numbers) {
   Impl& impl = *impl_;
-  const bool documents = std::any_of(batches.begin(), batches.end(), [](const MicroBatch& batch) {
+  const bool documents = std::any_of(batches.begin(), batches.end(), [](const auto& batch) {
     return batch.document_starts.defined();
   });
   if (documents && impl.options.graphs == Graphs::always) {
@@ -380,14 +380,15 @@ zero::PendingStep ParallelModel::start_step(const std::vector<MicroBatch>& batch
   zero::PendingStep pending = impl.graphs && !documents
                                   ? impl.graphs->step(begin, options_of(numbers), batches, run)
                                   : run(batches);
-  impl.experts.end_step(impl.mesh);
+  end_step();
   return pending;
 }
 
 bool ParallelModel::graphed() const { return impl_->graphs && impl_->graphs->recorded(); }
 std::string ParallelModel::graph_problem() const {
-  if (impl_->graphs) return impl_->graphs->problem();
-  return impl_->options.device.is_cuda() ? "graphs are disabled" : "the model is not on a GPU";
+  return impl_->graphs                     ? impl_->graphs->problem()
+         : impl_->options.device.is_cuda() ? "graphs are disabled"
+                                           : "the model is not on a GPU";
 }
 
 std::vector<at::Tensor> ParallelModel::Impl::evaluate(const std::vector<MicroBatch>& given,
@@ -456,6 +457,7 @@ std::uint64_t ParallelModel::params_hash() {
   return parallel::hash_of_replica(parallel::whole_model(impl_->mesh, impl_->model),
                                    impl_->engine->params_hash());
 }
+void ParallelModel::end_step() { impl_->experts.end_step(impl_->mesh); }
 std::vector<ExpertLoad> ParallelModel::take_expert_loads() {
   return impl_->experts.take_loads(impl_->mesh);
 }

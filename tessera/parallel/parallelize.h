@@ -157,6 +157,9 @@ class ParallelModel {
   // Collective. Returns a hash of the parameters of all ranks of the replica, in rank order.
   std::uint64_t params_hash();
 
+  // Collective, after a step that was not taken by step() or start_step(), but with run() and the
+  // engine. Ends the step for the layers: moves the selection biases of experts.
+  void end_step();
   // Collective. Returns the use of the experts since the last call, layer by layer.
   std::vector<ExpertLoad> take_expert_loads();
 

@@ -113,6 +113,16 @@ std::string to_json(const StepMetrics& step) {
   if (!step.non_finite.empty()) json["non_finite"] = step.non_finite;
   if (step.save_exposed_s) json["save_exposed_s"] = json_number(*step.save_exposed_s);
   if (step.evaluation) json["eval"] = Json::parse(to_json(*step.evaluation));
+  for (const ExpertLoad& load : step.experts) {
+    Json& layer = json["experts"].emplace_back();
+    layer = {{"layer", load.layer},
+             {"tokens", load.tokens},
+             {"imbalance", json_number(load.imbalance())},
+             {"dropped", json_number(load.dropped)},
+             {"entropy", json_number(load.entropy)},
+             {"balance", json_number(load.balance)},
+             {"z", json_number(load.z)}};
+  }
   put_ranks(json, step.ranks, step.slow_ranks);
   return json.dump();
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/core/axis.h"
+#include "tessera/core/expert_load.h"
 #include "tessera/core/fd.h"
 #include "tessera/core/memory_category.h"
 #include "tessera/process/nvml.h"
@@ -77,6 +78,8 @@ struct StepMetrics {
   std::optional<process::GpuReading> gpu;
   std::optional<double> save_exposed_s;  // delay of training by a save after this step
   std::optional<Evaluation> evaluation;  // on the validation data, after this step
+  // Use of the experts since the last step that has it, by layer; empty without experts.
+  std::vector<ExpertLoad> experts = {};
   // Means of the last steps, by rank; only in steps whose line is to have them.
   std::vector<RankPhases> ranks;
   std::vector<SlowRank> slow_ranks;  // by these means

@@ -110,7 +110,15 @@ std::string step_line(const StepMetrics& step) {
                : std::string();
   const std::string validated =
       step.evaluation ? str("  eval ", fixed(step.evaluation->loss(), 4)) : std::string();
-  return str("loss ", fixed(step.loss, 4), validated, "  ",
+  std::string experts;
+  if (!step.experts.empty()) {
+    const auto busiest = std::max_element(
+        step.experts.begin(), step.experts.end(),
+        [](const ExpertLoad& a, const ExpertLoad& b) { return a.imbalance() < b.imbalance(); });
+    experts = str("  busiest expert ", fixed(busiest->imbalance(), 2), "×");
+    if (busiest->dropped > 0) experts += str(", ", fixed(100 * busiest->dropped, 1), "% dropped");
+  }
+  return str("loss ", fixed(step.loss, 4), validated, experts, "  ",
              format_count(std::llround(step.tokens_per_s())), " tokens/s  ",
              format_time(step.step_s), "/step  ", format_bytes(step.mem_peak_bytes), gpu);
 }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <chrono>
@@ -156,6 +157,23 @@ void EventFile::write(const StepMetrics& step) {
                      {"speed/comm_exposed_s", step.comm_exposed_s},
                      {"memory/peak_bytes", static_cast<double>(step.mem_peak_bytes)},
                      {"memory/bytes", static_cast<double>(step.mem_bytes)}};
+  if (!step.experts.empty()) {
+    ExpertLoad mean;
+    double imbalance = 0;
+    for (const ExpertLoad& load : step.experts) {
+      const double share = 1 / static_cast<double>(step.experts.size());
+      imbalance = std::max(imbalance, load.imbalance());
+      mean.dropped += share * load.dropped;
+      mean.entropy += share * load.entropy;
+      mean.balance += share * load.balance;
+      mean.z += share * load.z;
+    }
+    scalars.insert(scalars.end(), {{"experts/busiest_over_mean", imbalance},
+                                   {"experts/dropped", mean.dropped},
+                                   {"experts/entropy", mean.entropy},
+                                   {"experts/balance", mean.balance},
+                                   {"experts/z", mean.z}});
+  }
   if (step.evaluation) {
     scalars.emplace_back("eval/loss", step.evaluation->loss());
     scalars.emplace_back("eval/perplexity", step.evaluation->perplexity());

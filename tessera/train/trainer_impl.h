@@ -80,6 +80,7 @@ struct Trainer::Impl {
   void trace_memory(HostTime began);
   // Collective. Describes the first layer or tensor of a step that is not finite.
   std::string find_non_finite(const zero::StepInfo& info, std::int64_t step);
+  bool takes_loads(std::int64_t step) const;
   std::string non_finite_output(std::int64_t step);
   std::vector<std::string> texts_of_ranks(const std::string& mine) const;
   // Waits until at most this number of launched steps is unfinished.

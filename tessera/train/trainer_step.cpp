@@ -184,6 +184,7 @@ zero::PendingStep Trainer::Impl::step_on_host(const std::vector<MicroBatch>& bat
   const std::int64_t waited_before = waited;
   const HostTime update = host_now();
   zero::PendingStep step = engine().start_step(now.lr);
+  model.end_step();
   const HostTime end = host_now();
   now.optimizer_s = seconds_between(update, end) - waited_s(waited_before, waited);
   trace.span("optimizer", update, end);
@@ -359,6 +360,13 @@ std::string Trainer::Impl::find_non_finite(const zero::StepInfo& info, std::int6
   return str("the gradient of ", param, " is the first in the backward pass that is not finite");
 }
 
+// On a GPU the counts are read rarely, because the host waits for them.
+bool Trainer::Impl::takes_loads(std::int64_t step) const {
+  constexpr std::int64_t kStepsOnDevice = 10;
+  if (!resolved.model.experts.any() || config.comm != Comm::on) return false;
+  return device.is_cpu() || step % kStepsOnDevice == 0;
+}
+
 void Trainer::Impl::finish(std::size_t under_way_at_most) {
   while (under_way.size() > under_way_at_most) {
     UnderWay oldest = std::move(under_way.front());
@@ -383,6 +391,7 @@ void Trainer::Impl::finish(std::size_t under_way_at_most) {
       out.non_finite = find_non_finite(info, out.step);
       found_non_finite = true;
     }
+    if (takes_loads(out.step)) out.experts = model.take_expert_loads();
     history.push_back(out);
     if (out.broke() && config.on_nan == OnNan::stop && !alone) {
       throw Error(str("step ", out.step, ": ", out.non_finite, " (loss ", info.loss, ", norm ",
