@@ -1,0 +1,161 @@
+// Mixtures of experts in training: every mesh has the losses and the routing of one process.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/core/errors.h"
+#include "tests/text.h"
+#include "tests/train/small_runs.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr int kSteps = 3;
+
+// 5 experts, which no number of ranks here divides but 1.
+RunConfig small(const std::string& model = "llama-tiny", std::int64_t experts = 5) {
+  RunConfig config = small_run(model, kSteps, 1e-3);
+  config.experts = experts;
+  config.experts_per_token = 2;
+  config.expert_ffn = 48;
+  config.balance_loss = 0.01;
+  config.z_loss = 0.001;
+  return config;
+}
+
+void expect_same_losses(const RunConfig& config) {
+  RunConfig one = config;
+  one.axes = Axes();
+  one.zero = 0;
+  one.micro_batch = kBatch;
+  one.sequence_parallel = false;
+  one.schedule = ScheduleChoice::one_f_one_b;
+  one.recompute = Recompute::none;
+  one.chunks = 0;
+  static std::map<std::string, Outcomes> known;
+  const std::string key =
+      str(one.model_name, " ", one.experts, " ", one.shared_expert_ffn, " ", one.dense_layers, " ",
+          one.balance_bias_rate, " ", one.router_jitter, " ", one.expert_capacity, " ", one.dropout,
+          " ", one.lora_rank, " ", one.optimizer, " ", one.seq, " ", one.experts_per_token, " ",
+          one.balance_loss);
+  if (!known.contains(key)) known[key] = run_all(one, 1);
+  const Outcomes got = run_all(config, 1), &want = known[key];
+  expect_same(config, got, want);
+  ASSERT_EQ(got.steps.size(), want.steps.size());
+  for (std::size_t i = 0; i < want.steps.size(); ++i) {
+    EXPECT_NEAR(got.steps[i].loss, want.steps[i].loss, 1e-6 * want.steps[i].loss)
+        << "step " << i << ": " << words(config) << ", ep " << config.ep();
+    ASSERT_EQ(got.steps[i].experts.size(), want.steps[i].experts.size()) << words(config);
+    for (std::size_t e = 0; e < want.steps[i].experts.size(); ++e) {
+      const ExpertLoad &mine = got.steps[i].experts[e], &theirs = want.steps[i].experts[e];
+      EXPECT_EQ(mine.layer, theirs.layer) << words(config);
+      EXPECT_EQ(mine.tokens, theirs.tokens)
+          << "step " << i << ", " << mine.layer << ", " << words(config) << ", ep " << config.ep();
+      EXPECT_NEAR(mine.dropped, theirs.dropped, 1e-12) << words(config);
+      EXPECT_NEAR(mine.entropy, theirs.entropy, 1e-5) << words(config);
+      EXPECT_NEAR(mine.balance, theirs.balance, 1e-5 * theirs.balance) << words(config);
+      EXPECT_NEAR(mine.z, theirs.z, 1e-5 * theirs.z) << words(config);
+    }
+  }
+}
+
+TEST(Experts, EveryMeshAndStageMatchesOneProcess) {
+  const std::vector<Cut> meshes = {{.tp = 2},
+                                   {.pp = 2},
+                                   {.dp = 2},
+                                   {.dp = 2, .ep = 2},
+                                   {.dp = 4, .ep = 2},
+                                   {.dp = 4, .ep = 4},
+                                   {.cp = 2, .ep = 2},
+                                   {.dp = 2, .cp = 2, .ep = 4},
+                                   {.dp = 2, .tp = 2, .ep = 2},
+                                   {.dp = 2, .pp = 2, .ep = 2},
+                                   {.dp = 2, .tp = 2, .pp = 2, .ep = 2}};
+  int turn = 0;
+  for (const Cut& mesh : meshes) {
+    for (int stage = 0; stage < 4; ++stage) {
+      RunConfig config = on_cut(small(), mesh, mesh.pp > 1 ? 2 : 1);
+      config.zero = stage;
+      config.sequence_parallel = mesh.tp > 1 && turn % 2 == 0;
+      config.set("recompute", std::vector{"none", "selective", "full"}[turn % 3]);
+      expect_same_losses(config);
+      ++turn;
+    }
+  }
+}
+
+TEST(Experts, ReplicasOfShardsMatchOneProcess) {
+  for (int stage = 1; stage < 4; ++stage) {
+    RunConfig config = on_cut(small(), {.dp = 8, .ep = 2}, 1);
+    config.axes.set_given(Axis::dp_replicate, 2);
+    config.zero = stage;
+    expect_same_losses(config);
+  }
+}
+
+TEST(Experts, OtherModelsAndSettingsMatchOneProcess) {
+  const auto check = [](auto change, const char* model = "llama-tiny") {
+    RunConfig config = small(model, 4);
+    change(config);
+    for (const Cut& mesh : {Cut{.dp = 2, .ep = 2}, Cut{.dp = 2, .tp = 2, .ep = 2}}) {
+      RunConfig cut = on_cut(config, mesh, 2);
+      cut.zero = 2;
+      expect_same_losses(cut);
+    }
+  };
+  check([](RunConfig&) {}, "gpt-tiny");  // GELU and biases
+  check([](RunConfig& config) { config.shared_expert_ffn = 32, config.dense_layers = 1; });
+  check([](RunConfig& config) {
+    config.router_scores = RouterScores::sigmoid;
+    config.balance_bias_rate = 0.01;
+    config.balance_loss = 0;
+  });
+  check([](RunConfig& config) { config.router_jitter = 0.1; });
+  check([](RunConfig& config) { config.expert_capacity = 1; });
+  check([](RunConfig& config) { config.experts_per_token = 1; });
+  check([](RunConfig& config) { config.dropout = 0.1; }, "gpt-tiny");
+  check([](RunConfig& config) { config.lora_rank = 4, config.lora_targets = "qkv"; });
+  check([](RunConfig& config) { config.optimizer = OptimizerChoice::lion; });
+}
+
+TEST(Experts, MuonTrainsEachExpertAsAMatrix) {
+  RunConfig config = on_cut(small(), {.dp = 4, .ep = 2}, 1);
+  config.set("optimizer", "muon");
+  for (int stage = 0; stage < 4; ++stage) {
+    config.zero = stage;
+    expect_same_losses(config);
+  }
+}
+
+TEST(Experts, TheBiasEvensTheUse) {
+  RunConfig config = on_cut(small("llama-tiny", 8), {.dp = 2, .ep = 2}, 1);
+  config.steps = 60;
+  config.balance_loss = 0;
+  config.lr = 0;  // only the bias moves
+  const auto imbalance = [&](double rate) {
+    config.balance_bias_rate = rate;
+    return run_all(config).steps.back().experts.front().imbalance();
+  };
+  EXPECT_LT(imbalance(0.01), 0.8 * imbalance(0));
+}
+
+TEST(Experts, AMeshThatDoesNotFitIsRefused) {
+  const auto refusal = [](RunConfig config) {
+    std::string message;
+    over(static_cast<int>(config.axes.world()), [&](const comm::Group& world) {
+      const std::string error = error_of([&] { const Trainer trainer(config, world); });
+      if (world.rank() == 0) message = error;
+    });
+    return message;
+  };
+  RunConfig dense = on_cut(small_run("llama-tiny", 1, 1e-3), {.dp = 2, .ep = 2}, 1);
+  EXPECT_TRUE(contains(refusal(dense), "no experts")) << refusal(dense);
+  const RunConfig few = on_cut(small("llama-tiny", 2), {.dp = 4, .ep = 4}, 1);
+  EXPECT_TRUE(contains(refusal(few), "2 experts")) << refusal(few);
+}
+
+}  // namespace
+}  // namespace tessera::train
