@@ -85,6 +85,7 @@ std::vector<Adapter> possible_adapters(const ModelShape& shape) {
     all.push_back({"v", "qkv", "lora_v", attention + "v_proj", 2, h, kv, false, {keys}});
   }
   all.push_back({"o", "proj", "lora", attention + (gpt ? "c_proj" : "o_proj"), -1, q, h, true});
+  if (shape.experts.any()) return all;  // no adapters beside experts
   const ParamSpec::Segment wide{shape.ffn, shape.ffn};
   if (packed) {
     all.push_back(

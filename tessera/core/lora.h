@@ -42,7 +42,7 @@ struct Adapter {
 };
 
 // Returns all adapters that a block of this model can have. GPT-2 and Phi-3 have one matrix
-// for queries, keys and values; other models have three.
+// for queries, keys and values; other models have three. With experts, only attention has adapters.
 std::vector<Adapter> possible_adapters(const ModelShape& shape);
 // Returns the adapters selected by shape.lora, in the order of the block. Targets are separated by
 // commas: q, k, v, o, gate, up, down for Llama; qkv, o, fc, down for GPT; PEFT's names (q_proj,

@@ -51,9 +51,9 @@ ModelShape with_window(ModelShape shape, std::int64_t window) {
 
 // Qwen3: no biases, heads of 128, and a norm over each head of queries and keys.
 ModelShape named_qwen3(std::string name, std::int64_t layers, std::int64_t hidden,
-                       std::int64_t heads, std::int64_t ffn, bool tied) {
+                       std::int64_t heads, std::int64_t ffn, bool tied, std::int64_t kv_heads = 8) {
   ModelShape shape =
-      named_llama(std::move(name), layers, hidden, heads, 8, ffn, 151936, 40960, 1e6);
+      named_llama(std::move(name), layers, hidden, heads, kv_heads, ffn, 151936, 40960, 1e6);
   shape.head_width = 128;
   shape.norm_eps = 1e-6;
   shape.qk_norm = true;
@@ -65,6 +65,48 @@ ModelShape named_qwen3(std::string name, std::int64_t layers, std::int64_t hidde
 ModelShape of_family(ModelShape shape, Family family) {
   shape.family = family;
   return shape;
+}
+
+ModelShape with_experts(ModelShape shape, std::int64_t count, std::int64_t per_token,
+                        std::int64_t width, double balance_loss, Family family = Family::none) {
+  shape.experts.count = count;
+  shape.experts.per_token = per_token;
+  shape.experts.width = width;
+  shape.experts.balance_loss = balance_loss;
+  shape.family = family;
+  return shape;
+}
+
+// Weights that are the scores themselves, and shared experts of this total width.
+ModelShape with_shared(ModelShape shape, std::int64_t width, std::int64_t dense_layers) {
+  shape.experts.normalized = false;
+  shape.experts.shared_width = width;
+  shape.experts.dense_layers = dense_layers;
+  return shape;
+}
+
+// dots.llm1: experts as in DeepSeek-V3, and attention as in Qwen3.
+ModelShape dots_llm1() {
+  ModelShape shape = named_llama("dots.llm1", 62, 4096, 32, 32, 10944, 152064, 32768, 1e7);
+  shape = with_shared(with_experts(std::move(shape), 128, 6, 1408, 0, Family::dots1), 2816, 1);
+  shape.experts.scores = RouterScores::sigmoid;
+  shape.experts.normalized = shape.experts.selection_bias = true;
+  shape.experts.scale = 2.5;
+  shape.qk_norm = true;
+  return shape;
+}
+
+ModelShape qwen_moe() {
+  ModelShape shape = named_qwen("qwen1.5-moe-a2.7b", 24, 2048, 16, 16, 5632, 151936, 8192, false);
+  shape = with_shared(with_experts(std::move(shape), 60, 4, 1408, 0.001), 5632, 0);
+  shape.experts.shared_gate = true;
+  return shape;
+}
+
+ModelShape deepseek_moe() {
+  ModelShape shape = named_llama("deepseek-moe-16b", 28, 2048, 16, 16, 10944, 102400, 4096);
+  shape.norm_eps = 1e-6;
+  return with_shared(with_experts(std::move(shape), 64, 6, 1408, 0.001), 2816, 1);
 }
 
 ModelShape gemma(ModelShape shape, std::int64_t head_width, std::int64_t window,
@@ -244,6 +286,18 @@ const std::vector<ModelShape>& model_shapes() {
       named_qwen3("qwen3-4b", 36, 2560, 32, 9728, true),
       named_qwen3("qwen3-8b", 36, 4096, 32, 12288, false),
       named_qwen3("qwen3-32b", 64, 5120, 64, 25600, false),
+      with_experts(named_llama("moe-tiny", 4, 128, 4, 2, 352, 256, 0), 8, 2, 176, 0.01),
+      with_experts(named_llama("mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, 1e6), 8, 2,
+                   14336, 0.02, Family::mixtral),
+      with_experts(named_llama("mixtral-8x22b", 56, 6144, 48, 8, 16384, 32000, 65536, 1e6), 8, 2,
+                   16384, 0.001, Family::mixtral),
+      qwen_moe(),
+      with_experts(named_qwen3("qwen3-30b-a3b", 48, 2048, 32, 6144, false, 4), 128, 8, 768, 0.001,
+                   Family::qwen3_moe),
+      with_experts(named_qwen3("qwen3-235b-a22b", 94, 4096, 64, 12288, false, 4), 128, 8, 1536,
+                   0.001, Family::qwen3_moe),
+      deepseek_moe(),
+      dots_llm1(),
       of_family(with_window(named_llama("phi3-mini", 32, 3072, 32, 32, 8192, 32064, 4096), 2047),
                 Family::phi3),
       gemma2(named_llama("gemma2-2b", 26, 2304, 8, 4, 9216, 256000, 8192), 256, 256),

@@ -78,6 +78,59 @@ void add_model(Table& t) {
       .plan_only();
 }
 
+void add_experts(Table& t) {
+  t.group("Experts");
+  t.add("experts", &S::experts,
+        "MLPs of a layer, of which a router selects some for each token; left out: as the model "
+        "has")
+      .range(0, 1e5);
+  t.add("experts-per-token", &S::experts_per_token,
+        "experts that a token passes; left out: as the model has, or 2")
+      .range(0, 1e5);
+  t.add("expert-ffn", &S::expert_ffn,
+        "width inside one expert; left out: as the model has, or that of its MLP")
+      .range(0, 8e6);
+  t.add("shared-expert-ffn", &S::shared_expert_ffn,
+        "width of an MLP beside the experts that every token passes; left out: as the model has")
+      .range(0, 8e6);
+  t.add("dense-layers", &S::dense_layers,
+        "first layers with an ordinary MLP instead of experts; -1: as the model has")
+      .range(-1, 1e5)
+      .bounded_in_plans();
+  t.add("router-scores", &S::router_scores,
+        "softmax over all experts, or the sigmoid of each logit; auto: as the model has")
+      .or_auto();
+  t.add("balance-loss", &S::balance_loss,
+        "factor of the loss that spreads tokens over the experts; auto: as the model has, or 0.01")
+      .range(0, 1e6)
+      .automatic();
+  t.add("z-loss", &S::z_loss,
+        "factor of the loss that keeps the router's logits small, such as 0.001; auto: as the "
+        "model has, or 0")
+      .range(0, 1e6)
+      .automatic();
+  t.add("balance-bias-rate", &S::balance_bias_rate,
+        "change, each step, of a bias that selects experts with few tokens more often, such as "
+        "0.001; auto: as the model has, or 0 for none")
+      .range(0, 1e6)
+      .automatic();
+  t.add("router-jitter", &S::router_jitter,
+        "in training, the router's input is multiplied by random numbers this far from 1; auto: "
+        "as the model has, or 0")
+      .range(0, 0.99)
+      .automatic();
+  t.add("expert-capacity", &S::expert_capacity,
+        "tokens that an expert accepts, as a multiple of the mean; the others skip it. 0: all; "
+        "auto: as the model has, or 0")
+      .range(0, 1e6)
+      .automatic();
+  t.add("expert-imbalance", &S::expert_imbalance,
+        "tokens that the busiest rank's experts receive, as a multiple of the mean: 1.1 to 1.3 "
+        "with a balance loss, 2 or more early in training or without one")
+      .range(1, 1e5)
+      .plan_only("1");
+}
+
 void add_adapters(Table& t) {
   t.group("Adapters");
   t.add("lora-rank", &S::lora_rank,
@@ -423,6 +476,7 @@ void add_hardware(Table& t) {
 std::vector<Field> fields_of(Command command) {
   Table t;
   add_model(t);
+  add_experts(t);
   add_adapters(t);
   add_batch(t);
   add_parallelism(t);

@@ -36,17 +36,22 @@ std::string topology_json(const RunConfig& q) {
   const auto link = [](const Link& each) {
     return Json{{"bandwidth", each.bandwidth}, {"latency", each.latency}};
   };
-  return one_line({{"order", q.order},
-                   {"nodes", q.nodes},
-                   {"per_node", on.topology.per_node},
-                   {"inside", link(on.topology.inside)},
-                   {"adapter", link(on.topology.nic)},
-                   {"adapters", on.topology.nics},
-                   {"tp", place(on.along[Axis::tp])},
-                   {"cp", place(on.along[Axis::cp])},
-                   {"dp", place(on.along[Axis::dp_shard])},
-                   {"dp_replicate", place(on.along[Axis::dp_replicate])},
-                   {"hop", place(on.hop)}});
+  Json json = {{"order", q.order},
+               {"nodes", q.nodes},
+               {"per_node", on.topology.per_node},
+               {"inside", link(on.topology.inside)},
+               {"adapter", link(on.topology.nic)},
+               {"adapters", on.topology.nics},
+               {"tp", place(on.along[Axis::tp])},
+               {"cp", place(on.along[Axis::cp])},
+               {"dp", place(on.along[Axis::dp_shard])},
+               {"dp_replicate", place(on.along[Axis::dp_replicate])},
+               {"hop", place(on.hop)}};
+  if (q.ep() > 1) {
+    json["ep"] = place(on.along[Axis::ep]);
+    json["same_experts"] = place(on.expert_shard);
+  }
+  return one_line(json);
 }
 
 std::string to_json(const MegatronReport& report) {

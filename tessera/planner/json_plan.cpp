@@ -4,13 +4,25 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/planner/json.h"
+#include "tessera/planner/rank_load.h"
 
 namespace tessera::planner {
 namespace {
 
 Json shape_json(const ModelShape& m) {
-  return {{"name", m.name},         {"layers", m.layers}, {"hidden", m.hidden}, {"heads", m.heads},
-          {"kv_heads", m.kv_heads}, {"ffn", m.ffn},       {"vocab", m.vocab}};
+  Json json = {{"name", m.name},   {"layers", m.layers},     {"hidden", m.hidden},
+               {"heads", m.heads}, {"kv_heads", m.kv_heads}, {"ffn", m.ffn},
+               {"vocab", m.vocab}};
+  if (!m.experts.any()) return json;
+  const Experts& e = m.experts;
+  json["experts"] = e.count;
+  json["experts_per_token"] = e.per_token;
+  json["expert_ffn"] = e.width;
+  json["shared_expert_ffn"] = e.shared_width;
+  json["dense_layers"] = e.dense_layers;
+  json["router_scores"] = name(e.scores);
+  json["expert_capacity"] = e.capacity;
+  return json;
 }
 
 Json question_json(const RunConfig& q) {
@@ -25,6 +37,7 @@ Json question_json(const RunConfig& q) {
   for (const Axis axis : kPrintedAxes) json[std::string(axis_name(axis))] = q.axes.given(axis);
   json["sequence_parallel"] = q.sequence_parallel;
   if (q.cp() > 1) json["cp_kind"] = name(q.cp_kind);
+  if (q.model.experts.any()) json["expert_imbalance"] = q.expert_imbalance;
   json["slice_hops"] = q.slice_hops.value_or(false);
   json["order"] = q.order;
   json["zero"] = q.zero;
@@ -177,6 +190,11 @@ Json tree_of(const Plan& plan, bool advised) {
                {"parameters_in_blocks", sized ? whole_json(plan.in_blocks) : Json()},
                {"parameters_in_embeddings", sized ? whole_json(plan.in_embeddings) : Json()},
                {"parameters_on_most_loaded_rank", whole_json(plan.on_a_rank)}};
+  if (q.model.experts.any()) {
+    json["active_parameters"] = q.model.active_params();
+    const double tokens = tokens_per_expert(q);
+    json["tokens_per_expert"] = {{"mean", tokens}, {"busiest", tokens * q.expert_load()}};
+  }
   json["memory"] = memory_json(plan);
   if (!sized) json["assumed"] = assumed_json(plan.assumed);
   json["pipeline_rank"] = plan.rank;

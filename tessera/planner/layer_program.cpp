@@ -37,7 +37,7 @@ void ProgramBuilder::layer() {
     return ParamSpec::Segment{length, std::min<std::int64_t>(most, in.tp)};
   };
   const ParamSpec::Segment queries = cut(m.q_width(), m.heads),
-                           keys = cut(m.kv_width(), m.kv_heads), columns = cut(m.ffn, m.ffn);
+                           keys = cut(m.kv_width(), m.kv_heads);
   const std::int64_t width = m.q_width() + 2 * m.kv_width();
   const TensorId x = checkpoint();
   const TensorId y = norm("norm1.weight", "norm1.bias", x);
@@ -69,6 +69,30 @@ void ProgramBuilder::layer() {
   if (m.post_norms) o = norm("post_norm1.weight", "post_norm1.bias", o);
   const TensorId s = residual(x, o, /*before_norm=*/true);
   const TensorId z = norm("norm2.weight", "norm2.bias", s);
+  TensorId d = has_experts() ? experts(z)
+                             : mlp("fc.weight", "fc.bias", "proj2.weight", "proj2.bias", m.ffn, z);
+  if (m.post_norms) d = norm("post_norm2.weight", "post_norm2.bias", d);
+  residual(s, d, /*before_norm=*/false);
+  const double norms = (m.biases.norm ? 2 : 1) * h, kv_width = real(2 * m.kv_width());
+  if (!frozen_ && cuts_sequence_) {
+    sum_gradients("norms", Sent::norms, (m.post_norms ? 4 : 2) * norms, 0);
+  }
+  if (!frozen_ && has_experts()) {
+    const double gate = m.experts.shared_gate ? h : 0;
+    sum_gradients("router", Sent::expert_weights, real(m.experts.count) * h + gate, 1);
+  }
+  if (!frozen_ && m.qk_norm) sum_gradients("qk_norm", Sent::norms, real(2 * m.head_dim()), 1);
+  if (!frozen_ && m.kv_heads < in.tp) {
+    sum_gradients("kv-heads", Sent::shared, kv_width * (h + (m.biases.qkv ? 1 : 0)), 0);
+  }
+  sum_gradients("kv-heads of adapters", Sent::adapters, shared_adapters_, 1);
+}
+
+TensorId ProgramBuilder::mlp(const char* fc_name, const char* fc_bias, const char* proj2,
+                             const char* proj2_bias, std::int64_t width, TensorId z,
+                             bool of_experts) {
+  const MlpSizes sizes = mlp_sizes(width, rows, m.swiglu, in.tp);
+  const double wide = sizes.wide, wide_columns = sizes.columns, ffn = sizes.width;
   // Backward of the MLP sets the peak. For Megatron-LM's layer, it holds the gradients of the
   // tensors between the products, and of the scores.
   const int gates = m.swiglu ? 2 : 1;
@@ -77,32 +101,24 @@ void ProgramBuilder::layer() {
     down_temporary = rows * e * (3 * h + (gates + 1) * ffn);
     if (in.attention == Attention::unfused) down_temporary += 2 * e * rows * heads * real(in.seq);
   } else if (!in.fused) {
-    const double weight = h * real(m.ffn / in.tp);
+    const double weight = h * real(width / in.tp);
     down_temporary = product_temporary(wide_columns, own * h, weight);
     up_temporary = e * gates * wide_columns +
                    product_temporary(rows * h, gates * wide_columns, gates * weight);
   }
-  Linear fc{"fc", "fc.weight", "fc.bias", m.biases.mlp, false, m.hidden, gates * m.ffn, h, up};
+  Linear fc{"fc", fc_name, fc_bias, m.biases.mlp, false, m.hidden, gates * width, h, sizes.up};
+  const ParamSpec::Segment columns{width, std::min<std::int64_t>(width, in.tp)};
   for (int i = 0; i < gates; ++i) fc.segments.push_back(columns);
   fc.temporary = up_temporary;
+  fc.of_experts = of_experts;
   // Its input. Only the backward of context-parallel attention comes later and sets a peak.
-  if (ledger_ && !in.fused && !frozen_) fc.frees = e * rows * h;
-  const TensorId g = activation(linear(fc, z, gates * wide));
-  Linear down{"proj2", "proj2.weight", "proj2.bias", m.biases.mlp, true, m.ffn, m.hidden, ffn, h};
+  if (ledger_ && !in.fused && !frozen_ && !of_experts) fc.frees = e * rows * h;
+  const TensorId g = activation(linear(fc, z, gates * wide), sizes);
+  Linear down{"proj2", proj2, proj2_bias, m.biases.mlp, true, width, m.hidden, ffn, h};
   down.temporary = down_temporary;
+  down.of_experts = of_experts;
   if (ledger_ && !in.fused) down.frees = e * wide_columns;
-  TensorId d = linear(down, g, own * h);
-  if (m.post_norms) d = norm("post_norm2.weight", "post_norm2.bias", d);
-  residual(s, d, /*before_norm=*/false);
-  const double norms = (m.biases.norm ? 2 : 1) * h, kv_width = real(2 * m.kv_width());
-  if (!frozen_ && cuts_sequence_) {
-    sum_gradients("norms", Sent::norms, (m.post_norms ? 4 : 2) * norms, 0);
-  }
-  if (!frozen_ && m.qk_norm) sum_gradients("qk_norm", Sent::norms, real(2 * m.head_dim()), 1);
-  if (!frozen_ && m.kv_heads < in.tp) {
-    sum_gradients("kv-heads", Sent::shared, kv_width * (h + (m.biases.qkv ? 1 : 0)), 0);
-  }
-  sum_gradients("kv-heads of adapters", Sent::adapters, shared_adapters_, 1);
+  return linear(down, g, own * h);
 }
 
 void ProgramBuilder::embedding() {
@@ -235,6 +251,7 @@ Program layer_program(const ProgramInput& input, ProgramPart part) {
   switch (part) {
     case ProgramPart::embedding: builder.embedding(); break;
     case ProgramPart::first_layer:
+    case ProgramPart::dense_layer:
     case ProgramPart::layer: builder.layer(); break;
     case ProgramPart::head: builder.head(); break;
   }
@@ -245,11 +262,21 @@ Programs all_programs(const ProgramInput& input) {
   Programs all{layer_program(input, ProgramPart::embedding),
                layer_program(input, ProgramPart::layer),
                layer_program(input, ProgramPart::head),
+               {},
                {}};
   if (input.model.lora.any()) all.first_layer = layer_program(input, ProgramPart::first_layer);
+  if (input.model.experts.dense_layers > 0) {
+    all.dense_layer = layer_program(input, ProgramPart::dense_layer);
+  }
   return all;
 }
 
-Programs programs_in_memory(const RunConfig& q) { return all_programs(memory_input(q)); }
+Programs programs_in_memory(const RunConfig& q) { return programs_in_memory(q, -1); }
+
+Programs programs_in_memory(const RunConfig& q, int ep_rank) {
+  ProgramInput in = memory_input(q);
+  in.ep_rank = ep_rank;
+  return all_programs(in);
+}
 
 }  // namespace tessera::planner

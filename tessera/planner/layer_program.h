@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/model_shape.h"
@@ -67,7 +68,20 @@ struct ProgramInput {
   int cp = 1;
   ContextKind cp_kind = ContextKind::ring;  // With cp > 1: ring or ulysses.
   std::int64_t tokens = 0;  // Of a sequence on this rank: RunConfig::rank_tokens(). 0: all.
+  // Expert-parallel ranks, and the index among them; -1: one with the most experts.
+  int ep = 1;
+  int ep_rank = -1;
+  double imbalance = 1;  // RunConfig::expert_imbalance
+  // Of the layers above, number of the first without experts; -1: those of the whole model.
+  std::int64_t dense = -1;
 };
+// Experts [first, last) of a rank of ep.
+struct ExpertRange {
+  std::int64_t first = 0, last = 0;
+  std::int64_t count() const { return last - first; }
+};
+// Returns the experts of a rank of ep, or of the first rank with the most for `rank` -1.
+ExpertRange experts_on_rank(std::int64_t experts, int ep, int rank);
 // Returns the input for a resolved run.
 ProgramInput program_input(const RunConfig& settled);
 // As above, with the element size of stored values if values are computed in another type.
@@ -103,6 +117,7 @@ struct Product {
   double m = 0, n = 0, k = 0;
   double batch = 1;  // Number of products in one kernel.
   double times = 1;  // Number of kernels.
+  int element = 0;   // Bytes per element; 0: those of the other products.
 };
 // Kernels launched by one pass through an operation.
 struct Kernels {
@@ -121,12 +136,15 @@ enum class Sent : std::uint8_t {
   norms,
   shared,
   adapters,
-  ring,            // Keys and values of ring attention.
-  ring_gradients,  // Their gradients.
-  exchange_qkv,    // All-to-alls of ulysses: queries, keys and values, and
-  exchange_result  // the result of attention.
+  ring,             // Keys and values of ring attention.
+  ring_gradients,   // Their gradients.
+  exchange_qkv,     // All-to-alls of ulysses: queries, keys and values, and
+  exchange_result,  // the result of attention.
+  to_experts,       // All-to-alls of experts: tokens, and
+  from_experts,     // the results.
+  expert_weights    // Weights of the experts' results, and their gradients.
 };
-inline constexpr std::size_t kSentRows = 11;
+inline constexpr std::size_t kSentRows = 14;
 // Collective that an operation needs, or messages of it.
 struct Communication {
   Axis axis = Axis::tp;
@@ -154,8 +172,14 @@ struct Param {
   Few<ParamSpec::Segment, 3> segments = {};
   bool padded = false;  // Pads the rows to a multiple of tp, as for a vocabulary.
   bool tied = false;    // Copy of the embedding on a rank that does not hold the embedding.
+  // Number of experts on this rank, each of which has such a parameter, with its number before the
+  // name. 0: not a parameter of experts.
+  std::int64_t experts = 0;
 
-  // Return the sizes on a rank, rounded up.
+  // Returns the number of such parameters on this rank.
+  std::int64_t count() const { return experts > 0 ? experts : 1; }
+
+  // Return the sizes of one parameter on a rank, rounded up.
   std::int64_t rows_on_rank(int tp) const;
   std::int64_t columns_on_rank(int tp) const;   // as above
   std::int64_t elements_on_rank(int tp) const;  // as above
@@ -187,7 +211,7 @@ struct Operation {
   Few<TensorId, 2> writes;
   Few<Kept, 6> keeps;
   Kernels forward, backward_input, backward_weight;
-  Few<Communication, 3> sends;
+  Few<Communication, 4> sends;
   Few<Param, 2> params;
   int adapter = -1;  // Index into adapters_of(model); -1 if it is not an adapter.
   // Forward FLOPs of attention over the full square of scores, without causal savings.
@@ -213,13 +237,15 @@ struct Operation {
 };
 
 // Part of a model that has its own program. The first layer after a frozen embedding differs from
-// the others because its input has no gradient.
-enum class ProgramPart : std::uint8_t { embedding, first_layer, layer, head };
+// the others because its input has no gradient. In a model with experts, `layer` has experts, and
+// `dense_layer` is one of the first layers without.
+enum class ProgramPart : std::uint8_t { embedding, first_layer, layer, head, dense_layer };
 
 // Operations of one part of a model on one rank, in forward order.
 struct Program {
   ProgramPart part = ProgramPart::layer;
   int tp = 1, cp = 1;
+  std::int64_t first_expert = 0;  // number of this rank's first expert
   std::vector<Tensor> tensors;
   std::vector<Operation> operations;
   std::uint64_t with_gradient = 0;  // Bit mask of the tensors that have a gradient.
@@ -236,15 +262,49 @@ struct Program {
 // Returns the operations of one part.
 Program layer_program(const ProgramInput& input, ProgramPart part);
 
+// Calls f(operation, param, expert) for each parameter in the order of declaration. `expert`: index
+// among the experts of this rank, each of which has all its parameters together; -1: none.
+template <typename Each>
+void each_param(const Program& program, const Each& f) {
+  std::vector<std::pair<const Operation*, const Param*>> of_experts;
+  const auto flush = [&] {
+    if (of_experts.empty()) return;
+    for (std::int64_t i = 0; i < of_experts.front().second->experts; ++i) {
+      for (const auto& [op, param] : of_experts) f(*op, *param, i);
+    }
+    of_experts.clear();
+  };
+  for (const Operation& op : program.operations) {
+    for (const Param& param : op.params) {
+      if (param.experts > 0) {
+        of_experts.emplace_back(&op, &param);
+      } else {
+        flush();
+        f(op, param, std::int64_t{-1});
+      }
+    }
+  }
+  flush();
+}
+
 // All programs of a model on one rank.
 struct Programs {
   Program embedding, layer, head;
-  Program first_layer;  // Empty if it equals `layer`.
+  Program first_layer;  // Empty if it equals the next one.
+  Program dense_layer;  // Empty if no layer, or each layer, has experts.
+
+  // Returns the program of a layer, except the first after a frozen embedding.
+  const Program& of_layer(const ModelShape& model, std::int64_t layer) const {
+    const bool dense = model.experts.any() && !model.has_experts(layer);
+    return dense && !dense_layer.operations.empty() ? dense_layer : this->layer;
+  }
 };
 // Returns the programs of all parts.
 Programs all_programs(const ProgramInput& input);
 // Returns programs with the element size of the layout, which can differ from the element size that
 // kernels compute with.
 Programs programs_in_memory(const RunConfig& settled);
+// As above, for one rank of ep; -1: one with the most experts.
+Programs programs_in_memory(const RunConfig& settled, int ep_rank);
 
 }  // namespace tessera::planner

@@ -15,6 +15,7 @@ namespace {
 struct RankParts {
   bool embedding = false, head = false;
   double params = 0;
+  double experts = 0;  // of them, those of experts
 };
 
 // [Note: buffers] Memory for communication, in addition to the state.
@@ -28,17 +29,22 @@ struct RankParts {
 double buffers_of(const RunConfig& q, const RankParts& rank) {
   double bytes = 0;
   const Sharding sharded = sharding_of_stage(q.zero);
-  const double layer = layer_params_on_rank(q), vocab = vocab_params_on_rank(q);
+  const bool routed = q.model.experts.any();
+  const double layer =
+      routed ? router_layer_params_on_rank(q) + layer_experts_on_rank(q) : layer_params_on_rank(q);
+  const double vocab = vocab_params_on_rank(q);
   const bool table = rank.embedding || rank.head;
   const bool lanes = sharded.grads && q.policy() == ReducePolicy::each;
   const bool copies = lanes || q.travel() != q.layout.grad;
   if (q.averages_gradients() && (copies || q.replicas() > 1)) {
-    const double matrix = real(q.model.hidden * q.model.ffn) / q.tp();
+    const std::int64_t width =
+        std::max({q.model.ffn, q.model.experts.width, q.model.experts.shared_width});
+    const double matrix = real(q.model.hidden * width) / q.tp();
     const double largest = std::max(matrix, table ? vocab : 0) * q.travel();
     const double bucket = std::max(bucket_bytes(q, rank.params), largest);
     const double both = std::min(2 * bucket, rank.params * q.travel());
     if (copies) bytes += both;
-    if (q.replicas() > 1) bytes += both / q.shards();
+    if (q.replicas() > 1) bytes += both / (routed ? q.expert_shards() : q.shards());
   }
   if (q.shards() > 1 && sharded.params) {
     const double units = q.keep_params ? rank.params : layer + std::max(layer, table ? vocab : 0);
@@ -94,27 +100,41 @@ std::vector<Memory> memory_by_rank(const RunConfig& q, const Programs& programs)
   const auto shares = stage_shares(q);
   // [Note: temporary] The larger of two peaks (the loss, and a layer's backward with its recomputed
   // activations), plus the memory of the runtime.
-  const double kept = kept_bytes(programs.layer, q.recompute),
-               loss = widest_temporary(programs.head);
+  const double loss = widest_temporary(programs.head);
   const bool again = q.recompute != Recompute::none;
-  const double layer = widest_temporary(programs.layer) +
-                       (again ? kept_bytes(programs.layer, Recompute::none) - kept : 0);
+  struct LayerBytes {
+    double kept = 0, temporary = 0;
+  };
+  const auto bytes_of = [&](const Program& program) {
+    const double kept = kept_bytes(program, q.recompute);
+    return LayerBytes{kept, widest_temporary(program) +
+                                (again ? kept_bytes(program, Recompute::none) - kept : 0)};
+  };
+  const LayerBytes layer = bytes_of(programs.layer), dense = bytes_of(programs.dense_layer);
   for (int r = 0; r < q.pp(); ++r) {
     const std::vector<StageLayers>& chunks = shares[static_cast<std::size_t>(r)];
     RankParts rank;
     rank.params = params_on_rank(q, chunks);
-    const StateBytes state = state_bytes(q.layout, q.zero, rank.params, q.shards(), q.policy());
-    Memory memory{state.params, state.grads, state.optimizer};
+    rank.experts = experts_on_rank(q, chunks);
+    const StateBytes state =
+        state_bytes(q.layout, q.zero, rank.params - rank.experts, q.shards(), q.policy());
+    const StateBytes of_experts =
+        state_bytes(q.layout, q.zero, rank.experts, q.expert_shards(), q.policy());
+    Memory memory{state.params + of_experts.params, state.grads + of_experts.grads,
+                  state.optimizer + of_experts.optimizer};
     if (!q.state_only()) {
-      std::int64_t layers = 0;  // in the largest chunk
+      double kept = 0, temporary = 0;  // by the largest chunk
       for (const StageLayers& chunk : chunks) {
-        layers = std::max(layers, chunk.layers);
+        const std::int64_t sparse = chunk.layers - chunk.dense;
+        kept = std::max(kept, real(sparse) * layer.kept + real(chunk.dense) * dense.kept);
+        if (sparse > 0) temporary = std::max(temporary, layer.temporary);
+        if (chunk.dense > 0) temporary = std::max(temporary, dense.temporary);
         rank.embedding = rank.embedding || chunk.embedding;
         rank.head = rank.head || chunk.head;
       }
-      memory.activations = real(in_flight(q, r)) * real(layers) * kept;
+      memory.activations = real(in_flight(q, r)) * kept;
       memory.buffers = buffers_of(q, rank);
-      memory.temporary = std::max(rank.head ? loss : 0, layer) + q.hardware.reserve;
+      memory.temporary = std::max(rank.head ? loss : 0, temporary) + q.hardware.reserve;
     }
     all.push_back(memory);
   }

@@ -29,12 +29,13 @@ MeshOrders mesh_orders(const RunConfig& q, bool fixed) {
   MeshOrders mesh;
   std::vector<Places> all;
   const auto add = [&](const std::string& order) {
-    const Places places = places_on(topology, in_order(order, q.axes));
+    const Places places = places_on(topology, in_order(order, q.axes), q.ep());
     for (const Places& other : all) {
       bool same = places.hop == other.hop && places.tied == other.tied;
-      for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp_shard, Axis::dp_replicate}) {
-        same = same && places.along[axis] == other.along[axis];
+      for (const Axis axis : kAllAxes) {
+        if (axis != Axis::pp) same = same && places.along[axis] == other.along[axis];
       }
+      same = same && places.expert_shard == other.expert_shard;
       if (same) return;
     }
     all.push_back(places);
@@ -42,16 +43,20 @@ MeshOrders mesh_orders(const RunConfig& q, bool fixed) {
     const GroupPlace& own = places.shard;
     const GroupPlace& across = places.along[Axis::dp_replicate];
     for (const ReplicaPlace& other : mesh.replicas) {
-      if (own == other.shard && across == other.across) return;
+      if (own == other.shard && across == other.across &&
+          places.expert_shard == other.expert_shard) {
+        return;
+      }
     }
     mesh.replicas.push_back({own, q.hardware.interference * pace_of(topology, own), across,
-                             q.hardware.interference * pace_of(topology, across)});
+                             q.hardware.interference * pace_of(topology, across),
+                             places.expert_shard});
   };
   add(q.order);
   std::vector<std::string> names;
   for (const Axis axis : kAllAxes) {
     // in_order() places dp_replicate just outside dp, and cp just outside tp.
-    const bool placed = axis == Axis::dp_replicate || axis == Axis::cp;
+    const bool placed = axis == Axis::dp_replicate || axis == Axis::cp || !multiplies_ranks(axis);
     if (!placed) names.emplace_back(axis_name(axis));
   }
   std::sort(names.begin(), names.end());
@@ -62,7 +67,8 @@ MeshOrders mesh_orders(const RunConfig& q, bool fixed) {
   for (std::size_t i = 0; i < all.size() && mesh.for_layers.empty(); ++i) {
     const bool best = std::all_of(all.begin(), all.end(), [&](const Places& other) {
       return never_slower(topology, all[i].along[Axis::tp], other.along[Axis::tp]) &&
-             never_slower(topology, all[i].along[Axis::cp], other.along[Axis::cp]);
+             never_slower(topology, all[i].along[Axis::cp], other.along[Axis::cp]) &&
+             never_slower(topology, all[i].along[Axis::ep], other.along[Axis::ep]);
     });
     if (best) mesh.for_layers = {mesh.orders[i]};
   }

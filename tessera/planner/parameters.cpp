@@ -13,9 +13,11 @@
 namespace tessera::planner {
 namespace {
 
-ParamSpec spec_of(const Param& param, const std::string& block, int tp) {
+// `expert`: number in the model; -1: not of an expert.
+ParamSpec spec_of(const Param& param, const std::string& block, int tp, std::int64_t expert) {
   ParamSpec spec;
-  spec.name = block + param.name;
+  spec.name = expert < 0 ? block + param.name : str(block, "experts.", expert, ".", param.name);
+  spec.of_expert = expert >= 0;
   spec.shape = {param.rows};
   if (param.columns > 0) spec.shape.push_back(param.columns);
   if (tp == 1 || param.cut < 0) return spec;
@@ -30,23 +32,28 @@ std::string block_name(std::int64_t layer) { return str("blocks.", layer); }
 
 }  // namespace
 
-std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const ModelPart& part) {
+std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const ModelPart& part,
+                                    const ExpertRank& experts) {
   ProgramInput in;
   in.model = shape;
   in.model.lora = {};
   in.tp = tp;
+  in.ep = experts.ranks;
+  in.ep_rank = experts.rank;
   std::vector<ParamSpec> all;
   const auto add = [&](const Program& program, const std::string& block) {
-    for (const Operation& op : program.operations) {
-      for (const Param& param : op.params) {
-        if (!param.tied || !part.embedding) all.push_back(spec_of(param, block, tp));
-      }
-    }
+    each_param(program, [&](const Operation&, const Param& param, std::int64_t expert) {
+      if (param.tied && part.embedding) return;
+      const std::int64_t number = expert < 0 ? -1 : program.first_expert + expert;
+      all.push_back(spec_of(param, block, tp, number));
+    });
   };
-  if (part.embedding) add(layer_program(in, ProgramPart::embedding), "");
-  const Program layer = layer_program(in, ProgramPart::layer);
-  for (std::int64_t i = part.first_layer; i < part.last_layer; ++i) add(layer, block_name(i) + ".");
-  if (part.head) add(layer_program(in, ProgramPart::head), "");
+  const Programs programs = all_programs(in);
+  if (part.embedding) add(programs.embedding, "");
+  for (std::int64_t i = part.first_layer; i < part.last_layer; ++i) {
+    add(programs.of_layer(shape, i), block_name(i) + ".");
+  }
+  if (part.head) add(programs.head, "");
   return all;
 }
 
@@ -63,8 +70,9 @@ std::vector<ParamSpec> adapter_params(const ModelShape& shape, const ModelPart& 
   return all;
 }
 
-std::vector<ParamSpec> trained_params(const ModelShape& shape, int tp, const ModelPart& part) {
-  return shape.lora.any() ? adapter_params(shape, part) : model_params(shape, tp, part);
+std::vector<ParamSpec> trained_params(const ModelShape& shape, int tp, const ModelPart& part,
+                                      const ExpertRank& experts) {
+  return shape.lora.any() ? adapter_params(shape, part) : model_params(shape, tp, part, experts);
 }
 
 std::vector<int> layers_of_stages(const ModelShape& shape, int stages, const std::string& split) {
@@ -78,8 +86,9 @@ std::vector<int> layers_of_stages(const ModelShape& shape, int stages, const std
     return counts;
   }
   if (split == "work") {
-    // All layers cost the same, so the number on the last stage determines the split.
-    const auto layer = static_cast<double>(shape.layer_params());
+    // All layers cost about the same, so the number on the last stage determines the split.
+    const auto layer = static_cast<double>(shape.expert_layers() > 0 ? shape.active_layer_params()
+                                                                     : shape.layer_params());
     const double head = static_cast<double>(shape.vocab) * static_cast<double>(shape.hidden);
     int best = 1;
     double least = std::numeric_limits<double>::infinity();

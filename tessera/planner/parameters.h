@@ -19,11 +19,20 @@ struct ModelPart {
   std::int64_t first_layer = 0, last_layer = 0;
   bool embedding = true, head = true;
 };
-std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const ModelPart& part);
+// Position of a rank among those that share the experts of a layer: [Note: expert ranks]. `rank`
+// -1: one with the most experts.
+struct ExpertRank {
+  int ranks = 1, rank = 0;
+};
+// A rank of ep has only the parameters of its own experts, "blocks.3.experts.7.fc.weight", which
+// have ParamSpec::of_expert set.
+std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const ModelPart& part,
+                                    const ExpertRank& experts = {});
 // Returns the parameters of the adapters in a part of the model, in the order of its blocks.
 std::vector<ParamSpec> adapter_params(const ModelShape& shape, const ModelPart& part);
 // Returns the parameters with gradients: those of the adapters if there are any, otherwise all.
-std::vector<ParamSpec> trained_params(const ModelShape& shape, int tp, const ModelPart& part);
+std::vector<ParamSpec> trained_params(const ModelShape& shape, int tp, const ModelPart& part,
+                                      const ExpertRank& experts = {});
 
 // Returns the number of layers of each pipeline stage for a --split: "even" (the first stages take
 // the remainder), "work" (minimizes the work of the busiest stage, including the head), or explicit

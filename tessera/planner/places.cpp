@@ -1,6 +1,7 @@
 #include "tessera/planner/places.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/svg.h"
@@ -78,8 +79,9 @@ std::vector<AxisSize> in_order(std::string_view order, const Axes& axes) {
     const std::size_t end = std::min(order.find(',', begin), order.size());
     const std::string_view name = order.substr(begin, end - begin);
     const Axis* const axis = find_axis(name);
-    if (axis == nullptr || std::any_of(all.begin(), all.end(),
-                                       [&](const AxisSize& each) { return each.axis == *axis; })) {
+    if (axis == nullptr || !multiplies_ranks(*axis) ||
+        std::any_of(all.begin(), all.end(),
+                    [&](const AxisSize& each) { return each.axis == *axis; })) {
       break;
     }
     all.push_back({*axis, axes.size(*axis)});
@@ -96,7 +98,8 @@ std::vector<AxisSize> in_order(std::string_view order, const Axes& axes) {
   // The ranks that share a sequence, and those of one replica, are close together.
   add_outside(Axis::tp, Axis::cp);
   add_outside(Axis::dp_shard, Axis::dp_replicate);
-  if (all.size() != kAxes || begin <= order.size()) {
+  const auto ordered = static_cast<std::size_t>(AxisSet::all().count());
+  if (all.size() != ordered || begin <= order.size()) {
     throw UsageError(str("got ", quote(order),
                          "; must list dp, tp and pp once each, innermost first, such as ",
                          kUsualOrder));
@@ -106,11 +109,43 @@ std::vector<AxisSize> in_order(std::string_view order, const Axes& axes) {
 
 std::vector<AxisSize> axis_order(const RunConfig& q) { return in_order(q.order, q.axes); }
 
-Places places_on(const Topology& topology, const std::vector<AxisSize>& order) {
+// Returns the order with each axis of kShardAxes divided into the ranks of a block of `ep`
+// neighbors, and the blocks. cp is the inner one: [Note: expert ranks]. Parts of blocks are listed
+// as ep, or as tp if they are the outer one; all other axes as pp.
+static std::vector<AxisSize> divided_by_experts(const std::vector<AxisSize>& order, int ep) {
+  PerAxis<int> inside{1};
+  int left = ep;
+  for (const Axis axis : {Axis::cp, Axis::dp_shard}) {
+    for (const AxisSize& each : order) {
+      if (each.axis == axis) inside[axis] = std::gcd(left, std::max(1, each.size));
+    }
+    left /= inside[axis];
+  }
+  std::vector<AxisSize> divided;
+  for (const AxisSize& each : order) {
+    if (!kShardAxes.contains(each.axis)) {
+      divided.push_back({Axis::pp, each.size});
+      continue;
+    }
+    const int part = inside[each.axis];
+    divided.push_back({each.axis == Axis::cp ? Axis::ep : Axis::tp, part});
+    divided.push_back({each.axis, std::max(1, each.size) / part});
+  }
+  return divided;
+}
+
+Places places_on(const Topology& topology, const std::vector<AxisSize>& order, int ep) {
   Places result;
   result.topology = topology;
   for (const Axis axis : kAllAxes) result.along[axis] = axis_place(topology, order, axis);
+  if (ep > 1) {
+    const std::vector<AxisSize> divided = divided_by_experts(order, ep);
+    result.along[Axis::ep] = group_place(topology, divided, {Axis::ep, Axis::tp});
+    result.along[Axis::ep].ranks = ep;
+    result.expert_shard = group_place(topology, divided, kShardAxes);
+  }
   result.shard = group_place(topology, order, kShardAxes);
+  if (ep == 1) result.expert_shard = result.shard;
   result.hop = neighbor_place(topology, order, Axis::pp);
   // The ends span the whole pipeline, but no more devices send at the same time than in a hop.
   result.tied = result.hop;
@@ -119,7 +154,7 @@ Places places_on(const Topology& topology, const std::vector<AxisSize>& order) {
 }
 
 Places places(const RunConfig& q) {
-  return places_on(q.hardware.topology(q.per_node), axis_order(q));
+  return places_on(q.hardware.topology(q.per_node), axis_order(q), q.ep());
 }
 
 std::vector<int> replica_counts(const RunConfig& q) {
@@ -165,6 +200,9 @@ std::string topology_text(const RunConfig& q) {
     title.resize(9, ' ');
     text +=
         str("  ", title, axis == Axis::pp ? hop_words(on) : place_words(on, on.along[axis]), "\n");
+  }
+  if (q.ep() > 1) {
+    text += str("  experts  ", place_words(on, on.expert_shard), ", with the same experts\n");
   }
   if (q.cp() > 1 && q.axes.size(Axis::dp_shard) > 1) {
     text += str("  state    ", place_words(on, on.shard), ", along cp and dp together\n");

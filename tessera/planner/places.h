@@ -13,19 +13,22 @@ namespace tessera::planner {
 struct Places {
   Topology topology;
   PerAxis<GroupPlace> along;
-  GroupPlace shard;  // kShardAxes, whose ranks share state
-  GroupPlace hop;    // two consecutive stages
-  GroupPlace tied;   // the first and the last stage, which share a tied embedding
+  GroupPlace shard;         // kShardAxes, whose ranks share state
+  GroupPlace expert_shard;  // those of them with the same experts
+  GroupPlace hop;           // two consecutive stages
+  GroupPlace tied;          // the first and the last stage, which share a tied embedding
 
   // Returns the seconds of one collective without other traffic.
   double seconds(Collective kind, double bytes, const GroupPlace& place) const {
     return collective_cost(topology, kind, bytes, place).seconds(topology);
   }
 };
-// Returns the placement on `topology`. `order`: the axes with their sizes, innermost first.
-Places places_on(const Topology& topology, const std::vector<AxisSize>& order);
+// Returns the placement on `topology`. `order`: the axes with their sizes, innermost first. `ep`:
+// expert-parallel ranks, which are neighbors among those of kShardAxes.
+Places places_on(const Topology& topology, const std::vector<AxisSize>& order, int ep = 1);
 // Parses an order such as "tp,dp,pp" and adds the sizes. Throws UsageError unless each axis is
-// listed exactly once. cp and dp_replicate may be omitted: they are just outside tp and dp.
+// listed exactly once, without ep. cp and dp_replicate may be omitted: they are just outside tp and
+// dp.
 std::vector<AxisSize> in_order(std::string_view order, const Axes& axes);
 // Returns the axes of a run, innermost first.
 std::vector<AxisSize> axis_order(const RunConfig& settled);

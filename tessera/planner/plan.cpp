@@ -32,12 +32,18 @@ double model_flops(const RunConfig& q) {
   if (q.state_only()) return 0;
   // The whole model on one rank, for one sequence.
   ProgramInput in = program_input(q);
-  in.batch = in.tp = in.sequence_ranks = in.cp = 1;
+  in.batch = in.tp = in.sequence_ranks = in.cp = in.ep = 1;
+  in.imbalance = 1;
+  in.model.experts.capacity = 0;
   in.tokens = in.seq;
   in.fused = false;
   const auto of = [&](ProgramPart part) { return program_flops(layer_program(in, part)); };
-  const double layers =
-      of(ProgramPart::first_layer) + real(q.model.layers - 1) * of(ProgramPart::layer);
+  const std::int64_t sparse = q.model.experts.any() ? q.model.expert_layers() : q.model.layers;
+  const std::int64_t dense = q.model.layers - sparse;
+  const bool first_is_dense = dense > 0;
+  double layers = of(ProgramPart::first_layer) +
+                  real(sparse - (first_is_dense ? 0 : 1)) * of(ProgramPart::layer);
+  if (first_is_dense) layers += real(dense - 1) * of(ProgramPart::dense_layer);
   return (layers + of(ProgramPart::head)) * real(q.global_batch);
 }
 

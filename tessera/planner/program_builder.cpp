@@ -42,8 +42,6 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
       h(real(m.hidden)),
       heads(real(m.heads) / in.tp),
       kv(std::max(1.0, real(m.kv_heads) / in.tp)),
-      ffn(real(m.ffn) / in.tp),
-      up((m.swiglu ? 2 : 1) * ffn),
       vocab(real((m.vocab + in.tp - 1) / in.tp)),
       context(heads * real(m.head_dim())),
       qkv_width((heads + 2 * kv) * real(m.head_dim())),
@@ -51,11 +49,13 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
       own(ledger_ ? std::floor(rows / in.sequence_ranks) : rows / in.sequence_ranks),
       whole(rows * h / in.sequence_ranks),
       accumulate_(e + in.accumulate_passes * in.grad),
-      wide(rows * real(m.ffn) / in.tp),
-      wide_columns(rows * real(m.ffn / in.tp)) {
+      own_experts_(experts_on_rank(m.experts.count, in.ep, in.ep_rank)),
+      routed_(routed_rows(in, rows, own_experts_.count())),
+      expert_(mlp_sizes(m.experts.width, routed_, m.swiglu, in.tp)) {
   program_.part = part;
   program_.tp = in.tp;
   program_.cp = in.cp;
+  program_.first_expert = own_experts_.first;
   program_.tensors.reserve(32);
   program_.operations.reserve(frozen_ ? 48 : 16);
   if (frozen_) adapters_ = adapters_of(m);
@@ -175,6 +175,11 @@ TensorId ProgramBuilder::linear(const Linear& spec, TensorId x, double outputs) 
     op.backward_weight.bytes = share(op) * accumulate_, op.backward_weight.launches = 1;
   }
   op.temporary = spec.temporary, op.frees = spec.frees, op.frees_kept = kUnlessAgain;
+  if (spec.of_experts) {
+    op.recomputed = true;
+    if (!in.fused) keep(op, x, kIfTrained);
+    return out;
+  }
   cut(op, spec.row, Sent::layers, x, out);
   const bool gathered = cuts_sequence_ && !spec.row;
   if (!in.fused) keep(op, x, kIfTrained | (gathered ? kSelective : 0));
@@ -404,7 +409,8 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
 }
 
 // GELU or ReLU of one matrix, or SwiGLU of two.
-TensorId ProgramBuilder::activation(TensorId before) {
+TensorId ProgramBuilder::activation(TensorId before, const MlpSizes& mlp) {
+  const double ffn = mlp.width, up = mlp.up, wide = mlp.wide, wide_columns = mlp.columns;
   const TensorId out = tensor(wide, e);
   Operation& op = add(OpKind::activation, "activation", {before}, {out});
   op.forward.bytes = rows * (up + ffn) * e, op.forward.launches = 1;
@@ -446,7 +452,7 @@ TensorId ProgramBuilder::activation(TensorId before) {
 // comes between: no sum over ranks and no norm.
 // Otherwise the norm before the MLP includes the first sum of a block, and a pass adds the second.
 TensorId ProgramBuilder::residual(TensorId x, TensorId branch, bool before_norm) {
-  if (adds_residual_) return branch;
+  if (adds_residual_ && (before_norm || !has_experts())) return branch;
   const TensorId sum = tensor(own * h, e);
   Operation& op = add(OpKind::residual, "residual", {x, branch}, {sum});
   if (in.fused) {

@@ -5,6 +5,7 @@
 
 #include "tessera/core/lora.h"
 #include "tessera/planner/layer_program.h"
+#include "tessera/planner/rank_load.h"
 
 namespace tessera::planner {
 
@@ -19,7 +20,20 @@ struct Linear {
   double in_on_rank, out_on_rank;
   Few<ParamSpec::Segment, 3> segments = {};
   double temporary = 0, frees = 0;  // As in Operation. `frees` applies without recomputation.
+  bool of_experts = false;          // Shared experts: sums and keeps its results with the experts'.
 };
+
+// Sizes of an MLP, or of the experts, on this rank: `width` hidden values of a row (`up`: before
+// the activation), and `wide` of all its rows. `columns`: those in whole columns, as the peaks of
+// backward count them.
+struct MlpSizes {
+  double width = 0, up = 0, wide = 0, columns = 0;
+};
+
+// Returns the sizes of an MLP of `width` hidden values for `rows` rows.
+MlpSizes mlp_sizes(std::int64_t width, double rows, bool gated, int tp);
+// Returns the rows that `own` experts of the busiest rank compute: [Note: operations of experts].
+double routed_rows(const ProgramInput& in, double rows, std::int64_t own);
 
 class ProgramBuilder {
  public:
@@ -56,7 +70,9 @@ class ProgramBuilder {
   }
   double share(const Operation& op) const {
     double elements = 0;
-    for (const Param& param : op.params) elements += param.share_on_rank(in.tp);
+    for (const Param& param : op.params) {
+      elements += param.share_on_rank(in.tp) * real(param.count());
+    }
     return elements;
   }
 
@@ -71,7 +87,19 @@ class ProgramBuilder {
   void ring(Operation& op, TensorId heads, double flops);
   bool rings() const { return in.cp > 1 && in.cp_kind == ContextKind::ring; }
   bool exchanges() const { return in.cp > 1 && in.cp_kind == ContextKind::ulysses; }
-  TensorId activation(TensorId up);
+  TensorId mlp(const char* fc, const char* fc_bias, const char* proj2, const char* proj2_bias,
+               std::int64_t width, TensorId z, bool of_experts = false);
+  TensorId activation(TensorId up, const MlpSizes& sizes);
+  TensorId experts(TensorId z);
+  TensorId route(TensorId z);
+  TensorId dispatch(TensorId z);
+  TensorId grouped(const char* name, std::int64_t in_width, std::int64_t out_width, bool row,
+                   TensorId x);
+  TensorId weighted_activation(TensorId up);
+  TensorId combine(TensorId results, TensorId shared);
+  TensorId shared_experts(TensorId z);
+  void exchange_rows(Operation& op, Sent sent, TensorId of) const;
+  bool has_experts() const;
   TensorId residual(TensorId x, TensorId branch, bool before_norm);
   void adapters(const Linear& spec, TensorId x, TensorId out);
   void fused_head(TensorId y);
@@ -88,12 +116,13 @@ class ProgramBuilder {
   // Sizes on this rank. `tokens`: of a sequence. `own`: rows of its shard of them. `whole`:
   // elements of that shard. `exchanged_width`: queries, keys and values of a token that ulysses
   // exchanges.
-  const double tokens, rows, h, heads, kv, ffn, up, vocab;
+  const double tokens, rows, h, heads, kv, vocab;
   const double context, qkv_width, exchanged_width, own, whole;
   const double accumulate_;  // Bytes moved to accumulate one element of a gradient.
-  // Elements between the matrices of the MLP on this rank: exact, and in whole columns as the peaks
-  // of backward count them.
-  const double wide, wide_columns;
+  const ExpertRange own_experts_;
+  // Rows that the experts of this rank compute, and hidden sizes.
+  const double routed_;
+  const MlpSizes expert_;
   std::vector<Adapter> adapters_;
   double shared_adapters_ = 0;  // Elements replicated on some but not all ranks.
   Program program_;

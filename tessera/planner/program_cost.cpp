@@ -14,7 +14,7 @@ namespace {
 
 // Only layers are recomputed, never the embedding or the head.
 bool is_layer(const Program& program) {
-  return program.part == ProgramPart::layer || program.part == ProgramPart::first_layer;
+  return program.part != ProgramPart::embedding && program.part != ProgramPart::head;
 }
 
 bool happens(const Program& program, const Operation& op, const Communication& send) {
@@ -50,7 +50,8 @@ Number sum_kept(const Program& program, Recompute recompute, Member member) {
 Work work_of(const Hardware& hardware, int element, const Kernels& kernels) {
   Work work;
   for (const Product& p : kernels.products) {
-    const Work once{product_time(hardware, element, p.m, p.n, p.k, p.batch), 1,
+    const int bytes = p.element > 0 ? p.element : element;
+    const Work once{product_time(hardware, bytes, p.m, p.n, p.k, p.batch), 1,
                     2 * p.m * p.n * p.k * p.batch};
     work += once * p.times;
   }
@@ -95,20 +96,38 @@ Work exposed_context(const RunConfig& q, const Program& program, const Operation
   return exposed += transfer * transfers;
 }
 
+// Returns the seconds of an operation's all-to-alls over expert-parallel ranks. The busiest rank
+// receives `imbalance` times the mean, and the others wait for it.
+Work exchange_of_experts(const RunConfig& q, const Program& program, const Operation& op,
+                         bool backward) {
+  Work work;
+  for (const Communication& send : op.sends) {
+    if (send.axis != Axis::ep || send.backward != backward || !happens(program, op, send)) continue;
+    const double bytes = send.elements * send.element * q.expert_load();
+    work += collective_along(q, Axis::ep, send.kind, bytes) * send.calls;
+  }
+  return work;
+}
+
 // Calls f(program, times) for each program of a share of the model.
 template <typename Each>
 void each_program(const Programs& programs, StageLayers share, const Each& f) {
+  std::int64_t dense = programs.dense_layer.operations.empty() ? 0 : share.dense;
   if (!programs.first_layer.operations.empty() && share.embedding && share.layers > 0) {
     f(programs.first_layer, 1);
     --share.layers;
+    if (dense > 0) --dense;
   }
-  if (share.layers > 0) f(programs.layer, share.layers);
+  if (dense > 0) f(programs.dense_layer, dense);
+  if (share.layers > dense) f(programs.layer, share.layers - dense);
   if (share.embedding) f(programs.embedding, 1);
   if (share.head) f(programs.head, 1);
 }
 
 StageLayers share_of(const ProgramInput& in) {
-  return {in.layers < 0 ? in.model.layers : in.layers, in.embedding, in.head};
+  const std::int64_t dense = in.model.experts.dense_layers;
+  return {in.layers < 0 ? in.model.layers : in.layers, in.embedding, in.head,
+          in.dense < 0 ? dense : in.dense};
 }
 
 // Rows and columns of a tile, and its efficiency relative to the largest tile.
@@ -174,6 +193,8 @@ ProgramInput program_input(const RunConfig& q) {
   in.grad = q.layout.grad;
   in.accumulate_passes = q.hardware.accumulate_passes;
   in.logit_bytes = q.hardware.logit_bytes;
+  in.ep = q.ep();
+  in.imbalance = q.expert_imbalance;
   return in;
 }
 
@@ -248,7 +269,10 @@ OperationTraffic tensor_parallel_traffic(const ProgramInput& in) {
 
 OperationTraffic operation_traffic(const ProgramInput& in, Axis axis) {
   OperationTraffic sent;
-  const int ranks = axis == Axis::tp ? in.tp : axis == Axis::cp ? in.cp : 1;
+  const int ranks = axis == Axis::tp   ? in.tp
+                    : axis == Axis::cp ? in.cp
+                    : axis == Axis::ep ? in.ep
+                                       : 1;
   if (ranks == 1) return sent;
   each_program(all_programs(in), share_of(in), [&](const Program& program, std::int64_t times) {
     const bool again = in.recompute == Recompute::full && is_layer(program);
@@ -282,6 +306,10 @@ PartWork part_work(const RunConfig& q, const Program& program) {
       work.backward_context +=
           exposed_context(q, program, op, true, work_of(q.hardware, element, op.backward_input));
     }
+    if (q.ep() > 1 && !op.sends.empty()) {
+      work.forward_experts += exchange_of_experts(q, program, op, false);
+      work.backward_experts += exchange_of_experts(q, program, op, true);
+    }
     if (op.recomputed && is_layer(program) && q.recompute == Recompute::selective) {
       work.recompute += forward;
     }
@@ -304,6 +332,7 @@ PartWork part_work(const RunConfig& q, const Program& program) {
     work.recompute = work.forward;
     work.recompute_reduces = work.forward_reduces;
     work.recompute_context = work.forward_context;
+    work.recompute_experts = work.forward_experts;
   }
   return work;
 }

@@ -92,7 +92,8 @@ struct OperationTraffic {
 // and repeats none. If only adapters are trained, norms and shared weights have no gradients, and
 // no gradient reaches the embedding.
 OperationTraffic tensor_parallel_traffic(const ProgramInput& input);
-// As above, along any axis. Context parallelism: [Note: ring and ulysses].
+// As above, along any axis. Context parallelism: [Note: ring and ulysses]. Expert parallelism:
+// [Note: operations of experts], for even routing.
 OperationTraffic operation_traffic(const ProgramInput& input, Axis axis);
 
 // Work of one micro-batch on one tensor-parallel rank in a part of the model. The `*_reduces`
@@ -106,6 +107,8 @@ struct PartWork {
   Work backward_weight;
   double forward_reduces = 0, recompute_reduces = 0, backward_reduces = 0;
   Work forward_context, recompute_context, backward_context;
+  // All-to-alls along ep. Nothing hides them: experts need the rows, and layers the results.
+  Work forward_experts, recompute_experts, backward_experts;
 };
 // [Note: hidden messages] In a ring of n ranks, a block of keys and values travels while attention
 // works on the block before it. All n blocks take 1/n of the time of attention, so each of the

@@ -15,24 +15,47 @@ inline double real(std::int64_t value) { return static_cast<double>(value); }
 // Return numbers of parameters on a rank. Matrices, their biases and the vocabulary are sharded by
 // tp. Norms, positions and the biases added after a row-parallel product are on every rank. KV
 // heads are replicated if there are fewer of them than ranks.
-double layer_params_on_rank(const RunConfig& settled);
+double layer_params_on_rank(const RunConfig& settled);  // of a layer without experts
+// Of a layer with experts, except those of the experts; and those of the experts of a rank with the
+// most.
+double router_layer_params_on_rank(const RunConfig& settled);
+double layer_experts_on_rank(const RunConfig& settled);
 double vocab_params_on_rank(const RunConfig& settled);      // one token table
 double embedding_params_on_rank(const RunConfig& settled);  // tokens and positions
 // Includes the final norm. A tied head on another rank than the embedding has its own table.
 double head_params_on_rank(const RunConfig& settled, bool beside_embedding);
 double params_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+// Returns those of them that belong to experts, whose state is sharded over
+// RunConfig::expert_shards() ranks.
+double experts_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
 
 // Returns the parameters with a gradient: all, or only the adapters if there are any.
 double trained_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
 // Returns the gathered parameters: the trained ones after their update, or all at stage 3.
 double gathered_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+// Return those of them that belong to experts.
+double trained_experts_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+double gathered_experts_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
 
-// Returns the data-parallel traffic of a rank that gathers `gathered` parameters and trains
-// `trained`.
-TrafficInput traffic_input(const RunConfig& settled, double gathered, double trained);
+// Parameters that a rank gathers and trains: those outside experts, and those of experts.
+struct SentParams {
+  double gathered = 0, trained = 0;
+  double gathered_experts = 0, trained_experts = 0;
+};
+SentParams sent_params(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+// Returns the largest of each over the pipeline ranks.
+SentParams most_sent_params(const RunConfig& settled);
+// Returns the data-parallel traffic of a rank. Experts are gathered and reduced over the ranks with
+// the same experts.
+DataParallelTraffic sent_along_dp(const RunConfig& settled, const SentParams& params,
+                                  ReducePolicy policy);
 
 // Returns the bytes of a gradient bucket on a rank that trains `params` parameters.
 double bucket_bytes(const RunConfig& settled, double params);
+
+// Returns the mean number of tokens of a micro-batch that one expert receives, from all ranks of
+// ep.
+double tokens_per_expert(const RunConfig& settled);
 
 // Returns the bytes of an activation value.
 int element_bytes(const RunConfig& settled);

@@ -31,6 +31,13 @@ std::vector<ModelPart> parts_on_rank(const RunConfig& q, const Coordinate& at) {
   return parts;
 }
 
+ExpertRank expert_rank(const RunConfig& q, const Coordinate& at) { return {q.ep(), at[Axis::ep]}; }
+
+StageLayers layers_of_part(const ModelShape& model, const ModelPart& part) {
+  return stage_layers(model, part.first_layer, part.last_layer - part.first_layer, part.embedding,
+                      part.head);
+}
+
 std::vector<std::int64_t> shape_on_rank(const RunConfig& q, const ParamSpec& spec) {
   std::vector<std::int64_t> shape = spec.shape;
   for (const ParamSpec::Cut& cut : spec.cuts) {
@@ -58,25 +65,29 @@ RunPlan plan_run(const RunConfig& q, const Coordinate& at) {
   static_cast<RunMemory&>(plan) = run_memory(q, at);
   const Sharding sharded = sharding_of_stage(q.zero);
   const bool adapted = q.model.lora.any();
-  std::int64_t part = 0;     // sharded elements of all chunks of a rank
-  std::int64_t trained = 0;  // those that are not frozen
+  // Sharded elements of all chunks of a rank outside experts and in experts, and those of adapters.
+  std::int64_t part = 0, of_experts = 0, of_adapters = 0;
   for (const ModelPart& each : parts_on_rank(q, at)) {
-    for (const ParamSpec& spec : model_params(q.model, q.tp(), each)) {
+    for (const ParamSpec& spec : model_params(q.model, q.tp(), each, expert_rank(q, at))) {
       const std::int64_t own = elements_on_rank(q, spec);
-      part += shard_size(own, q.shards());
+      (spec.of_expert ? of_experts : part) +=
+          shard_size(own, spec.of_expert ? q.expert_shards() : q.shards());
       const bool tied = q.pipelined() && q.model.tied && spec.name == "tok.weight" && !adapted;
       if (!tied) continue;
       plan.sent[Axis::pp] +=
           tied_elements(own, q.shards(), q.axes.shard_index(at), sharded.optimizer) * q.layout.grad;
     }
     for (const ParamSpec& spec : adapter_params(q.model, each)) {
-      trained += shard_size(elements_on_rank(q, spec), q.shards());
+      of_adapters += shard_size(elements_on_rank(q, spec), q.shards());
     }
+    const StageLayers layers = layers_of_part(q.model, each);
     ProgramInput in = memory_input(q);
-    in.layers = each.last_layer - each.first_layer;
+    in.layers = layers.layers;
     in.embedding = each.embedding;
     in.head = each.head;
-    for (const Axis axis : {Axis::tp, Axis::cp}) {
+    in.dense = layers.dense;
+    in.ep_rank = at[Axis::ep];
+    for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
       plan.sent[axis] += std::llround(operation_traffic(in, axis).total()) * q.micros();
     }
   }
@@ -87,13 +98,15 @@ RunPlan plan_run(const RunConfig& q, const Coordinate& at) {
     plan.sent[Axis::pp] += std::llround(pipeline_bytes(schedule_of(q), at.pp(), boundary));
   }
 
-  if (!adapted) trained = part;
   // Frozen parameters are gathered only if they are sharded, since they are never updated.
-  const std::int64_t gathered = !adapted ? part : trained + (sharded.params ? part : 0);
-  const TrafficInput traffic =
-      traffic_input(q, real(gathered * q.shards()), real(trained * q.shards()));
+  SentParams sent_elements;
+  const bool gathers = !adapted || sharded.params;
+  sent_elements.trained = real((adapted ? of_adapters : part) * q.shards());
+  sent_elements.gathered = real(((gathers ? part : 0) + of_adapters) * q.shards());
+  sent_elements.trained_experts = real((adapted ? 0 : of_experts) * q.expert_shards());
+  sent_elements.gathered_experts = real((gathers ? of_experts : 0) * q.expert_shards());
   // Padded bytes are divisible by the ranks, so rounding only removes floating-point errors.
-  const DataParallelTraffic sent = data_parallel_traffic(traffic);
+  const DataParallelTraffic sent = sent_along_dp(q, sent_elements, q.policy());
   plan.sent[Axis::dp_shard] = std::llround(sent.along_shards());
   plan.sent[Axis::dp_replicate] = replica_traffic(q, at);
   if (needs_whole_matrices(q)) plan.sent[Axis::dp_shard] += matrix_traffic(q, at);

@@ -37,7 +37,8 @@ struct RunMemory {
 };
 // Returns the memory of a rank of a Tessera run.
 RunMemory run_memory(const RunConfig& run, const Coordinate& at = {});
-// As above, with precomputed programs, which do not depend on the pipeline or on ZeRO.
+// As above, with precomputed programs, which do not depend on the pipeline or on ZeRO. Their
+// experts count, not those of `at`.
 struct Programs;
 RunMemory run_memory(const RunConfig& run, const Coordinate& at, const Programs& programs);
 
@@ -54,6 +55,10 @@ RunPlan plan_run(const RunConfig& run, const Coordinate& at = {});
 schedule::Schedule schedule_of(const RunConfig& run);
 // Consecutive layers of each chunk on a pipeline rank; one chunk without a pipeline.
 std::vector<ModelPart> parts_on_rank(const RunConfig& run, const Coordinate& at);
+// Returns the position of a rank among those that share experts.
+ExpertRank expert_rank(const RunConfig& run, const Coordinate& at);
+// Returns the layers of a part of the model.
+StageLayers layers_of_part(const ModelShape& model, const ModelPart& part);
 // Shape of a rank's tensor of a parameter. Sizes that an axis does not divide are rounded up.
 std::vector<std::int64_t> shape_on_rank(const RunConfig& run, const ParamSpec& spec);
 // Number of elements of that shape.

@@ -87,7 +87,8 @@ void resolve_model(RunConfig& q) {
 std::string words_without_dp(const Axes& axes) {
   std::vector<std::string> sizes;
   for (const Axis axis : kTableAxes) {
-    if (kDataAxes.contains(axis) || (axis == Axis::cp && axes.size(axis) == 1)) continue;
+    if (kDataAxes.contains(axis) || !multiplies_ranks(axis)) continue;
+    if (axis == Axis::cp && axes.size(axis) == 1) continue;
     sizes.push_back(str(axis_name(axis), " ", axes.given(axis)));
   }
   return join(sizes, " · ");
@@ -261,16 +262,109 @@ void check_countable(const RunConfig& q) {
   in_range("pp", q.pp(), 1, 4096);
   const auto real = [](std::int64_t value) { return static_cast<double>(value); };
   const ModelShape& m = q.model;
-  const double widest = 16 * real(m.hidden) + 4 * real(m.ffn) + real(m.vocab);
+  const Experts& experts = m.experts;
+  const double routed = real(experts.per_token) * (4 * real(experts.width) + 4 * real(m.hidden)) +
+                        4 * real(experts.shared_width) + 4 * real(experts.count);
+  const double widest =
+      16 * real(m.hidden) + 4 * real(m.ffn) + real(m.vocab) + routed * q.expert_imbalance;
   const double activations = real(q.micro_batch) * real(q.rank_tokens()) * widest *
                              real(m.layers + 2) * real(q.micros()) * q.chunks * 8;
-  const double padding = 16.0 * q.shards() * 16 * real(m.layers + 2);
+  const double padding = 16.0 * q.shards() * (16 + 4 * real(experts.count)) * real(m.layers + 2);
   const double state = (real(m.params()) + padding) * (q.layout.total() + 8) * 4;
   if (activations > 4e18 || state > 4e18) {
     throw UsageError(
         Flag("software"),
         str("got tessera for ", activations > 4e18 ? "activations" : "a model",
             " beyond what it counts (4e18 bytes); use a smaller one, or --software megatron"));
+  }
+}
+
+constexpr std::int64_t kUsualPerToken = 2;
+constexpr double kUsualBalanceLoss = 0.01;
+
+// Returns true if a setting of experts that changes the parameters or their use is given.
+bool resizes_experts(const RunConfig& s) {
+  return std::max({s.experts, s.experts_per_token, s.expert_ffn, s.shared_expert_ffn}) > 0 ||
+         s.dense_layers >= 0 || s.router_scores.has_value();
+}
+
+// Returns the flag of the first given setting of experts except their number; "" for none.
+std::string_view given_for_experts(const RunConfig& s) {
+  const std::pair<std::string_view, bool> given[] = {
+      {"experts-per-token", s.experts_per_token > 0},
+      {"expert-ffn", s.expert_ffn > 0},
+      {"shared-expert-ffn", s.shared_expert_ffn > 0},
+      {"dense-layers", s.dense_layers >= 0},
+      {"router-scores", s.router_scores.has_value()},
+      {"balance-loss", s.balance_loss != kAutomatic},
+      {"z-loss", s.z_loss != kAutomatic},
+      {"balance-bias-rate", s.balance_bias_rate != kAutomatic},
+      {"router-jitter", s.router_jitter != kAutomatic},
+      {"expert-capacity", s.expert_capacity != kAutomatic}};
+  for (const auto& [flag, is_given] : given) {
+    if (is_given) return flag;
+  }
+  return "";
+}
+
+void apply_experts(ModelShape& m, const RunConfig& s) {
+  Experts& experts = m.experts;
+  if (!experts.any() && s.experts == 0) {
+    const std::string_view flag = given_for_experts(s);
+    if (flag.empty()) return;
+    throw UsageError(Flag(flag), str("needs a model with experts. Give --experts, or a --model "
+                                     "that has them, such as mixtral-8x7b"));
+  }
+  if (!experts.any()) {
+    experts.per_token = std::min(kUsualPerToken, s.experts);
+    experts.width = m.ffn;
+    experts.balance_loss = kUsualBalanceLoss;
+    m.family = Family::none;  // the family of the model without experts has no names for them
+  }
+  if (s.experts > 0) experts.count = s.experts;
+  if (s.experts_per_token > 0) experts.per_token = s.experts_per_token;
+  if (s.expert_ffn > 0) experts.width = s.expert_ffn;
+  if (s.shared_expert_ffn > 0) experts.shared_width = s.shared_expert_ffn;
+  if (s.dense_layers >= 0) experts.dense_layers = s.dense_layers;
+  if (s.dense_layers < 0) experts.dense_layers = std::min(experts.dense_layers, m.layers);
+  if (s.router_scores) experts.scores = *s.router_scores;
+  const auto set = [](double& value, double given) {
+    if (given != kAutomatic) value = given;
+  };
+  set(experts.balance_loss, s.balance_loss);
+  set(experts.z_loss, s.z_loss);
+  set(experts.bias_rate, s.balance_bias_rate);
+  if (experts.bias_rate > 0) experts.selection_bias = true;
+  set(experts.jitter, s.router_jitter);
+  set(experts.capacity, s.expert_capacity);
+}
+
+// Checks --ep and --expert-imbalance against the model and the ranks.
+void resolve_experts(const RunConfig& q) {
+  const std::int64_t count = q.model.experts.count;
+  if (!(q.expert_imbalance >= 1)) {
+    throw UsageError(Flag("expert-imbalance"),
+                     str("got ", q.expert_imbalance, "; must be at least 1, for equal loads"));
+  }
+  if (count == 0 && q.ep() > 1) {
+    throw UsageError(Flag("ep"),
+                     str("got ", q.ep(), ", but ",
+                         q.state_only() ? "--params has no experts" : "the model has no experts",
+                         ". Omit --ep, or give --experts"));
+  }
+  if (count == 0 && q.expert_imbalance > 1) {
+    throw UsageError(Flag("expert-imbalance"),
+                     str("got ", q.expert_imbalance, ", but the model has no experts; omit it"));
+  }
+  if (q.ep() > std::max<std::int64_t>(1, count)) {
+    throw UsageError(Flag("ep"), str("got ", q.ep(), ", but each layer has ", count,
+                                     " experts; must be at most their number"));
+  }
+  q.axes.check_experts();
+  if (q.expert_imbalance > q.ep()) {
+    throw UsageError(Flag("expert-imbalance"),
+                     str("got ", q.expert_imbalance, " for ep ", q.ep(),
+                         "; must be at most ep, where one rank's experts receive every token"));
   }
 }
 
@@ -317,16 +411,27 @@ double default_lr(std::int64_t params) {
   return 3e-3 * std::cbrt(kSmallest / std::max(kSmallest, static_cast<double>(params)));
 }
 
+bool has_sizes(const RunConfig& s) {
+  const std::int64_t largest =
+      std::max({s.layers, s.hidden, s.heads, s.kv_heads, s.ffn, s.vocab, s.positions, s.experts});
+  return largest > 0 || !given_for_experts(s).empty();
+}
+
 void apply_sizes(ModelShape& m, const RunConfig& s) {
   const bool grouped = m.kv_heads != m.heads;
   const std::int64_t hidden = m.hidden, heads = m.heads;
   const auto real = [](std::int64_t value) { return static_cast<double>(value); };
   if (s.layers > 0) m.layers = s.layers, m.window_from = std::min(m.window_from, s.layers);
   if (s.hidden > 0) {
-    m.ffn =
-        hidden > 0 && m.swiglu
-            ? static_cast<std::int64_t>(std::min(1e18, real(m.ffn) * real(s.hidden) / real(hidden)))
-            : 4 * std::min<std::int64_t>(s.hidden, 1'000'000'000);
+    const auto scaled = [&](std::int64_t width) {
+      return static_cast<std::int64_t>(std::min(1e18, real(width) * real(s.hidden) / real(hidden)));
+    };
+    m.ffn = hidden > 0 && m.swiglu ? scaled(m.ffn)
+                                   : 4 * std::min<std::int64_t>(s.hidden, 1'000'000'000);
+    if (hidden > 0 && m.experts.any()) {
+      m.experts.width = scaled(m.experts.width);
+      m.experts.shared_width = scaled(m.experts.shared_width);
+    }
     m.hidden = s.hidden;
   }
   if (s.hidden > 0 || s.heads > 0) m.head_width = 0;
@@ -342,8 +447,9 @@ void apply_sizes(ModelShape& m, const RunConfig& s) {
   if (s.kv_heads > 0) m.kv_heads = s.kv_heads;
   if (s.ffn > 0) m.ffn = s.ffn;
   if (s.vocab > 0) m.vocab = s.vocab;
+  apply_experts(m, s);
   const bool changed = std::max({s.layers, s.hidden, s.heads, s.kv_heads, s.ffn, s.vocab}) > 0;
-  if (changed) m.name.clear();
+  if (changed || resizes_experts(s)) m.name.clear();
 }
 
 void check_compression(const RunConfig& q) {
@@ -419,6 +525,7 @@ void settle(RunConfig& q) {
   resolve_order(q);
   resolve_software(q);
   resolve_model(q);
+  resolve_experts(q);
   sharding_of_stage(q.zero);
   in_range("bucket-size", q.bucket_bytes, 0, 1'000'000'000'000'000);
   resolve_batch(q);
@@ -436,14 +543,24 @@ int stage_of(const RunConfig& q, int rank, int chunk) {
 std::vector<std::vector<StageLayers>> stage_shares(const RunConfig& q) {
   const std::vector<int> layers = layers_of_stages(q.model, q.pp() * q.chunks, q.split);
   std::vector<std::vector<StageLayers>> shares(static_cast<std::size_t>(q.pp()));
+  std::vector<std::int64_t> first = {0};  // layer of each stage
+  for (const int count : layers) first.push_back(first.back() + count);
   for (int r = 0; r < q.pp(); ++r) {
     for (int c = 0; c < q.chunks; ++c) {
       const auto stage = static_cast<std::size_t>(stage_of(q, r, c));
-      shares[static_cast<std::size_t>(r)].push_back(
-          {layers[stage], stage == 0, stage + 1 == layers.size()});
+      shares[static_cast<std::size_t>(r)].push_back(stage_layers(
+          q.model, first[stage], layers[stage], stage == 0, stage + 1 == layers.size()));
     }
   }
   return shares;
+}
+
+StageLayers stage_layers(const ModelShape& model, std::int64_t first, std::int64_t layers,
+                         bool embedding, bool head) {
+  StageLayers stage{layers, embedding, head};
+  if (!model.experts.any()) return stage;
+  stage.dense = std::clamp<std::int64_t>(model.experts.dense_layers - first, 0, layers);
+  return stage;
 }
 
 }  // namespace tessera::planner

@@ -38,6 +38,12 @@ struct EnumNames<Software> {
   static constexpr std::array<std::string_view, 3> kNames{"megatron", "pytorch", "tessera"};
 };
 
+// Names on the command line.
+template <>
+struct EnumNames<RouterScores> {
+  static constexpr std::array<std::string_view, 2> kNames{"softmax", "sigmoid"};
+};
+
 // Gathering of parameters at stage 3 of Tessera: `alias` if the ranks share memory.
 enum class Gather : std::uint8_t { alias, copy };
 // Names on the command line.
@@ -77,6 +83,14 @@ struct RunConfig {
   std::string model_name = "gpt-tiny";
   // Replace those of the named model.
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, ffn = 0, vocab = 0, positions = 0;
+  // [Note: experts] in core/model_shape.h. 0, -1, nullopt or kAutomatic: as the model has.
+  std::int64_t experts = 0, experts_per_token = 0, expert_ffn = 0, shared_expert_ffn = 0;
+  std::int64_t dense_layers = -1;
+  std::optional<RouterScores> router_scores;
+  double balance_loss = kAutomatic, z_loss = kAutomatic, balance_bias_rate = kAutomatic;
+  double router_jitter = kAutomatic, expert_capacity = kAutomatic;
+  // Tokens that the busiest rank's experts receive, as a multiple of the mean over the ranks.
+  double expert_imbalance = 1;
   std::string init_from;
   // Number of parameters of a model of which nothing else is known: only its state can be planned.
   std::int64_t params = 0;
@@ -218,6 +232,14 @@ struct RunConfig {
   int sequence_ranks() const { return sequence_parallel ? axes.tp() : 1; }
   int cp() const { return axes.size(Axis::cp); }
   int ep() const { return axes.size(Axis::ep); }
+  // Number of ranks that shard the state of one expert, and of those that train it.
+  int expert_shards() const { return shards() / ep(); }
+  // Rows that the experts of the busiest rank accept, relative to the mean without a capacity.
+  double expert_load() const {
+    const double capacity = model.experts.capacity;
+    return capacity > 0 && capacity < expert_imbalance ? capacity : expert_imbalance;
+  }
+  int expert_copies() const { return copies() / ep(); }
   // Number of tokens of a sequence that a rank computes: all without context parallelism, otherwise
   // its part of the padded sequence.
   std::int64_t rank_tokens() const {
@@ -265,7 +287,10 @@ inline constexpr std::int64_t kRunRanks = 2;
 void check_compression(const RunConfig& config);
 // Fills in the model and the hardware by their names. Throws UsageError if the catalog lacks one.
 RunConfig look_up(RunConfig config, const Catalog& catalog);
-// Applies the given sizes to a model; sizes that follow from others follow again.
+// Returns true if a size of the model, or a setting of its experts, is given.
+bool has_sizes(const RunConfig& config);
+// Applies the given sizes to a model; sizes that follow from others follow again. Throws UsageError
+// if a setting of experts is given and the model has none.
 void apply_sizes(ModelShape& model, const RunConfig& config);
 
 // Returns the requested software, or that of the hardware.
@@ -294,7 +319,11 @@ struct StageLayers {
   std::int64_t layers = 0;
   bool embedding = false;
   bool head = false;
+  std::int64_t dense = 0;  // number of the first of them without experts, if the model has experts
 };
+// Returns the layers of a stage that begins with layer `first` of the model.
+StageLayers stage_layers(const ModelShape& model, std::int64_t first, std::int64_t layers,
+                         bool embedding, bool head);
 // Returns the stage of the model (0 is first) that the schedule assigns to a chunk of a rank.
 int stage_of(const RunConfig& resolved, int rank, int chunk);
 // Returns the layers of every chunk: [rank][chunk].

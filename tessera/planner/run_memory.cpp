@@ -21,42 +21,38 @@ constexpr std::int64_t kMaxActions = 1 << 20;
 
 // Parameter in the engine's layout, in elements.
 struct Placed {
-  std::int64_t padded = 0;  // total over all ranks
+  std::int64_t padded = 0;  // total over all ranks that shard it
   int model_chunk = 0;      // index of its model chunk
-  bool block = false;
-  bool down = false;  // second matrix of an MLP, whose gradient is the first of its block
+  std::int64_t layer = -1;  // -1: outside blocks
+  int shards = 1;           // ranks that shard it: fewer for experts
+  bool down = false;        // second matrix of an MLP, whose gradient is the first of its block
   bool frozen = false;
 };
 
-// Elements on this rank of each parameter of a part of the model: those outside blocks, and those
-// of one block. All blocks are equal.
-struct PartParams {
-  struct Param {
-    std::int64_t elements = 0;
-    bool down = false;
-    bool frozen = false;
-  };
-  std::vector<Param> outside, block;
-  std::int64_t layers = 0;
+// Element counts on this rank of the parameters of a program, in the order of declaration.
+struct SizedParam {
+  std::int64_t elements = 0;
+  bool down = false;
+  bool frozen = false;
+  bool of_expert = false;
 };
-PartParams params_of(const RunConfig& q, const Programs& programs, const ModelPart& part) {
-  PartParams params;
-  params.layers = part.last_layer - part.first_layer;
+std::vector<SizedParam> sized_params(const RunConfig& q, const Program& program, bool adapters,
+                                     const ModelPart& part) {
+  std::vector<SizedParam> all;
   const bool frozen = q.model.lora.any();
-  const auto add = [&](const Program& program, bool adapters, std::vector<PartParams::Param>& to) {
-    for (const Operation& op : program.operations) {
-      for (const Param& param : op.params) {
-        if ((op.adapter >= 0) != adapters || (param.tied && part.embedding)) continue;
-        to.push_back({param.elements_on_rank(program.tp),
-                      std::string_view(param.name) == "proj2.weight", frozen && !adapters});
-      }
-    }
-  };
-  if (part.embedding) add(programs.embedding, false, params.outside);
-  if (params.layers > 0) add(programs.layer, false, params.block);
-  if (params.layers > 0 && frozen) add(programs.layer, true, params.block);
-  if (part.head) add(programs.head, false, params.outside);
-  return params;
+  each_param(program, [&](const Operation& op, const Param& param, std::int64_t expert) {
+    if ((op.adapter >= 0) != adapters || (param.tied && part.embedding)) return;
+    all.push_back({param.elements_on_rank(program.tp),
+                   std::string_view(param.name).ends_with("proj2.weight"), frozen && !adapters,
+                   expert >= 0});
+  });
+  // Of several second matrices, the gradient of the last is the first.
+  bool found = false;
+  for (std::size_t i = all.size(); i-- > 0;) {
+    all[i].down = all[i].down && !found;
+    found = found || all[i].down;
+  }
+  return all;
 }
 
 // [Note: placement] Parameters in the engine's order: for each chunk, first those outside blocks,
@@ -66,14 +62,28 @@ std::vector<Placed> placed_params(const RunConfig& q, const Coordinate& at,
   std::vector<Placed> all;
   int model_chunk = 0;
   for (const ModelPart& part : parts_on_rank(q, at)) {
-    const PartParams params = params_of(q, programs, part);
-    const auto place = [&](const PartParams::Param& param, bool block) {
-      all.push_back({shard_size(param.elements, q.shards()) * q.shards(), model_chunk, block,
-                     param.down, param.frozen});
+    const auto place = [&](const std::vector<SizedParam>& params, std::int64_t layer) {
+      for (const SizedParam& param : params) {
+        const int shards = param.of_expert ? q.expert_shards() : q.shards();
+        all.push_back({shard_size(param.elements, shards) * shards, model_chunk, layer, shards,
+                       param.down, param.frozen});
+      }
     };
-    for (const PartParams::Param& param : params.outside) place(param, false);
-    for (std::int64_t layer = 0; layer < params.layers; ++layer) {
-      for (const PartParams::Param& param : params.block) place(param, true);
+    if (part.embedding) place(sized_params(q, programs.embedding, false, part), -1);
+    if (part.head) place(sized_params(q, programs.head, false, part), -1);
+    const Program* last = nullptr;
+    std::vector<SizedParam> block;
+    for (std::int64_t layer = part.first_layer; layer < part.last_layer; ++layer) {
+      const Program& program = programs.of_layer(q.model, layer);
+      if (&program != last) {
+        block = sized_params(q, program, false, part);
+        if (q.model.lora.any()) {
+          const std::vector<SizedParam> adapters = sized_params(q, program, true, part);
+          block.insert(block.end(), adapters.begin(), adapters.end());
+        }
+        last = &program;
+      }
+      place(block, layer);
     }
     ++model_chunk;
   }
@@ -88,27 +98,43 @@ double bucket_limit(const RunConfig& q, const std::vector<Placed>& params) {
   return static_cast<double>(default_bucket_bytes(elements * q.travel()));
 }
 
-// Returns the elements of each bucket. Gradients arrive in reverse order; a bucket is closed once
-// it is large enough.
-std::vector<std::int64_t> bucket_elements(const RunConfig& q, const std::vector<Placed>& params) {
-  const double limit = bucket_limit(q, params);
-  std::vector<std::int64_t> buckets;
+struct Bucket {
   std::int64_t elements = 0;
-  const auto close = [&] {
-    if (elements > 0) buckets.push_back(std::exchange(elements, 0));
+  int shards = 1;
+};
+// Returns the buckets. Gradients arrive in reverse order; a bucket is closed once it is large
+// enough. Parameters of experts have buckets of their own, because other ranks reduce them.
+std::vector<Bucket> buckets_of(const RunConfig& q, const std::vector<Placed>& params) {
+  const double limit = bucket_limit(q, params);
+  std::vector<Bucket> buckets;
+  std::int64_t open[] = {0, 0};  // elements outside experts, and of experts
+  const int shards[] = {q.shards(), q.expert_shards()};
+  const auto close = [&](std::size_t kind) {
+    if (open[kind] > 0) buckets.push_back({std::exchange(open[kind], 0), shards[kind]});
   };
   for (std::size_t i = params.size(); i-- > 0;) {
-    if (i + 1 < params.size() && params[i + 1].model_chunk != params[i].model_chunk) close();
-    elements += params[i].frozen ? 0 : params[i].padded;
-    if (static_cast<double>(elements * q.travel()) >= limit) close();
+    if (i + 1 < params.size() && params[i + 1].model_chunk != params[i].model_chunk) {
+      close(0), close(1);
+    }
+    const std::size_t kind = params[i].shards == q.shards() ? 0 : 1;
+    open[kind] += params[i].frozen ? 0 : params[i].padded;
+    if (static_cast<double>(open[kind] * q.travel()) >= limit) close(kind);
   }
-  close();
+  close(0), close(1);
   return buckets;
 }
 
-std::int64_t largest_bucket(const RunConfig& q, const std::vector<Placed>& params) {
-  const std::vector<std::int64_t> buckets = bucket_elements(q, params);
-  return buckets.empty() ? 0 : *std::max_element(buckets.begin(), buckets.end());
+Bucket largest_bucket(const std::vector<Bucket>& buckets) {
+  Bucket most;
+  for (const Bucket& each : buckets) most = each.elements > most.elements ? each : most;
+  return most;
+}
+
+// Returns the largest shard of a bucket, in elements.
+std::int64_t largest_sums(const std::vector<Bucket>& buckets) {
+  std::int64_t most = 0;
+  for (const Bucket& each : buckets) most = std::max(most, 2 * each.elements / each.shards);
+  return most;
 }
 
 // Returns the peak bytes gathered by stage 3: the parameters outside blocks, which stay during a
@@ -117,15 +143,19 @@ std::int64_t gathered(const RunConfig& q, const Coordinate& at, const std::vecto
   std::int64_t most = 0, all = 0;
   const std::vector<ModelPart> parts = parts_on_rank(q, at);
   for (std::size_t c = 0; c < parts.size(); ++c) {
-    std::int64_t outside = 0, inside = 0;
+    std::int64_t outside = 0, block = 0, before = 0, layer = -1, widest = 0;
     for (const Placed& param : params) {
-      if (param.model_chunk == static_cast<int>(c))
-        (param.block ? inside : outside) += param.padded;
+      if (param.model_chunk != static_cast<int>(c)) continue;
+      all += param.padded;
+      if (param.layer < 0) {
+        outside += param.padded;
+        continue;
+      }
+      if (param.layer != layer) before = std::exchange(block, 0), layer = param.layer;
+      block += param.padded;
+      widest = std::max(widest, block + (q.prefetch ? before : 0));
     }
-    const std::int64_t layers = parts[c].last_layer - parts[c].first_layer;
-    const std::int64_t at_once = std::min<std::int64_t>(layers, q.prefetch ? 2 : 1);
-    most = std::max(most, outside + (layers > 0 ? inside / layers * at_once : 0));
-    all += outside + inside;
+    most = std::max(most, outside + widest);
   }
   return (q.keep_params ? all : most) * q.layout.param;
 }
@@ -155,24 +185,21 @@ std::int64_t boundary(const RunConfig& q) {
 std::int64_t buffer_bytes(const RunConfig& q, const Coordinate& at,
                           const std::vector<Placed>& params) {
   std::int64_t bytes = 0;
+  const std::vector<Bucket> buckets = buckets_of(q, params);
   if (q.policy() == ReducePolicy::each || q.travel() != q.layout.grad) {
-    bytes += 2 * largest_bucket(q, params) * q.travel();
+    bytes += 2 * largest_bucket(buckets).elements * q.travel();
   }
-  if (q.replicas() > 1) bytes += 2 * largest_bucket(q, params) / q.shards() * q.travel();
+  if (q.replicas() > 1) bytes += largest_sums(buckets) * q.travel();
   bytes += gathered_buffers(q, at, params);
   if (sends_on(q, at)) bytes += 2 * boundary(q);
   if (needs_whole_matrices(q)) bytes += matrix_buffer_bytes(q, at);
   return bytes;
 }
 
-StageLayers share_of(const ModelPart& part) {
-  return {part.last_layer - part.first_layer, part.embedding, part.head};
-}
-
 std::int64_t kept_in_flight(const RunConfig& q, const Coordinate& at, const Programs& programs) {
   std::vector<std::int64_t> each;  // bytes of a micro-batch, by chunk
   for (const ModelPart& part : parts_on_rank(q, at)) {
-    each.push_back(held_bytes(programs, share_of(part), q.recompute));
+    each.push_back(held_bytes(programs, layers_of_part(q.model, part), q.recompute));
   }
   if (!q.pipelined()) return each.front();
   const std::int64_t closed = in_flight(q, at.pp()) * *std::max_element(each.begin(), each.end());
@@ -230,8 +257,11 @@ std::vector<Moment> moments_of_part(const RunConfig& q, const Programs& programs
   const std::int64_t batch =
       static_cast<std::int64_t>(layer.workspace) + layer.batches * batch_bytes(q);
   const std::int64_t always = batch + (table_waits ? e * table.elements_on_rank(layer.tp) : 0);
-  const std::int64_t block = held_bytes(layer, q.recompute);
-  const std::vector<BackwardPeak> peaks = backward_peaks(layer, q.recompute);
+  struct Block {
+    const Program* program = nullptr;
+    std::int64_t held = 0;
+    std::vector<BackwardPeak> peaks;
+  } block;
   const auto widest = [](const Program& program) {
     return static_cast<std::int64_t>(widest_temporary(program));
   };
@@ -239,23 +269,29 @@ std::vector<Moment> moments_of_part(const RunConfig& q, const Programs& programs
   if (part.head) all.push_back({batch + widest(programs.head), 0});
   const std::int64_t sent = sends_on(part) ? boundary(q) : 0;
   const double limit = bucket_limit(q, params);
-  std::int64_t open = 0;  // elements in the open bucket
+  std::int64_t waiting[] = {0, 0};  // elements in the open buckets, outside experts and of experts
   std::int64_t gone = sent + (part.head ? held_bytes(programs.head, q.recompute) : 0);
   for (std::size_t i = params.size(); i-- > 0;) {
     if (params[i].model_chunk != model_chunk) continue;
-    const std::int64_t before = open;
-    open += each && !in_place && !params[i].frozen ? params[i].padded : 0;
-    if (static_cast<double>(open * q.travel()) >= limit) open = 0;
+    const std::int64_t before = waiting[0] + waiting[1];
+    std::int64_t& bucket = waiting[params[i].shards == q.shards() ? 0 : 1];
+    bucket += each && !in_place && !params[i].frozen ? params[i].padded : 0;
+    if (static_cast<double>(bucket * q.travel()) >= limit) bucket = 0;
     if (!params[i].down) continue;
+    const std::int64_t open = waiting[0] + waiting[1];
+    const Program& program = programs.of_layer(q.model, params[i].layer);
+    if (block.program != &program) {
+      block = {&program, held_bytes(program, q.recompute), backward_peaks(program, q.recompute)};
+    }
     const std::int64_t came = gone == sent ? 0 : stream;  // the first one is in a buffer
-    for (const BackwardPeak& peak : peaks) {
+    for (const BackwardPeak& peak : block.peaks) {
       all.push_back(
           {always + came + e * (peak.reduced ? open : before) + peak.temporary, gone + peak.gone});
     }
-    gone += block;
+    gone += block.held;
   }
   if (part.embedding && widest(programs.embedding) > 0) {
-    all.push_back({always + e * open + widest(programs.embedding), gone});
+    all.push_back({always + e * (waiting[0] + waiting[1]) + widest(programs.embedding), gone});
   }
   return all;
 }
@@ -266,36 +302,35 @@ std::int64_t replica_traffic(const RunConfig& q, const Coordinate& at) {
   if (q.replicas() == 1) return 0;
   const std::int64_t reductions = q.policy() == ReducePolicy::each ? q.micros() : 1;
   std::int64_t sent = 0;
-  for (const std::int64_t elements :
-       bucket_elements(q, placed_params(q, at, programs_in_memory(q)))) {
-    const std::int64_t part = (elements / q.shards() + q.replicas() - 1) / q.replicas();
+  const Programs programs = programs_in_memory(q, at[Axis::ep]);
+  for (const Bucket& bucket : buckets_of(q, placed_params(q, at, programs))) {
+    const std::int64_t own = bucket.elements / bucket.shards;
+    const std::int64_t part = (own + q.replicas() - 1) / q.replicas();
     sent += 2 * (q.replicas() - 1) * part * q.travel() * reductions;
   }
   return sent;
 }
 
 RunMemory run_memory(const RunConfig& q, const Coordinate& at) {
-  return run_memory(q, at, programs_in_memory(q));
+  return run_memory(q, at, programs_in_memory(q, at[Axis::ep]));
 }
 
 RunMemory run_memory(const RunConfig& q, const Coordinate& at, const Programs& programs) {
   const Sharding sharded = sharding_of_stage(q.zero);
   const std::vector<Placed> params = placed_params(q, at, programs);
-  std::int64_t whole = 0, trained = 0;
-  for (const Placed& param : params) {
-    whole += param.padded;
-    trained += param.frozen ? 0 : param.padded;
-  }
   const bool grads_cut = sharded.grads && q.policy() == ReducePolicy::each;
   RunMemory memory;
-  const auto share = [&](std::int64_t all, bool cut) { return cut ? all / q.shards() : all; };
-  memory.params = share(whole, sharded.params) * q.layout.param;
-  memory.grads = share(trained, grads_cut) * q.layout.grad;
-  memory.optimizer = share(trained, sharded.optimizer) * q.layout.optimizer();
+  for (const Placed& param : params) {
+    const auto share = [&](bool cut) { return cut ? param.padded / param.shards : param.padded; };
+    memory.params += share(sharded.params) * q.layout.param;
+    if (param.frozen) continue;
+    memory.grads += share(grads_cut) * q.layout.grad;
+    memory.optimizer += share(sharded.optimizer) * q.layout.optimizer();
+  }
   if (needs_whole_matrices(q)) {
     for (const HiddenMatrix& matrix : hidden_matrices(q, at)) {
-      memory.optimizer -= shard_size(matrix.elements, q.shards()) *
-                          (sharded.optimizer ? 1 : q.shards()) *
+      const int shards = matrix.of_expert ? q.expert_shards() : q.shards();
+      memory.optimizer -= shard_size(matrix.elements, shards) * (sharded.optimizer ? 1 : shards) *
                           (q.layout.moments - q.layout.matrix_moments);
     }
   }

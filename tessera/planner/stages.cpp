@@ -27,12 +27,7 @@ double state_of_copy(const Plan& plan) {
 void split_traffic(StageAnswer& answer) {
   const RunConfig& q = answer.plan.question;
   if (!q.averages_gradients()) return;
-  double gathered = 0, trained = 0;
-  for (const auto& chunks : stage_shares(q)) {
-    gathered = std::max(gathered, gathered_on_rank(q, chunks));
-    trained = std::max(trained, trained_on_rank(q, chunks));
-  }
-  const DataParallelTraffic sent = data_parallel_traffic(traffic_input(q, gathered, trained));
+  const DataParallelTraffic sent = sent_along_dp(q, most_sent_params(q), q.policy());
   answer.backward = sent.reduce + sent.replicate;
   if (!answer.sharded.params) {
     answer.optimizer = sent.gather;

@@ -21,19 +21,22 @@ constexpr double kMostPieces = 1024;
 StepChunk part_time(const SoftwareFigures& figures, const PartWork& part, const Work& reduce) {
   StepChunk time;
   // Returns the duration of work with its communication, which it splits by axis.
-  const auto with_comm = [&](const Work& own, const Work& tp, const Work& cp,
+  const auto with_comm = [&](const Work& own, const Work& tp, const Work& cp, const Work& ep,
                              PerAxis<double>& comm) {
     const double alone = elapsed(figures, own), reduced = elapsed(figures, own + tp);
-    const double all = elapsed(figures, own + tp + cp);
+    const double context = elapsed(figures, own + tp + cp);
+    const double all = elapsed(figures, own + tp + cp + ep);
     comm[Axis::tp] = reduced - alone;
-    comm[Axis::cp] = all - reduced;
+    comm[Axis::cp] = context - reduced;
+    comm[Axis::ep] = all - context;
     return all;
   };
   time.forward = with_comm(part.forward, reduce * part.forward_reduces, part.forward_context,
-                           time.forward_comm);
+                           part.forward_experts, time.forward_comm);
   const double all = with_comm(part.recompute + part.backward_input + part.backward_weight,
                                reduce * (part.recompute_reduces + part.backward_reduces),
-                               part.recompute_context + part.backward_context, time.backward_comm);
+                               part.recompute_context + part.backward_context,
+                               part.recompute_experts + part.backward_experts, time.backward_comm);
   // Splits backward in proportion to the time that each half takes alone.
   const double weight = elapsed(figures, part.backward_weight);
   const double input = elapsed(figures, part.recompute + part.backward_input);
@@ -62,32 +65,42 @@ SoftwareFigures as_launched(const RunConfig& q) {
 
 // Counts reading and writing the state, every pass over the gradients (norm, clipping, clearing)
 // and writing the parameters.
-double optimizer_time(const RunConfig& q, const SoftwareFigures& figures, double params) {
+double optimizer_time(const RunConfig& q, const SoftwareFigures& figures, double params,
+                      double experts) {
   const Sharding sharded = sharding_of_stage(q.zero);
-  const double state = (2.0 * q.layout.optimizer() + q.layout.param) *
-                       (params / (sharded.optimizer ? q.shards() : 1));
+  const auto share = [&](bool cut) {
+    if (!cut) return params;
+    return (params - experts) / q.shards() + experts / q.expert_shards();
+  };
+  const double state = (2.0 * q.layout.optimizer() + q.layout.param) * share(sharded.optimizer);
   // A rank that keeps the whole gradient passes over all of it.
   const bool whole = !sharded.grads || q.policy() == ReducePolicy::last;
-  const double grads =
-      q.hardware.gradient_passes * q.layout.grad * (params / (whole ? 1 : q.shards()));
+  const double grads = q.hardware.gradient_passes * q.layout.grad * share(!whole);
   const double launches = q.fused_activations() ? 4 : 30;
   return elapsed(figures, {pass_time(q.hardware, state + grads), launches});
 }
 
 bool alike(const StageLayers& a, const StageLayers& b) {
-  return a.layers == b.layers && a.embedding == b.embedding && a.head == b.head;
+  return a.layers == b.layers && a.embedding == b.embedding && a.head == b.head &&
+         a.dense == b.dense;
 }
 
 StepChunk chunk_of(const RunConfig& q, const PartTimes& parts, const StageLayers& share) {
   StepChunk chunk;
   const bool frozen = q.model.lora.any() && share.embedding && share.layers > 0;
-  add(chunk, parts.layer, real(share.layers - (frozen ? 1 : 0)));
+  const bool first_is_dense = frozen && share.dense > 0;
+  const double dense = real(share.dense) - (first_is_dense ? 1 : 0);
+  add(chunk, parts.layer, real(share.layers - share.dense) - (frozen && !first_is_dense ? 1 : 0));
+  if (dense > 0) add(chunk, parts.dense, dense);
   if (frozen) add(chunk, parts.first, 1);
   if (share.embedding) add(chunk, parts.embedding, 1);
   if (share.head) add(chunk, parts.head, 1);
   const std::vector<StageLayers> alone = {share};
-  chunk.grad_bytes = trained_on_rank(q, alone) * q.travel();
-  chunk.param_bytes = gathered_on_rank(q, alone) * q.layout.param;
+  const SentParams sent = sent_params(q, alone);
+  chunk.grad_bytes = sent.trained * q.travel();
+  chunk.param_bytes = sent.gathered * q.layout.param;
+  chunk.expert_grad_bytes = sent.trained_experts * q.travel();
+  chunk.expert_param_bytes = sent.gathered_experts * q.layout.param;
   chunk.units = std::max(
       1, static_cast<int>(share.layers) + (share.embedding ? 1 : 0) + (share.head ? 1 : 0));
   return chunk;
@@ -124,7 +137,7 @@ void add_chunks(const RunConfig& q, const PartTimes& parts, Step& step) {
       if (fresh) chunk = chunk_of(q, parts, share);
       if (grads && (fresh || own_limit != limit)) {
         const BackwardParts backward{share.head ? parts.head.backward() : 0, parts.layer.backward(),
-                                     chunk.backward()};
+                                     parts.dense.backward(), chunk.backward()};
         chunk.buckets = std::make_shared<StepBuckets>(grads->fill(share, own_limit, backward));
       }
       last = &share;
@@ -132,20 +145,56 @@ void add_chunks(const RunConfig& q, const PartTimes& parts, Step& step) {
       rank.push_back(chunk);
     }
     step.bucket_bytes = std::max(step.bucket_bytes, own_limit);
-    step.optimizer = std::max(step.optimizer, optimizer_time(q, figures, params));
+    step.optimizer = std::max(
+        step.optimizer, optimizer_time(q, figures, params, trained_experts_on_rank(q, shares)));
   }
 }
 
-Transfers::Each one_of(const Step& step, const Places& places, Collective kind, double bytes,
-                       double calls) {
+// Returns the cost of one collective after another.
+CollectiveCost in_turn(CollectiveCost a, const CollectiveCost& b) {
+  if (b.far_bytes > 0) {
+    const double seconds =
+        (a.far_bytes > 0 ? a.far_bytes / a.far_bandwidth : 0) + b.far_bytes / b.far_bandwidth;
+    a.far_bytes += b.far_bytes;
+    a.far_bandwidth = a.far_bytes / seconds;
+  }
+  a.latency += b.latency;
+  a.inside_bytes += b.inside_bytes;
+  return a;
+}
+
+// Bytes of a collective and of the one of experts that follows it.
+struct SentBytes {
+  double others = 0, experts = 0;
+};
+
+Transfers::Each one_of(const Step& step, const Places& places, Collective kind,
+                       const SentBytes& bytes, double calls) {
   Transfers::Each each;
-  each.bytes = bytes;
-  each.cost = collective_cost(step.topology, kind, bytes, places.shard);
+  each.bytes = bytes.others;
+  each.expert_bytes = bytes.experts;
+  const bool across = kind == Collective::reduce_scatter && step.replicas() > 1;
+  const GroupPlace& over = places.along[Axis::dp_replicate];
+  if (bytes.others > 0 || bytes.experts == 0) {
+    each.cost = collective_cost(step.topology, kind, bytes.others, places.shard);
+    if (across) {
+      each.across = collective_cost(step.topology, Collective::all_reduce,
+                                    bytes.others / step.shards(), over);
+    }
+  }
+  if (bytes.experts > 0) {
+    const CollectiveCost experts =
+        collective_cost(step.topology, kind, bytes.experts, places.expert_shard);
+    each.cost = in_turn(each.cost, experts);
+    if (across) {
+      each.across =
+          in_turn(each.across, collective_cost(step.topology, Collective::all_reduce,
+                                               bytes.experts / step.expert_shards(), over));
+    }
+  }
   each.cost.latency *= calls;
   each.seconds = each.cost.seconds(step.topology);
-  if (kind == Collective::reduce_scatter && step.replicas() > 1) {
-    each.across = collective_cost(step.topology, Collective::all_reduce, bytes / step.shards(),
-                                  places.along[Axis::dp_replicate]);
+  if (across) {
     each.across.latency *= calls;
     each.across_seconds = each.across.seconds(step.topology);
   }
@@ -153,12 +202,13 @@ Transfers::Each one_of(const Step& step, const Places& places, Collective kind, 
 }
 
 // Returns collectives of equal size.
-Transfers in_pieces(const Step& step, const Places& places, Collective kind, double bytes,
+Transfers in_pieces(const Step& step, const Places& places, Collective kind, const SentBytes& bytes,
                     double pieces) {
   Transfers all;
   all.kind = kind;
   all.count = static_cast<int>(std::min(pieces, kMostPieces));
-  all.sizes = {one_of(step, places, kind, bytes / all.count, pieces / all.count)};
+  const SentBytes each{bytes.others / all.count, bytes.experts / all.count};
+  all.sizes = {one_of(step, places, kind, each, pieces / all.count)};
   return all;
 }
 
@@ -169,7 +219,8 @@ Transfers in_buckets(const Step& step, const Places& places, Collective kind,
   all.count = buckets->count();
   all.sizes.reserve(buckets->sizes.size());
   for (const StepBuckets::Size& size : buckets->sizes) {
-    all.sizes.push_back(one_of(step, places, kind, size.bytes, size.calls));
+    const SentBytes bytes = size.of_experts ? SentBytes{0, size.bytes} : SentBytes{size.bytes, 0};
+    all.sizes.push_back(one_of(step, places, kind, bytes, size.calls));
   }
   all.buckets = std::move(buckets);
   return all;
@@ -188,7 +239,8 @@ void check_chunk(const StepChunk& chunk) {
   for (const double seconds : durations) {
     require(seconds >= 0 && std::isfinite(seconds), "chunk duration", seconds, "be at least 0 s");
   }
-  for (const double bytes : {chunk.grad_bytes, chunk.param_bytes}) {
+  for (const double bytes :
+       {chunk.grad_bytes, chunk.param_bytes, chunk.expert_grad_bytes, chunk.expert_param_bytes}) {
     require(bytes >= 0 && std::isfinite(bytes), "chunk bytes", bytes, "be at least 0");
   }
   require(chunk.units >= 1, "units of a chunk", chunk.units, "be at least 1");
@@ -230,7 +282,7 @@ double busy_share(const Step& step) {
 
 std::vector<AxisSize> Step::ordered() const { return in_order(order, mesh()); }
 
-Places Step::places() const { return places_on(topology, ordered()); }
+Places Step::places() const { return places_on(topology, ordered(), axes.size(Axis::ep)); }
 
 RankStrides Step::strides() const {
   RankStrides strides;
@@ -249,27 +301,25 @@ double Step::hop_seconds(const GroupPlace& place) const {
          collective_cost(topology, Collective::send, hop_bytes, place).seconds(topology);
 }
 
-double Transfers::bytes() const {
-  if (buckets == nullptr) return count == 0 ? 0 : count * sizes.front().bytes;
-  double all = 0;
-  for (std::size_t i = 0; i < sizes.size(); ++i) all += buckets->sizes[i].count * sizes[i].bytes;
-  return all;
-}
+namespace {
 
-double Transfers::seconds() const {
-  if (buckets == nullptr) return count == 0 ? 0 : count * sizes.front().seconds;
+// Returns the sum over all collectives of a member of Transfers::Each.
+double sum_of(const Transfers& transfers, double Transfers::Each::*member) {
+  if (transfers.count == 0) return 0;
+  if (transfers.buckets == nullptr) return transfers.count * (transfers.sizes.front().*member);
   double all = 0;
-  for (std::size_t i = 0; i < sizes.size(); ++i) all += buckets->sizes[i].count * sizes[i].seconds;
-  return all;
-}
-
-double Transfers::across_seconds() const {
-  double all = 0;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    all += (buckets == nullptr ? count : buckets->sizes[i].count) * sizes[i].across_seconds;
+  for (std::size_t i = 0; i < transfers.sizes.size(); ++i) {
+    all += transfers.buckets->sizes[i].count * (transfers.sizes[i].*member);
   }
   return all;
 }
+
+}  // namespace
+
+double Transfers::bytes() const { return sum_of(*this, &Each::bytes); }
+double Transfers::expert_bytes() const { return sum_of(*this, &Each::expert_bytes); }
+double Transfers::seconds() const { return sum_of(*this, &Each::seconds); }
+double Transfers::across_seconds() const { return sum_of(*this, &Each::across_seconds); }
 
 // Software that gathers by buckets has as many of them as for gradients, modeled as equal pieces of
 // forward.
@@ -279,9 +329,12 @@ Transfers Step::gathers(const StepChunk& chunk, const Places& places) const {
   if (zero == 3 || (gather_units && overlap_param_gather)) {
     pieces = chunk.units;
   } else if (overlap_param_gather) {
-    pieces = chunk.buckets ? chunk.buckets->calls() : std::ceil(chunk.param_bytes / bucket_bytes);
+    pieces = chunk.buckets
+                 ? chunk.buckets->calls()
+                 : std::ceil((chunk.param_bytes + chunk.expert_param_bytes) / bucket_bytes);
   }
-  return in_pieces(*this, places, Collective::all_gather, chunk.param_bytes, std::max(1.0, pieces));
+  return in_pieces(*this, places, Collective::all_gather,
+                   {chunk.param_bytes, chunk.expert_param_bytes}, std::max(1.0, pieces));
 }
 
 Transfers Step::reductions(const StepChunk& chunk, const Places& places) const {
@@ -294,9 +347,10 @@ Transfers Step::reductions(const StepChunk& chunk, const Places& places) const {
     if (chunk.buckets && chunk.buckets->count() > 0) {
       return in_buckets(*this, places, kind, chunk.buckets);
     }
-    pieces = std::ceil(chunk.grad_bytes / bucket_bytes);
+    pieces = std::ceil((chunk.grad_bytes + chunk.expert_grad_bytes) / bucket_bytes);
   }
-  return in_pieces(*this, places, kind, chunk.grad_bytes, std::max(1.0, pieces));
+  return in_pieces(*this, places, kind, {chunk.grad_bytes, chunk.expert_grad_bytes},
+                   std::max(1.0, pieces));
 }
 
 bool Step::shares_links(const Places& places) const {
@@ -329,6 +383,9 @@ PartTimes part_times(const RunConfig& q) {
   };
   parts.layer = time_of(parts.programs.layer);
   parts.first = q.model.lora.any() ? time_of(parts.programs.first_layer) : parts.layer;
+  if (!parts.programs.dense_layer.operations.empty()) {
+    parts.dense = time_of(parts.programs.dense_layer);
+  }
   parts.embedding = time_of(parts.programs.embedding);
   parts.head = time_of(parts.programs.head);
   return parts;
@@ -388,6 +445,7 @@ void check(const Step& s) {
   for (const double seconds : {s.interference, s.replica_interference}) {
     require(seconds >= 0 && seconds <= 10, "interference", seconds, "be 0 to 10");
   }
+  axes.check_experts();
   check_replicas_at(s.zero, axes);
   s.ordered();
   require(s.topology.per_node >= 1, "devices per node", s.topology.per_node, "be at least 1");

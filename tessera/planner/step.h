@@ -25,6 +25,8 @@ struct StepChunk {
   PerAxis<double> forward_comm, backward_comm;  // communication included in these, by axis
   double grad_bytes = 0;                        // of the chunk's parameters on this rank
   double param_bytes = 0;
+  // Of the experts, in addition. The ranks with the same experts reduce and gather them.
+  double expert_grad_bytes = 0, expert_param_bytes = 0;
   int units = 1;  // number of units that stage 3 gathers separately
   // Buckets of its gradients; null: equal pieces of Step::bucket_bytes.
   std::shared_ptr<const StepBuckets> buckets;
@@ -39,8 +41,9 @@ struct Transfers {
   // Bytes and cost of one collective.
   struct Each {
     double bytes = 0;
-    CollectiveCost cost;
-    double seconds = 0;  // alone on the network
+    double expert_bytes = 0;  // of the collective of experts that follows it; 0: none
+    CollectiveCost cost;      // of both
+    double seconds = 0;       // alone on the network
     // All-reduce of the resulting shard over the replicas: [Note: two queues].
     CollectiveCost across;
     double across_seconds = 0;
@@ -63,6 +66,7 @@ struct Transfers {
   }
   // Return the totals over all collectives.
   double bytes() const;
+  double expert_bytes() const;
   double seconds() const;
   double across_seconds() const;
 };
@@ -84,6 +88,8 @@ struct RankStrides {
 // Ranks along tp and cp work on the same micro-batches in lockstep, so one of them represents all.
 // Their communication is part of the duration of the computation.
 //
+// Along ep, the all-to-alls of experts are part of the duration of the computation too.
+//
 // Along dp (with cp, over both), a group runs its collectives one at a time, in the order in which
 // they are issued, concurrently with the computation:
 // - gathers of stage 3: each unit before forward needs it, and again before backward unless
@@ -95,7 +101,9 @@ struct RankStrides {
 // - reductions: of a bucket when backward has computed its gradients ([Note: buckets of a step]),
 //   or of a unit (stage 3 in software that reduces units); for every micro-batch, or only for the
 //   last. Without overlap they begin after backward, and the next computation waits for them.
-// Each second of a collective slows the concurrent computation by `interference` seconds.
+// Gradients and parameters of experts go over fewer ranks. Each collective is followed by the one
+// of the experts' share of its bytes, and the two count as one. Each second of a collective slows
+// the concurrent computation by `interference` seconds.
 //
 // [Note: two queues] With replicas, a bucket is reduce-scattered inside each replica, and its sums
 // are then all-reduced over the replicas. These are different groups, and each runs its collectives
@@ -142,6 +150,8 @@ struct Step {
   int replicas() const { return axes.size(Axis::dp_replicate); }
   // Number of ranks that shard state: those along dp and cp.
   int shards() const { return axes.shards(); }
+  // Number of ranks that shard the state of an expert.
+  int expert_shards() const { return shards() / axes.size(Axis::ep); }
   int tp() const { return axes.tp(); }
   int pp() const { return static_cast<int>(chunks.size()); }
   bool pipelined() const { return pp() > 1; }
@@ -179,6 +189,7 @@ std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const St
 struct PartTimes {
   StepChunk layer, embedding, head;
   StepChunk first;    // layer after the embedding
+  StepChunk dense;    // layer without experts, in a model that has others
   Programs programs;  // operations behind these times
 };
 // Throws UsageError if only the model's size is known.

@@ -21,6 +21,7 @@ struct StepBuckets {
     double bytes = 0;  // bytes sent
     int calls = 1;     // collectives per entry; more than 1 if there are too many buckets to list
     int count = 0;     // number of buckets of this size
+    bool of_experts = false;  // holds parameters of experts only
   };
   std::vector<Size> sizes;             // distinct sizes; few, because layers are equal
   std::vector<std::uint16_t> size_of;  // index into `sizes` of each bucket
@@ -30,13 +31,14 @@ struct StepBuckets {
   int calls() const;
 };
 
-// Seconds of a chunk's backward: of the head, of each layer, and in total.
+// Seconds of a chunk's backward: of the head, of each layer, of each layer without experts in a
+// model that has others, and in total.
 struct BackwardParts {
-  double head = 0, layer = 0, all = 0;
+  double head = 0, layer = 0, dense = 0, all = 0;
 };
 
 // Bytes of the gradients that a rank sends along dp, for each parameter. All layers of a model are
-// equal, so only one is listed.
+// equal, so only one is listed, or one with and one without experts.
 class GradSizes {
  public:
   // `settled` must outlive this object.
@@ -48,15 +50,19 @@ class GradSizes {
   StepBuckets fill(const StageLayers& chunk, double limit, const BackwardParts& backward) const;
 
  private:
-  using Grads = std::vector<double>;
+  struct Grad {
+    double bytes = 0;
+    bool of_expert = false;  // in other buckets, with expert parallelism
+  };
+  using Grads = std::vector<Grad>;
 
-  void add(Grads& to, std::int64_t elements) const;
+  void add(Grads& to, std::int64_t elements, bool of_expert) const;
   double bytes(const StageLayers& chunk) const;
 
   const RunConfig& q_;
   // In the order of declaration. `copy_`: a tied head's copy of the embedding on ranks without the
   // embedding.
-  Grads layer_, embedding_, copy_, head_;
+  Grads layer_, dense_, embedding_, copy_, head_;
 };
 
 }  // namespace tessera::planner

@@ -49,6 +49,7 @@ std::size_t slowest_rank(const Step& step) {
 double least_at(const Step& s, const ReplicaPlace& replicas) {
   Places places;
   places.shard = replicas.shard;
+  places.expert_shard = replicas.expert_shard;
   places.along[Axis::dp_replicate] = replicas.across;
   const bool in_turn = s.shares_links(places);
   const bool apart = is_zero_bubble(s.schedule);
@@ -304,8 +305,8 @@ double least_step_time(const Step& s, const std::vector<ReplicaPlace>& anywhere)
 
 double least_step_time(const Step& s) {
   const Places places = s.averages_gradients() ? s.places() : Places{};
-  return least_at(
-      s, {places.shard, s.interference, places.along[Axis::dp_replicate], s.replica_interference});
+  return least_at(s, {places.shard, s.interference, places.along[Axis::dp_replicate],
+                      s.replica_interference, places.expert_shard});
 }
 
 StepTime step_time(const RunConfig& q) { return step_time(describe_step(q)); }

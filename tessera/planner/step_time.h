@@ -34,6 +34,7 @@ struct ReplicaPlace {
   double interference = 0;  // at that placement
   GroupPlace across = {};   // placement of all-reduces over replicas
   double across_interference = 0;
+  GroupPlace expert_shard = {};  // placement of those of experts
 };
 // Returns the smallest lower bound over these placements.
 double least_step_time(const Step& step, const std::vector<ReplicaPlace>& anywhere);

@@ -20,13 +20,10 @@ std::string compression_text(const RunConfig& q) {
   return q.travel() != q.layout.grad ? str(" in ", name(q.grad_compression)) : "";
 }
 
-void add_dp(Traffic& traffic, const RunConfig& q, double params, double trained) {
+void add_dp(Traffic& traffic, const RunConfig& q) {
   if (!q.averages_gradients()) return;
-  const auto of = [&](ReducePolicy policy) {
-    TrafficInput input = traffic_input(q, params, trained);
-    input.policy = policy;
-    return data_parallel_traffic(input);
-  };
+  const SentParams params = most_sent_params(q);
+  const auto of = [&](ReducePolicy policy) { return sent_along_dp(q, params, policy); };
   const DataParallelTraffic sent = of(q.policy());
   const bool each = q.policy() == ReducePolicy::each;
   const double k = real(q.micros());
@@ -73,6 +70,7 @@ OperationTraffic operations_of(const RunConfig& q, const std::vector<StageLayers
     in.layers = chunk.layers;
     in.embedding = chunk.embedding;
     in.head = chunk.head;
+    in.dense = chunk.dense;
     const OperationTraffic of_chunk = operation_traffic(in, axis);
     for (std::size_t row = 0; row < kSentRows; ++row) {
       sent.by_row[row] += of_chunk.by_row[row];
@@ -105,6 +103,8 @@ void add_tp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>
   add("all-reduce in the loss: maximum, sum, target", 3, of(Sent::loss));
   add("all-reduce of the gradients of norms", layers + heads, of(Sent::norms));
   add("all-reduce of the gradients of shared kv-heads", layers, of(Sent::shared));
+  add("all-reduce of the gradients of routers", sent.calls_of(Sent::expert_weights),
+      of(Sent::expert_weights));
   add("all-reduce of the gradients of adapters", layers, of(Sent::adapters));
   if (q.slice_hops.value_or(false) && q.sequence_ranks() == 1) {
     // A rank that sends to a neighbor also receives from it.
@@ -126,6 +126,19 @@ void add_cp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>
   add("ring of their gradients in fp32", Sent::ring_gradients);
   add("all-to-all of queries, keys and values", Sent::exchange_qkv);
   add("all-to-all of the results of attention", Sent::exchange_result);
+}
+
+// Adds the exchange of rows between experts on this rank: [Note: operations of experts].
+void add_ep(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>& chunks) {
+  if (q.ep() == 1) return;
+  const OperationTraffic sent = operations_of(q, chunks, Axis::ep);
+  const double k = real(q.micros());
+  const auto add = [&](const char* what, Sent row) {
+    add_row(traffic, Axis::ep, what, k * sent.calls_of(row), k * sent.of(row));
+  };
+  add("all-to-all of tokens to their experts", Sent::to_experts);
+  add("all-to-all of the results of experts", Sent::from_experts);
+  add("all-to-all of the weights of experts", Sent::expert_weights);
 }
 
 void add_pp(Traffic& traffic, const RunConfig& q, int rank) {
@@ -150,16 +163,14 @@ void add_pp(Traffic& traffic, const RunConfig& q, int rank) {
 Traffic traffic_of(const RunConfig& q) {
   const auto shares = stage_shares(q);
   Traffic most;
-  double params = 0, trained = 0;
   PerAxis<std::vector<TrafficRow>> rows;
   for (int r = 0; r < q.pp(); ++r) {
     const auto& chunks = shares[static_cast<std::size_t>(r)];
-    params = std::max(params, gathered_on_rank(q, chunks));
-    trained = std::max(trained, trained_on_rank(q, chunks));
     if (q.state_only()) continue;
     Traffic mine;
     add_tp(mine, q, chunks, r);
     add_cp(mine, q, chunks);
+    add_ep(mine, q, chunks);
     add_pp(mine, q, r);
     for (const Axis axis : kAllAxes) {
       if (mine.sent[axis] <= most.sent[axis]) continue;
@@ -168,7 +179,7 @@ Traffic traffic_of(const RunConfig& q) {
       std::erase_if(rows[axis], [&](const TrafficRow& row) { return row.axis != axis; });
     }
   }
-  add_dp(most, q, params, trained);
+  add_dp(most, q);
   for (const std::vector<TrafficRow>& each : rows) {
     most.rows.insert(most.rows.end(), each.begin(), each.end());
   }

@@ -15,6 +15,7 @@ bool needs_whole_matrices(const RunConfig& run);
 struct HiddenMatrix {
   std::int64_t elements = 0;
   std::int64_t smaller_side = 0;
+  bool of_expert = false;
 };
 // Returns the matrices on a rank, largest first, which is the order in which they are exchanged.
 std::vector<HiddenMatrix> hidden_matrices(const RunConfig& run, const Coordinate& at = {});

@@ -61,7 +61,9 @@ Result run_group(const Scenario& s, int replicas) {
     ++computed;
     const planner::Transfers& reduce = program.chunks[static_cast<std::size_t>(op.chunk)].reduce;
     clock.run(op, reduce, seconds.data());
-    if (op.reduces + op.late_reduces > 0) add_sent(sent, s, reduce.kind, reduce.bytes());
+    if (op.reduces + op.late_reduces > 0) {
+      add_sent(sent, s, reduce.kind, reduce.bytes(), reduce.expert_bytes());
+    }
   }
   for (const planner::Op& op : program.ops) {
     if (op.late_reduces == 0) continue;
@@ -70,7 +72,7 @@ Result run_group(const Scenario& s, int replicas) {
   clock.finish();
   for (const int chunk : program.gathers) {
     const planner::Transfers& gather = program.chunks[static_cast<std::size_t>(chunk)].gather;
-    add_sent(sent, s, gather.kind, gather.each(0).bytes);
+    add_sent(sent, s, gather.kind, gather.each(0).bytes, gather.each(0).expert_bytes);
   }
   double end = 0;
   for (std::size_t d = 0; d < n; ++d) end = std::max(end, clock.now(d));
@@ -129,14 +131,17 @@ Pace pace_of(const Scenario& s, const std::vector<double>& slow, int first,
   return pace;
 }
 
-void add_sent(PerAxis<double>& sent, const Scenario& s, planner::Collective kind, double bytes) {
+void add_sent(PerAxis<double>& sent, const Scenario& s, planner::Collective kind, double bytes,
+              double expert_bytes) {
   const auto ring = [](planner::Collective by, double all, double ranks) {
     return (by == planner::Collective::all_reduce ? 2 : 1) * (ranks - 1.0) / ranks * all;
   };
-  sent[Axis::dp_shard] += ring(kind, bytes, s.shards());
+  sent[Axis::dp_shard] +=
+      ring(kind, bytes, s.shards()) + ring(kind, expert_bytes, s.expert_shards());
   if (kind != planner::Collective::reduce_scatter || s.replicas() == 1) return;
   sent[Axis::dp_replicate] +=
-      ring(planner::Collective::all_reduce, bytes / s.shards(), s.replicas());
+      ring(planner::Collective::all_reduce, bytes / s.shards() + expert_bytes / s.expert_shards(),
+           s.replicas());
 }
 
 }  // namespace tessera::simulator

@@ -28,8 +28,9 @@ Pace pace_of(const Scenario& scenario, const std::vector<double>& slow, int firs
              const planner::RankStrides& strides, std::int64_t computed);
 
 // Adds the bytes that a member sends for one collective of its replica and, for a reduce-scatter,
-// for the all-reduce of its shard over the replicas.
+// for the all-reduce of its shard over the replicas. `expert_bytes`: of those with the same
+// experts.
 void add_sent(PerAxis<double>& sent, const Scenario& scenario, planner::Collective kind,
-              double bytes);
+              double bytes, double expert_bytes);
 
 }  // namespace tessera::simulator

@@ -363,7 +363,8 @@ void Run::announce(std::uint32_t w, double ready, int chunk, bool gather, int wh
   --collective.missing;
   const RankProgram::OfChunk& of_chunk = program(worker).chunks[static_cast<std::size_t>(chunk)];
   const planner::Transfers& transfers = gather ? of_chunk.gather : of_chunk.reduce;
-  add_sent(worker.time.sent, s_, transfers.kind, transfers.each(which).bytes);
+  const planner::Transfers::Each& each = transfers.each(which);
+  add_sent(worker.time.sent, s_, transfers.kind, each.bytes, each.expert_bytes);
   if (number == mine.done) plan_collective(static_cast<int>(w) / members_, now);
 }
 
