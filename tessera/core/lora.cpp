@@ -85,7 +85,7 @@ std::vector<Adapter> possible_adapters(const ModelShape& shape) {
     all.push_back({"v", "qkv", "lora_v", attention + "v_proj", 2, h, kv, false, {keys}});
   }
   all.push_back({"o", "proj", "lora", attention + (gpt ? "c_proj" : "o_proj"), -1, q, h, true});
-  if (shape.experts.any()) return all;  // no adapters beside experts
+  if (shape.experts.any()) return all;  // only attention has adapters
   const ParamSpec::Segment wide{shape.ffn, shape.ffn};
   if (packed) {
     all.push_back(
@@ -101,13 +101,29 @@ std::vector<Adapter> possible_adapters(const ModelShape& shape) {
   return all;
 }
 
+// Throws UsageError if a target is in the MLP of a model with experts.
+static void refuse_experts(const ModelShape& shape, const std::string& word,
+                           const std::vector<std::string>& known) {
+  if (!shape.experts.any()) return;
+  bool in_mlp = word == "all";
+  for (const std::string& target : expand_alias(word)) {
+    in_mlp = in_mlp || target == "gate" || target == "up" || target == "fc" || target == "down";
+  }
+  if (!in_mlp) return;
+  throw UsageError(
+      Flag("lora-targets"),
+      str("got ", quote(word), ", which includes the experts of this model. Tessera adapts the ",
+          "attention of models with experts only; must be auto, or some of ", join(known, ", ")));
+}
+
 std::vector<Adapter> adapters_of(const ModelShape& shape) {
   if (!shape.lora.any()) return {};
   std::vector<Adapter> all = possible_adapters(shape);
-  if (shape.lora.targets == "all") return all;
+  if (shape.lora.targets == "all" && !shape.experts.any()) return all;
   std::vector<std::string> requested, known;
   for (const Adapter& adapter : all) known.push_back(adapter.target);
   for (const std::string& word : split_words(shape.lora.targets)) {
+    refuse_experts(shape, word, known);
     bool any = false;
     for (const std::string& target : expand_alias(word)) {
       if (std::find(known.begin(), known.end(), target) == known.end()) continue;

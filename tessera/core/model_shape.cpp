@@ -376,6 +376,22 @@ static void check_experts(const ModelShape& shape) {
   within("expert-ffn", experts.width, 1, 8'000'000);
   within("shared-expert-ffn", experts.shared_width, 0, 8'000'000);
   within("dense-layers", experts.dense_layers, 0, shape.layers);
+  // Lists of parameters and tensors stay in memory, and no count overflows 64 bits.
+  constexpr std::int64_t kMostExperts = 1'000'000, kMostParams = std::int64_t{1} << 60;
+  if (experts.count > kMostExperts / shape.layers) {
+    throw UsageError(str("experts is ", experts.count, " in ", shape.layers,
+                         " layers; must be at most ", kMostExperts, " in all layers together"),
+                     "experts");
+  }
+  const auto as_real = [](std::int64_t value) { return static_cast<double>(value); };
+  const double params = as_real(shape.layers) * as_real(shape.hidden + 1) * 3 *
+                        (as_real(experts.count + 1) * as_real(experts.width + 1) +
+                         as_real(experts.shared_width + 1));
+  if (params > as_real(kMostParams)) {
+    throw UsageError(str("experts is ", experts.count, " of width ", experts.width, " in ",
+                         shape.layers, " layers, which have more than 10^18 parameters"),
+                     "experts");
+  }
   const auto at_least_0 = [](const char* what, double value, double most) {
     if (value >= 0 && value <= most) return;
     throw UsageError(str(what, " is ", value, "; must be 0 to ", most), what);

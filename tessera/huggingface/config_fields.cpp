@@ -154,7 +154,8 @@ const FieldTable& config_fields() {
        "mlp_bias", "parallel_attn", "use_parallel_residual", "parallel_residual",
        "new_decoder_architecture", "hidden_activation", "use_post_norm", "post_norm",
        "normalize_embedding", "word_embed_proj_dim", "add_bias_linear", "num_experts",
-       "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok",
+       "num_local_experts", "n_routed_experts", "n_shared_experts",
+       "shared_expert_intermediate_size", "num_experts_per_tok", "scoring_func", "topk_method",
        "moe_intermediate_size", "moe_num_experts", "moe_layer_freq", "first_k_dense_replace",
        "decoder_sparse_step", "mlp_only_layers", "num_nextn_predict_layers",
        "hidden_size_per_layer_input", "altup_num_inputs",
@@ -164,7 +165,7 @@ const FieldTable& config_fields() {
        "quantization", "compression_config", "sparsity_config", "text_config"},
       {"logit_scale", "attention_multiplier", "embedding_multiplier", "residual_multiplier",
        "logits_scaling", "scale_emb", "scale_depth", "embedding_scale", "rotary_pct", "rope_pct",
-       "softmax_scale", "mup_width_multiplier"}};
+       "softmax_scale", "mup_width_multiplier", "n_group", "topk_group"}};
   return table;
 }
 

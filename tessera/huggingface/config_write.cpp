@@ -6,6 +6,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/huggingface/config_experts.h"
 #include "tessera/huggingface/model_config.h"
 
 namespace tessera::huggingface {
@@ -52,9 +53,15 @@ Ordered scaling_json(const RotaryScaling& scaling) {
 
 namespace {
 
+// Families whose config.json tells which layers have a window.
+bool has_layer_types(Family family) {
+  return family == Family::qwen2 || family == Family::qwen3 || family == Family::dots1;
+}
+
 // Returns the part of the model that the family does not have, or "".
 std::string mismatch(const ModelShape& m, Family family) {
   const Biases& has = m.biases;
+  if (const std::string experts = experts_mismatch(m, family); !experts.empty()) return experts;
   if (family == Family::gpt2) {
     if (m.rotary()) return "rotary positions";
     if (m.swiglu) return "learned positions and a gated MLP";
@@ -73,11 +80,14 @@ std::string mismatch(const ModelShape& m, Family family) {
   if (!m.swiglu) return "rotary positions and an MLP without a gate";
   if (has.norm) return "rotary positions and norms with a shift";
   if (m.post_norms != gemma || m.norm_plus_one != gemma || m.embedding_scale != scale ||
-      (!gemma && (m.attention_scale > 0 || m.logit_cap > 0 || m.window_period > 0)) ||
+      (!gemma && (m.attention_scale > 0 || m.logit_cap > 0)) ||
+      (!gemma && !has_layer_types(family) && m.window_period > 0) ||
       (family != Family::gemma2 && m.attention_cap > 0)) {
     return "only some of the parts of Gemma";
   }
-  if (m.qk_norm != (family == Family::qwen3 || family == Family::gemma3)) {
+  const bool norms_heads = family == Family::qwen3 || family == Family::gemma3 ||
+                           family == Family::qwen3_moe || family == Family::dots1;
+  if (m.qk_norm != norms_heads) {
     return m.qk_norm ? "norms of queries and keys" : "no norms of queries and keys";
   }
   if ((m.window_rotary_base > 0) != (family == Family::gemma3)) {
@@ -97,7 +107,11 @@ std::string mismatch(const ModelShape& m, Family family) {
       }
       return "";
     case Family::mixtral:
+      if (has.any_linear()) return "experts and biases";
+      return slides && m.window_from > 0 ? "experts and a window in some layers only" : "";
     case Family::qwen3_moe:
+      if (has.qkv != has.out) return "these biases";
+      return slides && m.window_from > 0 ? "experts and a window in some layers only" : "";
     case Family::dots1:
     case Family::qwen3:
     case Family::gemma2:
@@ -115,6 +129,14 @@ Family family_of(const ModelShape& shape) {
     const std::string problem = mismatch(shape, shape.family);
     if (!problem.empty()) refuse_shape(problem);
     return shape.family;
+  }
+  if (shape.experts.any()) {
+    const Family family = shape.experts.scores == RouterScores::sigmoid ? Family::dots1
+                          : shape.qk_norm                               ? Family::qwen3_moe
+                                                                        : Family::mixtral;
+    const std::string reason = mismatch(shape, family);
+    if (!reason.empty()) refuse_shape(reason);
+    return family;
   }
   std::string problem;
   for (const Family family : {Family::gpt2, Family::qwen3, Family::gemma2, Family::gemma3,
@@ -167,6 +189,13 @@ const char* class_of(Family family) {
   return "";
 }
 
+void add_layer_types(Ordered& json, const ModelShape& shape) {
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    json["layer_types"].push_back(shape.window_of(layer) > 0 ? "sliding_attention"
+                                                             : "full_attention");
+  }
+}
+
 void add_gemma(Ordered& json, const ModelShape& shape) {
   json["hidden_activation"] = json["hidden_act"];
   json.erase("hidden_act");
@@ -181,10 +210,7 @@ void add_gemma(Ordered& json, const ModelShape& shape) {
   json["final_logit_softcapping"] = cap(shape.logit_cap);
   json["attn_logit_softcapping"] = cap(shape.attention_cap);
   json["sliding_window"] = shape.window > 0 ? shape.window : std::int64_t{4096};
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    json["layer_types"].push_back(shape.window_of(layer) > 0 ? "sliding_attention"
-                                                             : "full_attention");
-  }
+  add_layer_types(json, shape);
   if (shape.family == Family::gemma3) json["rope_local_base_freq"] = shape.window_rotary_base;
 }
 
@@ -216,7 +242,18 @@ Ordered llama_json(const ModelShape& shape, Family family) {
       json["mlp_bias"] = shape.biases.mlp;
       break;
     case Family::mistral:
+    case Family::mixtral:
       json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
+      break;
+    case Family::qwen3_moe:
+      json["attention_bias"] = shape.biases.qkv;
+      json["use_sliding_window"] = slides;
+      json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
+      break;
+    case Family::dots1:
+      json["attention_bias"] = shape.biases.qkv;
+      json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
+      json["max_window_layers"] = slides ? shape.window_from : shape.layers;
       break;
     case Family::qwen3: json["attention_bias"] = shape.biases.qkv; [[fallthrough]];
     case Family::qwen2:
@@ -238,6 +275,8 @@ Ordered llama_json(const ModelShape& shape, Family family) {
     case Family::none:
     case Family::gpt2: break;
   }
+  if (has_layer_types(family) && slides && shape.window_period > 0) add_layer_types(json, shape);
+  write_experts(json, shape, family);
   return json;
 }
 

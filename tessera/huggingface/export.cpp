@@ -102,8 +102,9 @@ void check_params(const Checkpoint& from, const std::vector<ParamPieces>& params
       problems.push_back("missing " + param.param);
     } else if (spec->shape != param.shape) {
       problems.push_back(param.param + " has a different shape");
-    } else if (!from.states(param.param).contains("param")) {
-      problems.push_back(param.param + " has no state \"param\"");
+    } else if (const char* const state = state_of(param.param);
+               !from.states(param.param).contains(state)) {
+      problems.push_back(str(param.param, " has no state ", quote(state)));
     }
   }
   for (const ParamSpec& spec : from.about().params) {
@@ -156,9 +157,10 @@ struct ModelSource {
 ModelSource from_checkpoint(Checkpoint& from) {
   return {[&from](const std::string& param, std::int64_t begin, std::int64_t count, DType dtype,
                   std::byte* into) {
-            from.load({{param, "param", dtype, {{begin, 0, count}}, into, {}}}, Rounding::nearest);
+            from.load({{param, state_of(param), dtype, {{begin, 0, count}}, into, {}}},
+                      Rounding::nearest);
           },
-          [&from](const std::string& param) { return from.states(param).at("param"); }};
+          [&from](const std::string& param) { return from.states(param).at(state_of(param)); }};
 }
 
 // Base model with the adapters of `from` added.
@@ -195,7 +197,7 @@ std::vector<FilePlan> plan_files(const ModelSource& from, const std::vector<Para
   };
   for (const ParamPieces& param : params) {
     const DType stored = from.dtype(param.param);
-    const DType dtype = options.dtype.value_or(stored);
+    const DType dtype = is_model_buffer(param.param) ? DType::f32 : options.dtype.value_or(stored);
     if (!checkpoint::convertible(stored, dtype)) {
       throw UsageError(str("parameter ", quote(param.param), " is ",
                            checkpoint::stored_name(stored), ", which cannot be written as ",

@@ -25,13 +25,18 @@ std::int64_t first_row(const ModelShape& shape, const Adapter& adapter) {
   return shape.q_width() + (adapter.part == 2 ? shape.kv_width() : 0);
 }
 
-// Returns true if two shapes are the same model; names and context lengths do not count.
+// Returns true if two shapes are the same model; names, context lengths and settings of training do
+// not count.
 bool same_model(ModelShape a, ModelShape b) {
   for (ModelShape* const each : {&a, &b}) {
     each->name.clear();
     each->context = 0;
     each->init_range = 0;
     each->lora = {};
+    Experts& experts = each->experts;
+    experts.balance_loss = experts.z_loss = experts.jitter = experts.bias_rate = 0;
+    experts.capacity = 0;
+    if (each->expert_layers() == each->layers) each->ffn = 1;  // no layer has this MLP
   }
   return shape_json(a) == shape_json(b);
 }
@@ -63,12 +68,14 @@ MergedModel::Read open_base(const std::string& path, const ModelShape& shape) {
   const auto from = std::make_shared<checkpoint::Checkpoint>(found);
   if (!same_model(parse_shape(from->about().model, found), shape)) refuse_other(path);
   return [from](const std::string& param, const std::vector<Run>& runs, float* into) {
-    from->load({{param, "param", DType::f32, runs, reinterpret_cast<std::byte*>(into), {}}});
+    from->load(
+        {{param, state_of(param), DType::f32, runs, reinterpret_cast<std::byte*>(into), {}}});
   };
 }
 
 void CheckedBase::read(const std::string& param, const std::vector<Run>& runs, float* into) {
   base_(param, runs, into);
+  if (is_model_buffer(param)) return;  // not frozen
   std::vector<std::uint16_t> bits;
   for (const Run& run : runs) {
     bits.resize(as_size(run.count));

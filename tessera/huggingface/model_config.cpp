@@ -7,6 +7,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
+#include "tessera/huggingface/config_experts.h"
 #include "tessera/huggingface/config_fields.h"
 
 namespace tessera::huggingface {
@@ -109,7 +110,7 @@ void read_rotary_by_layer(Fields& fields, const nlohmann::json& object, ModelSha
 // transformers 5. Appends the quoted names of unknown fields to `unknown`.
 void read_rotary(Fields& fields, ModelShape& shape, std::vector<std::string>& unknown) {
   const bool gemma3 = shape.family == Family::gemma3;
-  shape.rotary_base = read_base(fields, gemma3 ? 1e6 : 1e4);
+  shape.rotary_base = read_base(fields, gemma3 || shape.family == Family::mixtral ? 1e6 : 1e4);
   if (gemma3) {
     shape.window_rotary_base = fields.number("rope_local_base_freq", 1e4, 1e-3, 1e15);
     if (const auto* object = fields.find("rope_parameters");
@@ -198,7 +199,6 @@ void read_windows(Fields& fields, ModelShape& shape) {
   };
   switch (shape.family) {
     case Family::mixtral:
-    case Family::dots1:
     case Family::phi3: shape.window = window_or(0); break;
     case Family::mistral: shape.window = window_or(4096); break;
     case Family::llama:
@@ -209,8 +209,16 @@ void read_windows(Fields& fields, ModelShape& shape) {
         fields.find("max_window_layers");
       }
       break;
+    case Family::qwen3_moe:  // transformers does not read max_window_layers
+      fields.find("max_window_layers");
+      fields.whole("sliding_window");
+      if (fields.flag("use_sliding_window", false)) shape.window = window_or(4096);
+      break;
+    case Family::dots1:
+      shape.window = window_or(4096);
+      shape.window_from = std::min(shape.layers, fields.whole("max_window_layers", 0).value_or(62));
+      break;
     case Family::qwen2:
-    case Family::qwen3_moe:
     case Family::qwen3: {
       const std::int64_t window = window_or(4096);
       const std::int64_t from = fields.whole("max_window_layers", 0).value_or(28);
@@ -231,7 +239,8 @@ void read_windows(Fields& fields, ModelShape& shape) {
     case Family::none:
     case Family::gpt2: break;
   }
-  const bool everywhere = shape.family == Family::mistral || shape.family == Family::phi3;
+  const bool everywhere = shape.family == Family::mistral || shape.family == Family::phi3 ||
+                          shape.family == Family::mixtral || shape.family == Family::qwen3_moe;
   const std::int64_t window = shape.window;
   read_layer_types(fields, shape);
   if (everywhere && (shape.window != window || shape.window_from > 0 || shape.window_period > 0)) {
@@ -299,13 +308,16 @@ void read_llama(Fields& fields, Config& config, std::vector<std::string>& unknow
   shape.context = fields.whole("max_position_embeddings").value_or(0);
   shape.swiglu = true;
   read_activation(fields, shape);
-  const bool may_have_biases = family == Family::llama || family == Family::qwen3 || gemma;
+  const bool norms_heads = family == Family::qwen3 || family == Family::gemma3 ||
+                           family == Family::qwen3_moe || family == Family::dots1;
+  const bool may_have_biases = family == Family::llama || norms_heads || gemma;
   const bool attention = may_have_biases && fields.flag("attention_bias", false);
   const bool mlp = family == Family::llama && fields.flag("mlp_bias", false);
   shape.biases = Biases(attention || family == Family::qwen2, attention, mlp, false);
   shape.tied = fields.flag("tie_word_embeddings", gemma);
-  shape.norm_eps = fields.number("rms_norm_eps", family == Family::phi3 ? 1e-5 : 1e-6, 0, 1);
-  shape.qk_norm = family == Family::qwen3 || family == Family::gemma3;
+  const bool larger_eps = family == Family::phi3 || family == Family::mixtral;
+  shape.norm_eps = fields.number("rms_norm_eps", larger_eps ? 1e-5 : 1e-6, 0, 1);
+  shape.qk_norm = norms_heads;
   config.dropout = fields.number("attention_dropout", 0, 0, 1);
   if (family == Family::phi3) {
     for (const char* const name : {"resid_pdrop", "embd_pdrop"}) {
@@ -316,6 +328,7 @@ void read_llama(Fields& fields, Config& config, std::vector<std::string>& unknow
   if (gemma) read_gemma(fields, shape);
   read_rotary(fields, shape, unknown_rope);
   read_windows(fields, shape);
+  read_experts(fields, shape, config.notes);
 }
 
 void read_gpt2(Fields& fields, Config& config) {

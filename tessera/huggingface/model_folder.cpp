@@ -241,9 +241,12 @@ void Folder::check_tensors() {
   // Files of a model saved without its head have no prefix.
   bool prefixed = false;
   for (const auto& [name, place] : tensors_) prefixed = prefixed || name.starts_with(prefix);
+  bool stacked = false;
+  for (const auto& [name, place] : tensors_) stacked = stacked || is_stacked(name);
   std::set<std::string> used;
   std::vector<std::string> missing, others;
-  for (ParamPieces& param : pieces_of(shape())) {
+  for (ParamPieces& param :
+       pieces_of(shape(), stacked ? ExpertTensors::stacked : ExpertTensors::separate)) {
     for (Piece& piece : param.pieces) {
       if (!prefixed && piece.tensor.starts_with(prefix)) piece.tensor.erase(0, prefix.size());
       auto found = tensors_.find(piece.tensor);
@@ -251,11 +254,11 @@ void Folder::check_tensors() {
         found = tensors_.find(kHeadName);  // the same matrix under its other name
         if (found != tensors_.end()) piece.tensor = kHeadName;
       }
+      if (!used.insert(piece.tensor).second) continue;  // reported for the first expert
       if (found == tensors_.end()) {
         missing.push_back(str("  missing ", piece.tensor, " ", shape_text(piece.shape)));
         continue;
       }
-      used.insert(piece.tensor);
       const checkpoint::TensorEntry& entry = *found->second.entry;
       if (entry.shape != piece.shape) {
         others.push_back(str("  ", piece.tensor, " is ", shape_text(entry.shape), ", must be ",
@@ -264,7 +267,8 @@ void Folder::check_tensors() {
       if (!read_dtype(entry.dtype)) {
         others.push_back(str("  ", piece.tensor, " is ", stored_name(entry.dtype),
                              ", must be F32, BF16 or F16"));
-      } else if (bytes_ == 0 || size_of(entry.dtype) > size_of(dtype_)) {
+      } else if (bytes_ == 0 ||
+                 (size_of(entry.dtype) > size_of(dtype_) && !is_model_buffer(param.param))) {
         dtype_ = entry.dtype;
       }
       bytes_ += entry.bytes();

@@ -48,7 +48,7 @@ class Folder {
   bool has(const std::string& param) const { return params_.contains(param); }
   const std::vector<std::int64_t>& shape_of(const std::string& param) const;
   std::int64_t bytes() const { return bytes_; }  // of the tensors that Tessera uses
-  // Widest type among the tensors.
+  // Widest type among the parameters.
   DType dtype() const { return dtype_; }
 
   // Reads elements of a parameter to `into` at Run::local, rounded to nearest if `as` (f32, bf16 or

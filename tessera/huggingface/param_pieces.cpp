@@ -21,6 +21,12 @@ class Pieces {
   void transposed(std::string tensor, std::int64_t rows, std::int64_t columns) {
     add({std::move(tensor), {columns, rows}, true, 0, rows}, {rows, columns});
   }
+  // Matrix `index` of a tensor with `count` matrices.
+  void stacked(std::string tensor, std::int64_t count, std::int64_t index, std::int64_t rows,
+               std::int64_t columns) {
+    add({std::move(tensor), {count, rows, columns}, false, 0, rows, index * rows * columns},
+        {rows, columns});
+  }
 
  private:
   void add(Piece piece, Shape shape) {
@@ -55,12 +61,29 @@ struct FamilyNames {
   const char* post_norm2 = nullptr;
   const char* norm = nullptr;
   bool transposed = false;  // linears are [in, out]
+  // By default Tessera's names: models with experts of no family are listed, but not written.
+  const char* router = "experts.router";
+  const char* selection_bias = "experts.selection_bias";  // complete name
+  const char* experts = "experts.";                       // before the number of an expert
+  std::vector<const char*> expert_fc = {"fc"};
+  const char* expert_proj2 = "proj2";
+  std::vector<const char*> shared_fc = {"experts.shared.fc"};
+  const char* shared_proj2 = "experts.shared.proj2";
+  const char* shared_gate = "experts.shared_gate";
 };
+// Names of stacked experts, the same in all families; and of the router beside them.
+constexpr const char* kStackedFc = "mlp.experts.gate_up_proj";
+constexpr const char* kStackedProj2 = "mlp.experts.down_proj";
+constexpr const char* kStackedRouter = "mlp.gate";
 
 // A shape without a family has the names of one that has its parts.
 Family naming_family(const ModelShape& shape) {
   if (shape.family != Family::none) return shape.family;
-  return !shape.rotary() ? Family::gpt2 : shape.post_norms ? Family::gemma2 : Family::llama;
+  if (!shape.rotary()) return Family::gpt2;
+  if (shape.post_norms) return Family::gemma2;
+  if (!shape.experts.any()) return Family::llama;
+  if (shape.experts.scores == RouterScores::sigmoid) return Family::dots1;
+  return shape.qk_norm ? Family::qwen3_moe : Family::mixtral;
 }
 
 const FamilyNames& names_of(const ModelShape& shape) {
@@ -102,6 +125,25 @@ const FamilyNames& names_of(const ModelShape& shape) {
     names.post_norm2 = "post_feedforward_layernorm";
     return names;
   }();
+  static const FamilyNames dots1 = [] {
+    FamilyNames names = llama;
+    names.router = "mlp.gate";
+    names.selection_bias = "mlp.gate.e_score_correction_bias";
+    names.experts = "mlp.experts.";
+    names.expert_fc = {"gate_proj", "up_proj"};
+    names.expert_proj2 = "down_proj";
+    names.shared_fc = {"mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"};
+    names.shared_proj2 = "mlp.shared_experts.down_proj";
+    return names;
+  }();
+  static const FamilyNames mixtral = [] {
+    FamilyNames names = llama;
+    names.router = "block_sparse_moe.gate";
+    names.experts = "block_sparse_moe.experts.";
+    names.expert_fc = {"w1", "w3"};
+    names.expert_proj2 = "w2";
+    return names;
+  }();
   switch (naming_family(shape)) {
     case Family::gpt2: return gpt2;
     case Family::phi3: return phi3;
@@ -111,10 +153,10 @@ const FamilyNames& names_of(const ModelShape& shape) {
     case Family::llama:
     case Family::qwen2:
     case Family::mistral:
-    case Family::mixtral:
-    case Family::qwen3_moe:
-    case Family::dots1:
     case Family::qwen3: return llama;
+    case Family::mixtral: return mixtral;
+    case Family::qwen3_moe:  // dots1 without its further parts
+    case Family::dots1: return dots1;
   }
   return llama;
 }
@@ -123,7 +165,7 @@ const FamilyNames& names_of(const ModelShape& shape) {
 
 std::string prefix_of(const ModelShape& shape) { return names_of(shape).prefix; }
 
-std::vector<ParamPieces> pieces_of(const ModelShape& m) {
+std::vector<ParamPieces> pieces_of(const ModelShape& m, ExpertTensors experts) {
   const FamilyNames& names = names_of(m);
   std::vector<ParamPieces> all;
   Pieces out(all);
@@ -145,7 +187,7 @@ std::vector<ParamPieces> pieces_of(const ModelShape& m) {
   for (std::int64_t i = 0; i < m.layers; ++i) {
     const std::string ours = str("blocks.", i, "."), theirs = str(top, names.layers, i, ".");
     // `rows` has the outputs of each part of the linear, which one tensor holds, or one each.
-    const auto linear = [&](const char* own, const std::vector<const char*>& others,
+    const auto linear = [&](const std::string& own, const std::vector<std::string>& others,
                             const std::vector<std::int64_t>& rows, std::int64_t from, bool bias) {
       std::int64_t sum = 0;
       for (const std::int64_t each : rows) sum += each;
@@ -164,8 +206,45 @@ std::vector<ParamPieces> pieces_of(const ModelShape& m) {
         out.vector(str(theirs, others[t], ".bias"), rows_in(t));
       }
     };
+    // The two linears of an MLP; the names of the first are after `prefix`.
+    const auto mlp = [&](const std::string& own, const std::string& prefix,
+                         const std::vector<const char*>& fc, const char* proj2,
+                         std::int64_t width) {
+      std::vector<std::string> all_fc;
+      for (const char* const name : fc) all_fc.push_back(prefix + name);
+      linear(own + "fc", all_fc, std::vector<std::int64_t>(m.swiglu ? 2 : 1, width), m.hidden,
+             m.biases.mlp);
+      linear(own + "proj2", {prefix + proj2}, {m.hidden}, width, m.biases.mlp);
+    };
+    const auto expert_layer = [&] {
+      const Experts& has = m.experts;
+      const bool stacked = experts == ExpertTensors::stacked;
+      out.begin(ours + "experts.router.weight");
+      out.matrix(str(theirs, stacked ? kStackedRouter : names.router, ".weight"), has.count,
+                 m.hidden);
+      if (has.selection_bias) {
+        out.begin(ours + "experts.selection_bias");
+        out.vector(theirs + names.selection_bias, has.count);
+      }
+      for (std::int64_t expert = 0; expert < has.count; ++expert) {
+        const std::string own = str("experts.", expert, ".");
+        if (!stacked) {
+          mlp(own, str(names.experts, expert, "."), names.expert_fc, names.expert_proj2, has.width);
+          continue;
+        }
+        out.begin(str(ours, own, "fc.weight"));
+        out.stacked(theirs + kStackedFc, has.count, expert, 2 * has.width, m.hidden);
+        out.begin(str(ours, own, "proj2.weight"));
+        out.stacked(theirs + kStackedProj2, has.count, expert, m.hidden, has.width);
+      }
+      if (has.shared_width > 0) {
+        mlp("experts.shared.", "", names.shared_fc, names.shared_proj2, has.shared_width);
+      }
+      if (has.shared_gate) linear("experts.shared_gate", {names.shared_gate}, {1}, m.hidden, false);
+    };
     norm(ours + "norm1", theirs + names.norm1, m.hidden, m.biases.norm);
-    linear("qkv", names.qkv, {m.q_width(), m.kv_width(), m.kv_width()}, m.hidden, m.biases.qkv);
+    linear("qkv", {names.qkv.begin(), names.qkv.end()}, {m.q_width(), m.kv_width(), m.kv_width()},
+           m.hidden, m.biases.qkv);
     if (m.qk_norm) {
       norm(ours + "q_norm", theirs + names.q_norm, m.head_dim(), false);
       norm(ours + "k_norm", theirs + names.k_norm, m.head_dim(), false);
@@ -173,9 +252,11 @@ std::vector<ParamPieces> pieces_of(const ModelShape& m) {
     linear("proj", {names.proj}, {m.hidden}, m.q_width(), m.biases.out);
     if (m.post_norms) norm(ours + "post_norm1", theirs + names.post_norm1, m.hidden, false);
     norm(ours + "norm2", theirs + names.norm2, m.hidden, m.biases.norm);
-    linear("fc", names.fc, std::vector<std::int64_t>(m.swiglu ? 2 : 1, m.ffn), m.hidden,
-           m.biases.mlp);
-    linear("proj2", {names.proj2}, {m.hidden}, m.ffn, m.biases.mlp);
+    if (m.has_experts(i)) {
+      expert_layer();
+    } else {
+      mlp("", "", names.fc, names.proj2, m.ffn);
+    }
     if (m.post_norms) norm(ours + "post_norm2", theirs + names.post_norm2, m.hidden, false);
   }
   norm("norm", top + names.norm, m.hidden, m.biases.norm);
@@ -184,6 +265,14 @@ std::vector<ParamPieces> pieces_of(const ModelShape& m) {
     out.matrix("lm_head.weight", m.vocab, m.hidden);
   }
   return all;
+}
+
+bool is_model_buffer(std::string_view param) { return param.ends_with(".selection_bias"); }
+
+const char* state_of(std::string_view param) { return is_model_buffer(param) ? "buffer" : "param"; }
+
+bool is_stacked(std::string_view tensor) {
+  return tensor.ends_with(kStackedFc) || tensor.ends_with(kStackedProj2);
 }
 
 bool is_buffer(const ModelShape& shape, std::string_view tensor) {

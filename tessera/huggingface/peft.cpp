@@ -204,7 +204,11 @@ AdapterFolder::AdapterFolder(const std::string& path, const ModelShape& shape) :
   }
   for (const checkpoint::TensorEntry& entry : header.tensors) {
     if (!known.contains(entry.name)) {
-      problems.push_back(str("extra ", visible(entry.name), " ", dims(entry.shape)));
+      const bool in_mlp =
+          shape.experts.any() && entry.name.find(".self_attn.") == std::string::npos;
+      problems.push_back(
+          str("extra ", visible(entry.name), " ", dims(entry.shape),
+              in_mlp ? " (Tessera adapts the attention of models with experts only)" : ""));
     }
   }
   if (!problems.empty() || targets.empty()) {

@@ -163,7 +163,7 @@ class Folder::Plan {
     Job job = job_of(piece);
     const std::int64_t most = kJobBytes / bytes_of(job.entry->dtype);
     for (std::int64_t done = 0; done < count; done += most) {
-      job.from = at + done;
+      job.from = piece.from + at + done;
       job.count = std::min(most, count - done);
       job.local = local + done;
       jobs_.push_back(job);

@@ -1,6 +1,7 @@
 #include "tessera/huggingface/shape_json.h"
 
 #include <nlohmann/json.hpp>
+#include <span>
 #include <type_traits>
 
 #include "tessera/core/errors.h"
@@ -14,11 +15,15 @@ using Kind = RotaryScaling::Kind;
 
 // Returns the value whose name() is `word`.
 template <typename Enum>
-Enum named(const nlohmann::json& word, std::initializer_list<Enum> all) {
+Enum named(const nlohmann::json& word, std::span<const Enum> all) {
   for (const Enum each : all) {
     if (word.get<std::string>() == name(each)) return each;
   }
   throw UsageError(str("got ", word.dump(), ", which is not a known value"));
+}
+template <typename Enum>
+Enum named(const nlohmann::json& word, std::initializer_list<Enum> all) {
+  return named(word, std::span<const Enum>(all.begin(), all.size()));
 }
 
 template <typename T>
@@ -35,6 +40,55 @@ Biases biases_of(const nlohmann::json& json) {
   if (json.is_boolean()) return json.get<bool>();
   return {json.at("qkv").get<bool>(), json.at("out").get<bool>(), json.at("mlp").get<bool>(),
           json.at("norm").get<bool>()};
+}
+
+nlohmann::json experts_json(const Experts& experts) {
+  nlohmann::json json = {{"count", experts.count},
+                         {"per_token", experts.per_token},
+                         {"width", experts.width},
+                         {"scores", name(experts.scores)},
+                         {"normalized", experts.normalized}};
+  const Experts plain;
+  const auto add = [&](const char* key, const auto& value, const auto& otherwise) {
+    if (value != otherwise) json[key] = value;
+  };
+  add("shared_width", experts.shared_width, plain.shared_width);
+  add("shared_gate", experts.shared_gate, plain.shared_gate);
+  add("scale", experts.scale, plain.scale);
+  add("selection_bias", experts.selection_bias, plain.selection_bias);
+  add("bias_rate", experts.bias_rate, plain.bias_rate);
+  add("dense_layers", experts.dense_layers, plain.dense_layers);
+  add("balance_loss", experts.balance_loss, plain.balance_loss);
+  add("z_loss", experts.z_loss, plain.z_loss);
+  add("jitter", experts.jitter, plain.jitter);
+  add("capacity", experts.capacity, plain.capacity);
+  return json;
+}
+
+Experts experts_of(const nlohmann::json& json) {
+  if (!json.is_object()) {
+    throw UsageError(str("\"experts\" is ", json.dump().substr(0, 80), "; must be an object"));
+  }
+  Experts experts;
+  for (const char* const key : {"count", "per_token", "width"}) json.at(key);  // throws if missing
+  take(json, "count", experts.count);
+  take(json, "per_token", experts.per_token);
+  take(json, "width", experts.width);
+  if (json.contains("scores")) {
+    experts.scores = named(json["scores"], {RouterScores::softmax, RouterScores::sigmoid});
+  }
+  take(json, "normalized", experts.normalized);
+  take(json, "shared_width", experts.shared_width);
+  take(json, "shared_gate", experts.shared_gate);
+  take(json, "scale", experts.scale);
+  take(json, "selection_bias", experts.selection_bias);
+  take(json, "bias_rate", experts.bias_rate);
+  take(json, "dense_layers", experts.dense_layers);
+  take(json, "balance_loss", experts.balance_loss);
+  take(json, "z_loss", experts.z_loss);
+  take(json, "jitter", experts.jitter);
+  take(json, "capacity", experts.capacity);
+  return experts;
 }
 
 }  // namespace
@@ -100,6 +154,7 @@ std::string shape_json(const ModelShape& shape) {
   add("attention_scale", shape.attention_scale, plain.attention_scale);
   add("attention_cap", shape.attention_cap, plain.attention_cap);
   add("logit_cap", shape.logit_cap, plain.logit_cap);
+  if (shape.experts.any()) json["experts"] = experts_json(shape.experts);
   if (shape.gate != plain.gate) json["gate"] = name(shape.gate);
   if (shape.family != plain.family) json["family"] = name(shape.family);
   return json.dump();
@@ -164,10 +219,9 @@ ModelShape parse_shape(std::string_view text, const std::string& where) {
       shape.gate = named(json["gate"], {Activation::gelu_tanh, Activation::gelu, Activation::silu});
     }
     if (json.contains("family")) {
-      shape.family =
-          named(json["family"], {Family::gpt2, Family::llama, Family::qwen2, Family::mistral,
-                                 Family::qwen3, Family::phi3, Family::gemma2, Family::gemma3});
+      shape.family = named(json["family"], std::span<const Family>(kFamilies));
     }
+    if (json.contains("experts")) shape.experts = experts_of(json["experts"]);
     if (json.contains("lora") && !json["lora"].is_null()) {
       const nlohmann::json& lora = json["lora"];
       shape.lora = {lora.at("rank").get<std::int64_t>(), lora.at("alpha").get<double>(),

@@ -263,6 +263,7 @@ TEST(Config, RejectsUnsupportedFieldsByName) {
       {gpt2(), "num_hidden_layers", 2},
       {gpt2(), "pruned_heads", {{"0", {1}}}},
       {mistral(), "attention_bias", true},
+      {llama(), "n_group", 2},
       {mistral(), "layer_types", {"sliding_attention", "full_attention", "sliding_attention"}},
       {mistral(), "layer_types", {"full_attention", "full_attention", "full_attention"}},
       {qwen2(), "layer_types", {"sliding_attention", "full_attention", "full_attention"}},

@@ -47,7 +47,7 @@ TEST(Export, WritesEveryFamilyFromAnyMesh) {
     const std::string out = dir / (shape.name + "-out/");
     const WrittenFolder written = export_folder(from, out);
     EXPECT_EQ(written.files, 1);
-    EXPECT_EQ(written.bytes, 4 * shape.params());
+    EXPECT_EQ(written.bytes, 4 * (shape.params() + buffer_elements(shape)));
     EXPECT_TRUE(written.companions.empty());
     expect_model(out, shape);
     FolderOptions options;
@@ -57,10 +57,34 @@ TEST(Export, WritesEveryFamilyFromAnyMesh) {
     EXPECT_GT(several.files, 2);
     expect_model(out + "-bf16", shape);
     const auto index = nlohmann::json::parse(read_all(out + "-bf16/model.safetensors.index.json"));
-    EXPECT_EQ(index["metadata"]["total_size"], 2 * shape.params());
+    EXPECT_EQ(index["metadata"]["total_size"], 2 * shape.params() + 4 * buffer_elements(shape));
     for (const auto& [name, file] : index["weight_map"].items()) {
       EXPECT_TRUE(fs::exists(out + "-bf16/" + file.get<std::string>())) << name;
     }
+  }
+}
+
+// A folder that was loaded and exported has the tensors of the first one, byte by byte.
+TEST(Export, WritesTheBytesOfTheFolderThatItsCheckpointStartedFrom) {
+  const TemporaryFolder dir;
+  for (const ModelShape& shape : small_shapes()) {
+    make_folder(dir / (shape.name + "-hub"), shape);
+    Checkpoint from(make_checkpoint(dir / shape.name, shape));
+    export_folder(from, dir / (shape.name + "-out"));
+    const auto tensors = [&](const std::string& folder) {
+      const std::string path = dir / (shape.name + folder + "/model.safetensors");
+      const auto file = checkpoint::local_files()->open(path);
+      const checkpoint::Header header = checkpoint::read_header(*file, path);
+      std::map<std::string, std::vector<char>> all;
+      for (const checkpoint::TensorEntry& entry : header.tensors) {
+        std::vector<char>& bytes = all[entry.name];
+        bytes.resize(static_cast<std::size_t>(entry.bytes()));
+        file->read(header.data_begin + entry.begin, reinterpret_cast<std::byte*>(bytes.data()),
+                   entry.bytes());
+      }
+      return all;
+    };
+    EXPECT_TRUE(tensors("-hub") == tensors("-out")) << shape.name;
   }
 }
 

@@ -55,19 +55,75 @@ TEST(Folder, ReadsEveryParameterOfEveryFamilyAndType) {
         expect_runs(folder, param.param, {{0, 0, size}}, size);
         params += size;
       }
-      EXPECT_EQ(params, shape.params()) << shape.name;  // all parameters were read
+      // All parameters were read.
+      EXPECT_EQ(params, shape.params() + buffer_elements(shape)) << shape.name;
     }
   }
+}
+
+// transformers 5 can save the experts of a layer as one tensor.
+TEST(Folder, ReadsStackedExperts) {
+  const TemporaryFolder dir;
+  for (const char* const name : {"mixtral", "qwen3-moe", "dots1", "dots1-all-sparse"}) {
+    const ModelShape shape = small_shape(name);
+    for (const bool prefix : {true, false}) {
+      const std::string path = dir / str(name, prefix);
+      MadeOptions options;
+      options.stacked = true;
+      options.prefix = prefix;
+      options.files = prefix ? 1 : 2;
+      make_folder(path, shape, options);
+      const Folder folder(path);
+      EXPECT_EQ(folder.bytes(), 4 * (shape.params() + buffer_elements(shape)));
+      for (const ParamPieces& param : pieces_of(shape)) {
+        const std::int64_t size = elements(param.shape);
+        EXPECT_EQ(folder.shape_of(param.param), param.shape);
+        expect_runs(folder, param.param, {{0, 0, size}}, size);
+      }
+    }
+    MadeOptions wrong;
+    wrong.stacked = true;
+    wrong.entries = [](std::vector<checkpoint::TensorEntry>& entries) {
+      for (checkpoint::TensorEntry& entry : entries) {
+        if (entry.name == "model.layers.1.mlp.experts.down_proj") entry.shape[0] += 1;
+        if (entry.name == "model.layers.1.mlp.experts.gate_up_proj") entry.name += "x";
+      }
+    };
+    make_folder(dir / str(name, "wrong"), shape, wrong);
+    const std::string problem = error_of([&] { const Folder folder(dir / str(name, "wrong")); });
+    for (const char* const part : {"model.layers.1.mlp.experts.down_proj is [",
+                                   "missing model.layers.1.mlp.experts.gate_up_proj [",
+                                   "extra model.layers.1.mlp.experts.gate_up_projx"}) {
+      const std::size_t at = problem.find(part);
+      EXPECT_NE(at, std::string::npos) << part << " in\n" << problem;
+      EXPECT_EQ(problem.find(part, at + 1), std::string::npos) << "once: " << problem;
+    }
+  }
+}
+
+// The type of a folder is that of its parameters; the selection biases beside them are fp32.
+TEST(Folder, KeepsTheTypeOfSelectionBiases) {
+  const TemporaryFolder dir;
+  const ModelShape shape = small_shape("dots1");
+  MadeOptions options;
+  options.dtype = DType::bf16;
+  make_folder(dir / "a", shape, options);
+  const Folder folder(dir / "a");
+  EXPECT_EQ(folder.dtype(), DType::bf16);
+  EXPECT_EQ(folder.bytes(), 2 * shape.params() + 4 * buffer_elements(shape));
+  EXPECT_TRUE(folder.has("blocks.1.experts.selection_bias"));
+  EXPECT_FALSE(folder.has("blocks.0.experts.selection_bias"));
 }
 
 // Shards of several meshes, and random runs.
 TEST(Folder, ReadsAnyRangeOfAParameter) {
   const TemporaryFolder dir;
   std::mt19937_64 random(5);
-  for (const char* const model : {"gpt2", "llama"}) {
+  for (const char* const model : {"gpt2", "llama", "mixtral", "dots1"}) {
     const ModelShape shape = small_shape(model);
     MadeOptions options;
     options.dtype = DType::bf16;
+    options.stacked = std::string(model) == "dots1";
     make_folder(dir / model, shape, options);
     const Folder folder(dir / model);
     for (const ParamPieces& param : pieces_of(shape)) {

@@ -36,10 +36,38 @@ ModelShape small(std::string name, std::int64_t kv_heads, Biases biases, bool ti
   return shape;
 }
 
+std::vector<ModelShape> sparse_shapes() {
+  std::vector<ModelShape> all;
+  all.push_back(small("mixtral", 2, false, false));
+  all.back().window = 9;
+  all.back().experts = {.count = 3, .per_token = 2, .width = 40};
+  all.push_back(small("qwen3-moe", 2, false, false));
+  all.back().layers = 3;
+  all.back().qk_norm = true;
+  all.back().head_width = 8;
+  all.back().experts = {.count = 5, .per_token = 1, .width = 7, .normalized = false};
+  all.back().experts.dense_layers = 1;
+  for (const char* const name : {"dots1", "dots1-all-sparse"}) {
+    ModelShape& dots = all.emplace_back(small(name, 4, false, true));
+    dots.qk_norm = true;
+    dots.experts = {.count = 4, .per_token = 3, .width = 9, .shared_width = 18};
+    dots.experts.scores = RouterScores::sigmoid;
+    dots.experts.scale = 2.5;
+    dots.experts.selection_bias = true;
+    if (std::string(name) != "dots1") continue;
+    dots.biases = Biases(true, true, false, false);
+    dots.window = 8;
+    dots.window_from = 1;
+    dots.experts.normalized = false;
+    dots.experts.dense_layers = 1;
+  }
+  return all;
+}
+
 // Returns the bytes of a tensor of the folder.
 std::string bytes_of_piece(const ParamPieces& param, const Piece& piece, DType dtype) {
   const std::int64_t width = param.shape.size() > 1 ? param.shape[1] : 1;
-  const std::int64_t count = elements(piece.shape), size = bytes_of(dtype);
+  const std::int64_t count = piece.rows * width, size = bytes_of(dtype);
   std::string out(static_cast<std::size_t>(count * size), '\0');
   for (std::int64_t i = 0; i < count; ++i) {
     std::int64_t row = i / width, column = i % width;
@@ -123,6 +151,7 @@ std::vector<ModelShape> small_shapes() {
     yarn.mscale = 0.75;
     yarn.mscale_all_dim = 1.25;
   }
+  for (ModelShape& shape : sparse_shapes()) all.push_back(std::move(shape));
   for (ModelShape& shape : all) shape.family = family_of(shape);
   return all;
 }
@@ -147,6 +176,10 @@ std::int64_t elements(const std::vector<std::int64_t>& shape) {
   return count;
 }
 
+std::int64_t buffer_elements(const ModelShape& shape) {
+  return shape.experts.selection_bias ? shape.expert_layers() * shape.experts.count : 0;
+}
+
 void make_folder(const std::string& path, const ModelShape& shape, const MadeOptions& options) {
   std::filesystem::create_directories(path);
   const auto files = checkpoint::local_files();
@@ -155,29 +188,35 @@ void make_folder(const std::string& path, const ModelShape& shape, const MadeOpt
   std::vector<checkpoint::TensorEntry> entries;
   std::map<std::string, std::string> bytes;
   const auto add = [&](const std::string& name, const std::vector<std::int64_t>& sizes,
-                       std::string data) {
+                       std::string data, DType dtype) {
+    if (bytes.contains(name)) {  // the next expert of a stack
+      bytes[name] += data;
+      return;
+    }
     checkpoint::TensorEntry& entry = entries.emplace_back();
     entry.name = name;
     entry.shape = sizes;
-    entry.dtype = options.dtype;
+    entry.dtype = dtype;
     bytes[name] = std::move(data);
   };
   const std::string prefix = prefix_of(shape);
-  for (const ParamPieces& param : pieces_of(shape)) {
+  for (const ParamPieces& param :
+       pieces_of(shape, options.stacked ? ExpertTensors::stacked : ExpertTensors::separate)) {
+    const DType dtype = is_model_buffer(param.param) ? DType::f32 : options.dtype;
     for (const Piece& piece : param.pieces) {
       std::string name = piece.tensor;
       if (!options.prefix && name.starts_with(prefix)) name.erase(0, prefix.size());
-      add(name, piece.shape, bytes_of_piece(param, piece, options.dtype));
+      add(name, piece.shape, bytes_of_piece(param, piece, dtype), dtype);
     }
   }
   if (options.buffers) {
     const std::string name = shape.rotary() ? "model.layers.0.self_attn.rotary_emb.inv_freq"
                                             : "transformer.h.0.attn.bias";
-    add(name, {4}, std::string(as_size(4 * bytes_of(options.dtype)), 'x'));
+    add(name, {4}, std::string(as_size(4 * bytes_of(options.dtype)), 'x'), options.dtype);
   }
   if (options.head_copy) {
     const std::string embedding = entries.front().name;
-    add("lm_head.weight", {shape.vocab, shape.hidden}, bytes.at(embedding));
+    add("lm_head.weight", {shape.vocab, shape.hidden}, bytes.at(embedding), options.dtype);
   }
   if (options.entries) options.entries(entries);
   nlohmann::json index;
@@ -216,7 +255,8 @@ std::string make_checkpoint(const std::string& dir, const ModelShape& shape) {
     spec.name = param.param;
     spec.shape = param.shape;
     const std::int64_t count = elements(param.shape);
-    for (const char* const state : {"param", "moment1"}) {
+    for (const char* const state : {state_of(param.param), "moment1"}) {
+      if (state[0] == 'm' && is_model_buffer(param.param)) continue;
       std::vector<float>& values = memory.emplace_back(as_size(count));
       for (std::int64_t i = 0; i < count; ++i) {
         values[as_size(i)] = value_of(param.param, i) + (state[0] == 'm' ? 1 : 0);

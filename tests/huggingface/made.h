@@ -15,13 +15,15 @@ namespace tessera::huggingface {
 
 // Small models of each family, covering their special features. By name: gpt2, gpt2-untied, llama,
 // llama-biases, llama-tied, qwen2, qwen2-window, mistral, llama-dynamic, qwen2-yarn,
-// qwen2-yarn-all.
+// qwen2-yarn-all, mixtral, qwen3-moe, dots1, dots1-all-sparse.
 std::vector<ModelShape> small_shapes();
 ModelShape small_shape(const std::string& name);
 
 // Returns element i of a parameter: a number that bf16 and f16 represent exactly.
 float value_of(const std::string& param, std::int64_t i);
 std::int64_t elements(const std::vector<std::int64_t>& shape);
+// Returns the number of elements of the buffers of a model.
+std::int64_t buffer_elements(const ModelShape& shape);
 
 // Options of make_folder().
 struct MadeOptions {
@@ -30,6 +32,7 @@ struct MadeOptions {
   bool prefix = true;      // names begin with "model." or "transformer."
   bool buffers = false;    // adds the buffers of older files
   bool head_copy = false;  // adds the embedding as lm_head.weight
+  bool stacked = false;    // experts of a layer in one tensor
   // Called last, for tests that corrupt the header.
   std::function<void(std::vector<checkpoint::TensorEntry>&)> entries = {};
 };
