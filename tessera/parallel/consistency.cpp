@@ -168,6 +168,7 @@ void expect_same_layers(const comm::Mesh& mesh, const std::string& problem, cons
 }
 
 void reject_torch_dropout(const Layer& layer, const torch::nn::Module& module, int tp) {
+  if (tp == 1) return;
   namespace tn = torch::nn;
   for (const auto& item : module.named_modules()) {
     const tn::Module& each = *item.value();
@@ -203,7 +204,8 @@ void reject_torch_dropout(const Layer& layer, const torch::nn::Module& module, i
   }
 }
 
-void reject_token_mixing(const Layer& layer, const torch::nn::Module& module) {
+void reject_token_mixing(const Layer& layer, const torch::nn::Module& module, int cp) {
+  if (cp == 1) return;
   namespace tn = torch::nn;
   for (const auto& item : module.named_modules()) {
     const tn::Module* const each = item.value().get();

@@ -28,11 +28,11 @@ void expect_same_list(const std::vector<Layer>& layers, const comm::Mesh& mesh,
 void expect_same_layers(const comm::Mesh& mesh, const std::string& problem, const Start& start);
 
 // Throws UsageError if a module of the layer uses the dropout of torch, which draws different
-// random numbers on each tensor-parallel rank.
+// random numbers on each of `tp` tensor-parallel ranks, if there are several.
 void reject_torch_dropout(const Layer& layer, const torch::nn::Module& module, int tp);
 // Throws UsageError if a module of the layer mixes the tokens of a row, of which each
-// context-parallel rank has only a part.
-void reject_token_mixing(const Layer& layer, const torch::nn::Module& module);
+// of `cp` context-parallel ranks, if there are several, has only a part.
+void reject_token_mixing(const Layer& layer, const torch::nn::Module& module, int cp);
 // Returns true if a module is a MeshDropout with its own rate above 0, independent of
 // ParallelOptions::dropout.
 bool has_own_dropout(const torch::nn::Module& module);

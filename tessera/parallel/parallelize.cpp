@@ -157,9 +157,8 @@ void ParallelModel::Impl::make_chunks(const std::vector<Layer>& layers) {
       context_parallel::Axis{context, options.context}, mesh.group(Axis::ep));
   ModelChunkImpl::Made made;
   const auto on_made = [&](const Layer& layer, parallel::LayerUnit& unit) {
-    const int ranks = mesh.axes().tp();
-    if (ranks > 1) parallel::reject_torch_dropout(layer, unit.module(), ranks);
-    if (mesh.axes().size(Axis::cp) > 1) parallel::reject_token_mixing(layer, unit.module());
+    parallel::reject_torch_dropout(layer, unit.module(), mesh.axes().tp());
+    parallel::reject_token_mixing(layer, unit.module(), mesh.axes().size(Axis::cp));
     own_dropout = own_dropout || parallel::has_own_dropout(unit.module());
     experts.take(static_cast<std::size_t>(&layer - layers.data()), layer.name, unit.module());
     start.take(layer, unit);
@@ -349,10 +348,6 @@ void ParallelModel::Impl::check_replicas(const std::vector<MicroBatch>& given) {
   parallel::expect_replicated(mesh, model, sharing, own);
 }
 
-void ParallelModel::run(const std::vector<MicroBatch>& batches, std::uint64_t step) {
-  impl_->start_passes(batches, step);
-}
-
 zero::PendingStep ParallelModel::Impl::step_now(const std::vector<MicroBatch>& given,
                                                 const StepNumbers& numbers) {
   check_count(given);
@@ -445,6 +440,9 @@ at::Tensor ParallelModel::predict(const at::Tensor& input, const Finish& finish)
   return evaluate({MicroBatch{input, {}}}, finish).front();
 }
 
+void ParallelModel::run(const std::vector<MicroBatch>& batches, std::uint64_t step) {
+  impl_->start_passes(batches, step);
+}
 zero::Engine& ParallelModel::engine() { return *impl_->engine; }
 const zero::Engine& ParallelModel::engine() const { return *impl_->engine; }
 const comm::Mesh& ParallelModel::mesh() const { return impl_->mesh; }
