@@ -66,7 +66,7 @@ CallLog::CallLog(std::shared_ptr<Peers> peers, std::vector<int> members, std::st
 }
 
 std::uint64_t CallLog::key(const Record& call, Kind kind) {
-  std::uint64_t hash = mix(kHashStart, call.count);
+  std::uint64_t hash = mix(kHashStart, has_unequal_counts(call) ? 0 : call.count);
   hash = mix(hash, static_cast<std::uint64_t>(call.dtype));
   hash = mix(hash, call.label_hash);
   if (kind == Kind::messages) return hash;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 #include "tessera/comm/traffic.h"
 #include "tessera/core/errors.h"
@@ -49,6 +50,15 @@ std::size_t own_count(const Collective& call, int ranks, int rank) noexcept {
   return sum;
 }
 
+std::size_t received_count(const Collective& call, int ranks, int rank) noexcept {
+  if (call.counts) return part_begin(call.counts->out, ranks);
+  return shard_of(call.count, ranks, rank).size * static_cast<std::size_t>(ranks);
+}
+
+std::size_t part_begin(const std::vector<std::size_t>& counts, int rank) noexcept {
+  return std::accumulate(counts.begin(), counts.begin() + rank, std::size_t{0});
+}
+
 void for_each_part(const Collective& call, int ranks, int rank,
                    const std::function<void(const Collective& part)>& run) {
   if (!call.parts) return run(call);
@@ -76,6 +86,7 @@ std::string describe(const Collective& call) {
   std::string text = str(name(call.op), "(");
   if (is_reduction(call.op)) text += str(name(call.reduce), ", ");
   text += str(call.count, " × ", name(call.dtype));
+  if (call.counts) text += ", unequal counts";
   if (call.op == Op::broadcast || call.op == Op::reduce) text += str(", root ", call.peer);
   if (call.op == Op::send) text += str(", to ", call.peer);
   if (call.op == Op::recv) text += str(", from ", call.peer);
@@ -106,8 +117,11 @@ std::uint64_t ring_bytes(const Collective& call, int ranks, int rank) noexcept {
   switch (call.op) {
     case Op::all_reduce: return 2 * shards;
     case Op::reduce_scatter:
-    case Op::all_gather:
-    case Op::all_to_all: return shards;
+    case Op::all_gather: return shards;
+    case Op::all_to_all: {
+      if (!call.counts) return shards;
+      return (call.count - call.counts->in[as_size(rank)]) * size_of(call.dtype);
+    }
     case Op::broadcast: return (rank + 1) % ranks == call.peer ? 0 : call.bytes();
     case Op::reduce: return rank == call.peer ? 0 : call.bytes();
     case Op::send: return call.bytes();
@@ -135,6 +149,37 @@ bool overlaps(const Collective& call, int ranks, int rank, std::size_t in, std::
 }
 
 }  // namespace
+
+void check_counts(const Collective& call, int ranks, int rank) {
+  const auto reject = [&](const auto&... problem) {
+    throw UsageError(str(describe(call), " on rank ", rank, ": ", problem...));
+  };
+  if (call.op != Op::all_to_all) reject("only all_to_all accepts counts");
+  const ExchangeCounts& counts = *call.counts;
+  for (const bool in : {true, false}) {
+    const std::vector<std::size_t>& each = in ? counts.in : counts.out;
+    if (each.size() == as_size(ranks)) continue;
+    reject(in ? "in_counts" : "out_counts", " has ", each.size(), " counts; must be ", ranks,
+           ", one for every rank of the group");
+  }
+  std::size_t sum = 0;
+  for (const std::size_t count : counts.in) {
+    // Compared one by one, so that the sum cannot wrap.
+    if (count > call.count - sum) {
+      reject("the sum of in_counts is greater than the ", call.count, " elements of the input; ",
+             "must be equal");
+    }
+    sum += count;
+  }
+  if (sum != call.count) {
+    reject("the sum of in_counts is ", sum, "; must be ", call.count, ", the size of the input");
+  }
+  if (counts.in[as_size(rank)] != counts.out[as_size(rank)]) {
+    reject("in_counts[", rank, "] is ", counts.in[as_size(rank)], ", but out_counts[", rank,
+           "] is ", counts.out[as_size(rank)], "; both must be the number of elements that this ",
+           "rank keeps");
+  }
+}
 
 void check(const Collective& call, int ranks, int rank) {
   const bool needs_peer =
@@ -165,7 +210,9 @@ void check(const Collective& call, int ranks, int rank) {
   if (call.shared && call.op != Op::all_gather) {
     throw UsageError(str(describe(call), " on rank ", rank, ": only all_gather may be shared"));
   }
+  if (call.counts) check_counts(call, ranks, rank);
   const std::size_t own = own_count(call, ranks, rank);
+  const std::size_t received = call.op == Op::all_to_all ? received_count(call, ranks, rank) : own;
   const bool shard_in = call.op == Op::all_gather;
   const bool shard_out = call.op == Op::reduce_scatter || call.op == Op::all_to_all;
   const bool no_in = call.op == Op::barrier || call.op == Op::recv ||
@@ -175,13 +222,11 @@ void check(const Collective& call, int ranks, int rank) {
   if (!no_in && call.in == nullptr && (shard_in ? own : call.count) > 0) {
     throw UsageError(str(describe(call), " on rank ", rank, ": the input buffer is null"));
   }
-  if (!no_out && call.out == nullptr && (shard_out ? own : call.count) > 0) {
+  if (!no_out && call.out == nullptr && (shard_out ? received : call.count) > 0) {
     throw UsageError(str(describe(call), " on rank ", rank, ": the output buffer is null"));
   }
   if (no_in || no_out || call.parts || call.shared) return;
-  const std::size_t out = call.op == Op::all_to_all ? own * static_cast<std::size_t>(ranks)
-                          : shard_out               ? own
-                                                    : call.count;
+  const std::size_t out = shard_out ? received : call.count;
   if (overlaps(call, ranks, rank, shard_in ? own : call.count, out)) {
     throw UsageError(str(describe(call), " on rank ", rank,
                          ": input and output overlap; pass separate buffers",

@@ -292,6 +292,22 @@ Work Group::all_to_all(const at::Tensor& out, const at::Tensor& in, const Call& 
   return submit(std::move(what), out, in);
 }
 
+Work Group::all_to_all(const at::Tensor& out, const at::Tensor& in,
+                       const std::vector<std::size_t>& out_counts,
+                       const std::vector<std::size_t>& in_counts, const Call& call) const {
+  Collective what = make(Op::all_to_all, in, -1, call);
+  what.counts = std::make_shared<const ExchangeCounts>(ExchangeCounts{in_counts, out_counts});
+  check_counts(what, size(), rank());
+  const auto elements = static_cast<std::size_t>(out.numel());
+  const std::size_t received = received_count(what, size(), rank());
+  const std::size_t largest = *std::max_element(out_counts.begin(), out_counts.end());
+  require(received == elements && largest <= elements, what, [&] {
+    return str("the sum of out_counts is ", received, ", the largest of them ", largest,
+               "; the sum must be ", elements, ", the size of the output");
+  });
+  return submit(std::move(what), out, in);
+}
+
 Work Group::send(const at::Tensor& x, int to, const Call& call) const {
   return submit(make(Op::send, x, to, call), {}, x);
 }

@@ -91,6 +91,12 @@ class Group {
   Work reduce(const at::Tensor& x, int root, const Call& call = {}) const;
   // in: one shard for every rank. out: this rank's shard from every rank.
   Work all_to_all(const at::Tensor& out, const at::Tensor& in, const Call& call = {}) const;
+  // Sends in_counts[r] elements to rank r and receives out_counts[r] elements from it. Both tensors
+  // have these parts one after another, in rank order. Zero counts are allowed. in_counts[s] of
+  // rank r must equal out_counts[r] of rank s: [Note: unequal counts] in collective.h.
+  Work all_to_all(const at::Tensor& out, const at::Tensor& in,
+                  const std::vector<std::size_t>& out_counts,
+                  const std::vector<std::size_t>& in_counts, const Call& call = {}) const;
   // Sends between two ranks keep their order; they are independent of all other calls.
   Work send(const at::Tensor& x, int to, const Call& call = {}) const;
   // x must have the size and type of the tensor that the other rank sends.

@@ -7,8 +7,11 @@
 namespace tessera::comm {
 namespace {
 
+constexpr std::uint8_t kUnequalCounts = 8;  // bit of Record::form
+
 bool same_buffer(const Record& a, const Record& b) {
-  return a.dtype == b.dtype && a.count == b.count && a.label_hash == b.label_hash;
+  const bool same_count = a.count == b.count || (has_unequal_counts(a) && has_unequal_counts(b));
+  return a.dtype == b.dtype && same_count && a.label_hash == b.label_hash;
 }
 
 std::uint64_t hash_parts(const Collective& call) {
@@ -21,6 +24,10 @@ std::uint64_t hash_parts(const Collective& call) {
 
 }  // namespace
 
+bool has_unequal_counts(const Record& record) noexcept {
+  return (record.form & kUnequalCounts) != 0;
+}
+
 bool same_call(const Record& a, const Record& b) {
   return a.op == b.op && a.peer == b.peer && a.form == b.form && a.parts_hash == b.parts_hash &&
          same_buffer(a, b) && (!is_reduction(a.op) || a.reduce == b.reduce);
@@ -28,7 +35,8 @@ bool same_call(const Record& a, const Record& b) {
 
 Record make_record(const Collective& call) {
   const auto form =
-      static_cast<std::uint8_t>(call.shared + 2 * (call.parts != nullptr) + 4 * call.in_place());
+      static_cast<std::uint8_t>(call.shared + 2 * (call.parts != nullptr) + 4 * call.in_place() +
+                                (call.counts ? kUnequalCounts : 0));
   Record record{call.op,   call.dtype, call.reduce,           form,
                 call.peer, call.count, hash_text(call.label), hash_parts(call),
                 {}};
@@ -44,6 +52,7 @@ std::string describe(const Record& record) {
   call.peer = record.peer;
   call.count = record.count;
   call.label = record.label;
+  if (has_unequal_counts(record)) call.counts = std::make_shared<const ExchangeCounts>();
   // Truncated labels may look equal although they differ; the hash shows the difference.
   if (hash_text(call.label) != record.label_hash)
     call.label += str("… #", record.label_hash % 10'000);

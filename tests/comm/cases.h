@@ -4,8 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/backend.h"
@@ -92,6 +97,74 @@ inline void run_small_matrix(Backend& group, const std::vector<std::size_t>& cou
       }
     }
   }
+}
+
+// Returns counts that are equal on every rank that passes the same seed. A quarter of them are 0.
+inline CountTable random_counts(int ranks, std::size_t most, unsigned seed) {
+  std::mt19937 random(seed);
+  CountTable table(static_cast<std::size_t>(ranks),
+                   std::vector<std::size_t>(static_cast<std::size_t>(ranks)));
+  for (auto& row : table) {
+    for (std::size_t& count : row) count = random() % 4 == 0 ? 0 : random() % (most + 1);
+  }
+  return table;
+}
+
+// Returns the counts of one rank.
+inline ExchangeCounts counts_of(const CountTable& table, int rank) {
+  const auto own = static_cast<std::size_t>(rank);
+  ExchangeCounts counts{table[own], {}};
+  for (const auto& row : table) counts.out.push_back(row[own]);
+  return counts;
+}
+
+// Returns an all_to_all with unequal counts.
+inline Collective exchange(DType dtype, const void* in, void* out, ExchangeCounts counts,
+                           std::string label = "exchange") {
+  Collective call;
+  call.op = Op::all_to_all;
+  call.dtype = dtype;
+  call.in = in;
+  call.out = out;
+  call.count = part_begin(counts.in, static_cast<int>(counts.in.size()));
+  call.label = std::move(label);
+  call.counts = std::make_shared<const ExchangeCounts>(std::move(counts));
+  return call;
+}
+
+// One all_to_all with unequal counts: the same on all ranks.
+struct ExchangeCase {
+  ExchangeCase(DType type, CountTable counts) : dtype(type), table(std::move(counts)) {
+    const int ranks = static_cast<int>(table.size());
+    for (int r = 0; r < ranks; ++r) {
+      inputs.push_back(make_input(dtype, part_begin(table[static_cast<std::size_t>(r)], ranks), r));
+    }
+  }
+  DType dtype;
+  CountTable table;
+  std::vector<Bytes> inputs;  // by rank
+};
+
+// `base`: symmetric memory for the input; null: ordinary memory.
+inline void run_exchange(Backend& group, const ExchangeCase& c, std::byte* base = nullptr) {
+  const int rank = group.rank();
+  const auto self = static_cast<std::size_t>(rank);
+  Bytes in = c.inputs[self];
+  if (base != nullptr && !in.empty()) std::memcpy(base, in.data(), in.size());
+  const Bytes want = expected_exchange(c.table, c.inputs, self, size_of(c.dtype));
+  constexpr std::size_t kAround = 64;  // bytes that must not change
+  Bytes out(kAround + want.size() + kAround, std::byte{0x5a});
+  Bytes whole(out);
+  std::copy(want.begin(), want.end(), whole.begin() + kAround);
+  const Collective call = exchange(c.dtype, base != nullptr ? base : in.data(),
+                                   out.data() + kAround, counts_of(c.table, rank));
+  group.submit(call).wait();
+  EXPECT_TRUE(out == whole) << describe(call) << " over " << group.kind() << ", rank " << rank
+                            << " of " << group.size();
+}
+inline void run_exchange(Backend& group, DType dtype, const CountTable& table,
+                         std::byte* base = nullptr) {
+  run_exchange(group, ExchangeCase(dtype, table), base);
 }
 
 inline bool has_in_place(Op op) { return op != Op::all_to_all; }

@@ -98,4 +98,20 @@ inline Bytes expected(const Collective& call, const std::vector<Bytes>& inputs, 
   }
 }
 
+// Number of elements that rank `from` sends to rank `to`: table[from][to].
+using CountTable = std::vector<std::vector<std::size_t>>;
+
+// Returns the output of `rank` of an all_to_all with unequal counts.
+inline Bytes expected_exchange(const CountTable& table, const std::vector<Bytes>& inputs,
+                               std::size_t rank, std::size_t element) {
+  Bytes out;
+  for (std::size_t from = 0; from < table.size(); ++from) {
+    std::size_t begin = 0;
+    for (std::size_t to = 0; to < rank; ++to) begin += table[from][to] * element;
+    const auto first = inputs[from].begin() + static_cast<std::ptrdiff_t>(begin);
+    out.insert(out.end(), first, first + static_cast<std::ptrdiff_t>(table[from][rank] * element));
+  }
+  return out;
+}
+
 }  // namespace tessera::comm::testing

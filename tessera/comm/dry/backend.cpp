@@ -93,6 +93,11 @@ class DryBackend final : public Backend {
       case Op::reduce_scatter: return copy(out, in + own.begin * size, own.size * size);
       case Op::all_gather: return copy(out + own.begin * size, in, own.size * size);
       case Op::all_to_all:
+        if (call.counts) {
+          return copy(out + part_begin(call.counts->out, rank_) * size,
+                      in + part_begin(call.counts->in, rank_) * size,
+                      call.counts->in[static_cast<std::size_t>(rank_)] * size);
+        }
         return copy(out + static_cast<std::size_t>(rank_) * own.size * size, in + own.begin * size,
                     own.size * size);
       case Op::recv:

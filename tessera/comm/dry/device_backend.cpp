@@ -67,6 +67,11 @@ class DryDeviceBackend final : public Backend {
       case Op::reduce_scatter: return copy(out, in + own.begin * element, own.size * element);
       case Op::all_gather: return gather(out, in, call.count, own, element);
       case Op::all_to_all:
+        if (call.counts) {
+          return copy(out + part_begin(call.counts->out, rank()) * element,
+                      in + part_begin(call.counts->in, rank()) * element,
+                      call.counts->in[static_cast<std::size_t>(rank())] * element);
+        }
         return copy(out + static_cast<std::size_t>(rank()) * own.size * element,
                     in + own.begin * element, own.size * element);
       case Op::recv:

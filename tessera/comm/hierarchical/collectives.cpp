@@ -29,7 +29,9 @@ void HierarchicalTransport::large(const Collective& call) {
     case Op::reduce_scatter:
     case Op::reduce: return reduction(call);
     case Op::all_gather: return gather(call);
-    case Op::all_to_all: return exchange(call);
+    case Op::all_to_all:
+      return exchange(
+          call, call.counts ? gather_counts(call) : CountMatrix::of_shards(call.count, ranks()));
     case Op::broadcast: return broadcast(call);
     default: throw Error("a call without data has no large form");
   }
@@ -207,49 +209,104 @@ void HierarchicalTransport::broadcast(const Collective& call) {
   }
 }
 
+// Returns the counts of all ranks. Throws on every rank if those of two ranks differ.
+CountMatrix HierarchicalTransport::gather_counts(const Collective& call) const {
+  const std::size_t row = CountMatrix::row_bytes(ranks());
+  const std::size_t host_rows = row * static_cast<std::size_t>(levels_.layout.per_host);
+  std::vector<std::byte> all(row * static_cast<std::size_t>(ranks()));
+  std::byte* of_host = all.data() + static_cast<std::size_t>(host()) * host_rows;
+  std::byte* own = of_host + static_cast<std::size_t>(local()) * row;
+  CountMatrix::write_row(*call.counts, own);
+  levels_.local
+      ->submit({Op::all_gather, DType::u8, ReduceOp::sum, Traffic::control, own, of_host, host_rows,
+                -1, ""})
+      .wait();
+  between_hosts(Op::all_gather, DType::u8, ReduceOp::sum, of_host, all.data(), all.size()).wait();
+  CountMatrix counts(ranks());
+  for (int r = 0; r < ranks(); ++r) {
+    counts.read_row(r, all.data() + static_cast<std::size_t>(r) * row);
+  }
+  counts.check(call.label, sequence_, levels_.name);
+  return counts;
+}
+
 // Local rank l collects the data of its host for local rank l of every host, and transfers it
-// between hosts.
-void HierarchicalTransport::exchange(const Collective& call) {
+// between hosts. A piece is up to `quantum` elements from every rank to every other.
+void HierarchicalTransport::exchange(const Collective& call, const CountMatrix& counts) {
   const Layout& layout = levels_.layout;
   const std::size_t size = size_of(call.dtype);
-  const Pieces c = cut(call);
-  const std::size_t own = shard_of(call.count, ranks(), levels_.rank).size;
   const auto n = static_cast<std::size_t>(ranks());
+  const std::size_t quantum = kStageBytes / n / size;
+  const std::size_t pieces = (counts.largest() + quantum - 1) / quantum;
   for (auto* buffers : {partials_, combined_}) {
-    for (int i = 0; i < 2; ++i) buffers[i].resize(n * c.quantum * size);
+    for (int i = 0; i < 2; ++i) buffers[i].resize(n * quantum * size);
   }
-  // Layout [hosts, per_host, width]: by destination before the transfer, by source after it.
-  const auto at = [&](int h, int l, std::size_t p) {
-    return static_cast<std::size_t>(layout.rank(h, l)) * c.width(p) * size;
+  const int self = levels_.rank;
+  const auto length = [&](int from, int to, std::size_t p) {
+    const std::size_t count = counts.sent(from, to), begin = p * quantum;
+    return count > begin ? std::min(quantum, count - begin) : 0;
   };
-  Work crossing[2];
-  for (std::size_t t = 0; t <= c.count; ++t) {
-    if (t < c.count) {
-      pack(call, c, t);
+  const auto pack_exchange = [&](std::size_t p) {
+    const auto* in = static_cast<const std::byte*>(call.in);
+    for (int r = 0; r < ranks(); ++r) {
+      copy(stage(local(), p) + static_cast<std::size_t>(r) * quantum * size,
+           in + (counts.in_begin(self, r) + p * quantum) * size, length(self, r, p) * size);
+    }
+  };
+  // Copies to partials_ what the ranks of this host send to this local rank of all hosts, ordered
+  // by destination, and starts the transfer. It arrives in combined_, ordered by source.
+  const auto transfer = [&](std::size_t p) {
+    auto between = std::make_shared<ExchangeCounts>();
+    std::byte* to = partials_[p % 2].data();
+    for (int h = 0; h < layout.hosts; ++h) {
+      std::size_t in = 0, out = 0;
+      for (int l = 0; l < layout.per_host; ++l) {
+        const int from = layout.rank(host(), l), destination = layout.rank(h, local());
+        const std::size_t count = length(from, destination, p);
+        copy(to, stage(l, p) + static_cast<std::size_t>(destination) * quantum * size,
+             count * size);
+        to += count * size;
+        in += count;
+        out += length(layout.rank(h, l), self, p);
+      }
+      between->in.push_back(in);
+      between->out.push_back(out);
+    }
+    Collective crossing{Op::all_to_all,
+                        call.dtype,
+                        ReduceOp::sum,
+                        Traffic::control,
+                        partials_[p % 2].data(),
+                        combined_[p % 2].data(),
+                        part_begin(between->in, layout.hosts),
+                        -1,
+                        ""};
+    crossing.counts = std::move(between);
+    return levels_.inter_host->submit(std::move(crossing));
+  };
+  const auto take = [&](std::size_t p) {
+    auto* out = static_cast<std::byte*>(call.out);
+    const std::byte* from = combined_[p % 2].data();
+    for (int r = 0; r < ranks(); ++r) {
+      const std::size_t bytes = length(r, self, p) * size;
+      copy(out + (counts.out_begin(self, r) + p * quantum) * size, from, bytes);
+      from += bytes;
+    }
+  };
+
+  Work crossing;
+  for (std::size_t t = 0; t <= pieces; ++t) {
+    if (t < pieces) {
+      pack_exchange(t);
       host_barrier();
-      for (int h = 0; h < layout.hosts; ++h) {
-        const int to = layout.rank(h, local());
-        for (int l = 0; l < layout.per_host; ++l) {
-          copy(partials_[t % 2].data() + at(h, l, t),
-               stage(l, t) + static_cast<std::size_t>(to) * c.quantum * size,
-               c.length(to, t) * size);
-        }
-      }
     }
+    Work next;
+    if (t < pieces) next = transfer(t);
     if (t >= 1) {
-      crossing[(t - 1) % 2].wait();
-      auto* out = static_cast<std::byte*>(call.out) + (t - 1) * c.quantum * size;
-      for (int r = 0; r < ranks(); ++r) {
-        copy(out + static_cast<std::size_t>(r) * own * size,
-             combined_[(t - 1) % 2].data() + at(layout.host(r), layout.local(r), t - 1),
-             c.length(levels_.rank, t - 1) * size);
-      }
+      crossing.wait();
+      take(t - 1);
     }
-    if (t < c.count) {
-      crossing[t % 2] =
-          between_hosts(Op::all_to_all, call.dtype, ReduceOp::sum, partials_[t % 2].data(),
-                        combined_[t % 2].data(), n * c.width(t));
-    }
+    crossing = next;
   }
 }
 

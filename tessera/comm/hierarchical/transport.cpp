@@ -85,6 +85,7 @@ const Record& HierarchicalTransport::record(int rank) const {
 // all its ranks.
 bool HierarchicalTransport::is_small(const Collective& call) const {
   const auto locals = static_cast<std::size_t>(levels_.layout.per_host);
+  if (call.counts) return false;  // the other ranks' counts are not known yet
   std::size_t elements = call.count, size = size_of(call.dtype);
   if (call.op == Op::barrier) elements = 0;
   if (call.op == Op::all_gather) elements = locals * shard_stride(call.count, ranks());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/comm/backend.h"
+#include "tessera/comm/count_matrix.h"
 #include "tessera/comm/hierarchical/group_peers.h"
 #include "tessera/comm/hierarchical/layout.h"
 #include "tessera/comm/hierarchical/memory.h"
@@ -64,7 +65,8 @@ class HierarchicalTransport final : public Transport {
   void reduction(const Collective& call);
   void gather(const Collective& call);
   void broadcast(const Collective& call);
-  void exchange(const Collective& call);
+  void exchange(const Collective& call, const CountMatrix& counts);
+  CountMatrix gather_counts(const Collective& call) const;
   bool direct_sources(const Collective& call, std::vector<const std::byte*>& bases) const;
 
   Pieces cut(const Collective& call) const;

@@ -13,10 +13,12 @@
 
 #include "tessera/comm/call_log.h"
 #include "tessera/comm/capture.h"
+#include "tessera/comm/count_matrix.h"
 #include "tessera/comm/local_peers.h"
 #include "tessera/comm/nccl/progress.h"
 #include "tessera/comm/record.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm::nccl {
@@ -38,6 +40,8 @@ struct RankInfo {
   char problem[232] = {};  // reason why this rank cannot use NCCL; "" if it can
 };
 static_assert(sizeof(RankInfo) == 384, "no padding: it is sent between processes");
+
+constexpr int kCountsCompared = 64;  // ranks of the largest group whose counts are compared
 
 constexpr const char* kCheckNames[] = {"no calls", "new calls", "every call"};
 
@@ -133,8 +137,10 @@ class NcclBackend final : public Backend {
                            " over nccl cannot run functions before or after it: "
                            "it runs on the GPU. Order them by streams and events"));
     }
-    check_device(call, call.in);
-    if (call.out != call.in) check_device(call, call.out);
+    check_device(call, call.in, call.count);
+    if (call.out != call.in) {
+      check_device(call, call.out, call.counts ? received_count(call, size(), rank()) : call.count);
+    }
     // The agreements must have the same order as the calls on the GPU.
     std::lock_guard lock(mutex_);
     meter_->charge(call, size(), rank());
@@ -269,8 +275,8 @@ class NcclBackend final : public Backend {
     progress_->submit(*collectives_, std::move(opening)).wait();
   }
 
-  void check_device(const Collective& call, const void* data) const {
-    if (data == nullptr || call.count == 0) return;
+  void check_device(const Collective& call, const void* data, std::size_t count) const {
+    if (data == nullptr || count == 0) return;
     std::string where = "in host memory";
     try {
       const c10::Device found =
@@ -289,25 +295,39 @@ class NcclBackend final : public Backend {
   // record to the others through host memory and waits for theirs. Records are sent in the order of
   // the calls, and received on another thread. So a call that some ranks do not make, or make
   // differently, never reaches a GPU; the ranks stay in step after the error, and the host backend
-  // detects a missing rank. Training repeats the same calls in every step. Those are launched
-  // immediately, and the ranks compare them later ([Note: call log]). A difference is then still an
-  // error that names the calls, but it ends the job.
+  // detects a missing rank. Unequal counts of an all_to_all are compared then too. Training repeats
+  // the same calls in every step. Those are launched immediately, and the ranks compare them later
+  // ([Note: call log]). A difference is then still an error that names the calls, but it ends the
+  // job.
   std::function<void()> agree(const Collective& call, const Record& record, std::uint64_t number,
                               std::uint64_t key) {
-    auto records = std::make_shared<std::vector<Record>>(static_cast<std::size_t>(size()));
-    Record& own = (*records)[static_cast<std::size_t>(rank())];
-    own = record;
-    Collective gather = bytes_call(Op::all_gather, &own, records->data(),
-                                   records->size() * sizeof(Record), -1, "agreement over nccl");
-    agreements_.charge(gather, size(), rank());
-    const Work told = host_->submit(std::move(gather), {.keep = records});
-    return [told, records, number, group = name(), key, agreed = agreed_, what = describe(call)] {
+    // The record of each rank, and its counts. Those have the same size in every agreement, because
+    // the calls of the ranks may differ.
+    const int ranks = size();
+    const bool with_counts = ranks <= kCountsCompared;
+    const std::size_t each = sizeof(Record) + (with_counts ? CountMatrix::row_bytes(ranks) : 0);
+    auto rows = std::make_shared<std::vector<std::byte>>(as_size(ranks) * each);
+    std::byte* own = rows->data() + as_size(rank()) * each;
+    std::memcpy(own, &record, sizeof(Record));
+    const bool compares_counts = call.counts && with_counts;
+    if (compares_counts) CountMatrix::write_row(*call.counts, own + sizeof(Record));
+    Collective gather =
+        bytes_call(Op::all_gather, own, rows->data(), rows->size(), -1, "agreement over nccl");
+    agreements_.charge(gather, ranks, rank());
+    const Work told = host_->submit(std::move(gather), {.keep = rows});
+    return [=, group = name(), agreed = agreed_, what = describe(call), label = call.label] {
       try {
         hear(told, number, what, group);
-        const auto from = [&](int r) -> const Record& {
-          return (*records)[static_cast<std::size_t>(r)];
-        };
-        compare_calls(static_cast<int>(records->size()), from, number, group);
+        std::vector<Record> records(as_size(ranks));
+        CountMatrix counts(ranks);
+        for (int r = 0; r < ranks; ++r) {
+          const std::byte* row = rows->data() + as_size(r) * each;
+          std::memcpy(&nth(records, r), row, sizeof(Record));
+          if (compares_counts) counts.read_row(r, row + sizeof(Record));
+        }
+        const auto from = [&](int r) -> const Record& { return nth(records, r); };
+        compare_calls(ranks, from, number, group);
+        if (compares_counts) counts.check(label, number, group);
       } catch (...) {
         agreed->forget(key);
         throw;

@@ -9,6 +9,7 @@
 
 #include "tessera/comm/nccl/ordered.h"
 #include "tessera/comm/torch_dtype.h"
+#include "tessera/core/index.h"
 
 namespace tessera::comm::nccl {
 namespace {
@@ -80,6 +81,10 @@ class Enqueue {
   void before() {
     if (call_.op == Op::all_gather) {
       copy(at_shard(out_, place_.rank), in_, own_.size);
+    } else if (call_.counts) {
+      copy(out_ + part_begin(call_.counts->out, place_.rank) * size_,
+           in_ + part_begin(call_.counts->in, place_.rank) * size_,
+           nth(call_.counts->in, place_.rank));
     } else if (call_.op == Op::all_to_all) {
       keep_own(in_, out_);
     } else {
@@ -105,6 +110,7 @@ class Enqueue {
   // Called inside an ncclGroup.
   void messages() {
     if (call_.op == Op::all_gather) return gather_messages(in_, out_);
+    if (call_.counts) return exchange_unequal_messages();
     exchange_messages(in_, call_.op == Op::all_to_all ? out_ : base());
   }
 
@@ -188,6 +194,21 @@ class Enqueue {
       receive(to + static_cast<std::size_t>(r) * own_.size * size_, own_.size, r);
     }
   }
+  // Counts of 0 are sent too: the first call then connects all pairs of ranks, while the ranks take
+  // their turns (Submission::connects), and a later call with other counts need not connect. To
+  // NCCL such a pair is only a synchronization.
+  void exchange_unequal_messages() {
+    std::size_t in = 0, out = 0;
+    for (int r = 0; r < place_.ranks; ++r) {
+      const std::size_t sent = nth(call_.counts->in, r), received = nth(call_.counts->out, r);
+      if (r != place_.rank) {
+        check(api_.send(in_ + in * size_, sent, type_, r, comm(), stream_));
+        check(api_.recv(out_ + out * size_, received, type_, r, comm(), stream_));
+      }
+      in += sent;
+      out += received;
+    }
+  }
   // Copies this rank's own shard in an exchange.
   void keep_own(std::byte* from, std::byte* to) {
     copy(to + static_cast<std::size_t>(place_.rank) * own_.size * size_,
@@ -251,7 +272,8 @@ bool uses_tensors(const Collective& call, int rank, int ranks, bool deterministi
 void enqueue(const Place& place, const Collective& call, TrafficMeter& meter) {
   std::vector<Collective> parts;
   for_each_part(call, place.ranks, place.rank, [&](const Collective& part) {
-    if (part.count > 0 && part.op != Op::barrier) parts.push_back(part);
+    // With unequal counts, a rank without input may receive.
+    if ((part.count > 0 || part.counts) && part.op != Op::barrier) parts.push_back(part);
   });
   std::deque<Enqueue> steps;
   std::size_t exchanges = 0;

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 
 #include "tessera/comm/backend.h"
 #include "tessera/comm/collective.h"
@@ -15,7 +17,13 @@ inline std::chrono::nanoseconds link_time(const LinkOptions& link, const Collect
   if (is_point_to_point(call.op)) steps = 1;
   double seconds = steps * link.latency;
   if (link.bandwidth > 0) {
-    seconds += static_cast<double>(ring_bytes(call, ranks, rank)) / link.bandwidth;
+    std::uint64_t bytes = ring_bytes(call, ranks, rank);
+    if (call.counts) {  // a rank may receive more than it sends
+      const std::size_t others =
+          received_count(call, ranks, rank) - call.counts->out[static_cast<std::size_t>(rank)];
+      bytes = std::max<std::uint64_t>(bytes, others * size_of(call.dtype));
+    }
+    seconds += static_cast<double>(bytes) / link.bandwidth;
   }
   return std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9));
 }

@@ -47,7 +47,7 @@ void ShmTransport::staged(const Collective& call) {
     case Op::all_reduce:
     case Op::reduce_scatter: return staged_reduction(call);
     case Op::all_gather: return staged_gather(call);
-    case Op::all_to_all: return staged_exchange(call);
+    case Op::all_to_all: return staged_exchange(call, CountMatrix::of_shards(call.count, ranks_));
     default: return staged_rooted(call);
   }
 }
@@ -112,33 +112,6 @@ void ShmTransport::staged_gather(const Collective& call) {
                   const std::byte* from = r == rank_ ? in + piece * cut.quantum * size
                                                      : control_.block(r).stage[piece % 2];
                   copy(out + cut.offset(r, piece) * size, from, cut.length(r, piece) * size);
-                }
-              }});
-}
-
-void ShmTransport::staged_exchange(const Collective& call) {
-  const std::size_t size = size_of(call.dtype);
-  const Pieces cut(call.count, ranks_, stage_quantum(call, ranks_));
-  const auto* in = static_cast<const std::byte*>(call.in);
-  auto* out = static_cast<std::byte*>(call.out);
-  const std::size_t own = shard_of(call.count, ranks_, rank_).size;
-  const auto offset = [&](int r, std::size_t piece) { return cut.offset(r, piece) * size; };
-  const auto in_stage = [&](int r) { return static_cast<std::size_t>(r) * cut.quantum * size; };
-  run_pieces(call, cut.count,
-             {[&](std::size_t piece) {
-                std::byte* stage = control_.block(rank_).stage[piece % 2];
-                for (int r = 0; r < ranks_; ++r) {
-                  if (r != rank_)
-                    copy(stage + in_stage(r), in + offset(r, piece), cut.length(r, piece) * size);
-                }
-              },
-              [&](std::size_t piece) {
-                for (int r = 0; r < ranks_; ++r) {
-                  const std::byte* from =
-                      r == rank_ ? in + offset(rank_, piece)
-                                 : control_.block(r).stage[piece % 2] + in_stage(rank_);
-                  copy(out + (static_cast<std::size_t>(r) * own + piece * cut.quantum) * size, from,
-                       cut.length(rank_, piece) * size);
                 }
               }});
 }

@@ -30,11 +30,17 @@ bool ShmTransport::quick(const Collective& call) const {
 }
 
 bool ShmTransport::is_small(const Collective& call) const {
+  if (call.counts) return call.bytes() <= exchange_room();  // only of this rank
   return !call.parts && payload_bytes(call.op, call.dtype, call.count, ranks_) <= kSmallBytes;
 }
 
 void ShmTransport::post(const Collective& call) {
   liveness_->check_failure([&] { return comm::describe(call); });
+  if (call.counts && CountMatrix::row_bytes(ranks_) > kSmallBytes) {
+    throw UsageError(str(comm::describe(call), " of group ", liveness_->group(), ": ", ranks_,
+                         " ranks on one host; must be at most ",
+                         kSmallBytes / CountMatrix::row_bytes(1)));
+  }
   ++sequence_;
   Slot& mine = control_.block(rank_).slots[sequence_ % 2];
   Header& header = mine.header;
@@ -44,7 +50,9 @@ void ShmTransport::post(const Collective& call) {
       call.op != Op::barrier && !call.shared && (call.op != Op::broadcast || rank_ == call.peer);
   const bool small_in = call.op == Op::all_gather && !call.in_place();
   const std::size_t in_bytes = (small_in ? own_count(call, ranks_, rank_) : call.count) * size;
-  if (is_small(call)) {
+  if (call.counts) {
+    post_exchange(call, mine);
+  } else if (is_small(call)) {
     if (gives && in_bytes > 0) std::memcpy(mine.payload, call.in, in_bytes);
   } else {
     if (gives) header.in = memories_->address(call.in, in_bytes);
@@ -64,6 +72,8 @@ bool ShmTransport::finish(const Collective& call, bool may_give_up) {
   const auto began = Liveness::Clock::now();
   if (call.shared) {
     // The call is only a barrier, and every rank has posted its header.
+  } else if (call.counts) {
+    if (!exchange(call, may_give_up)) return false;
   } else if (is_small(call)) {
     small(call);
   } else if (!direct(call)) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/comm/count_matrix.h"
 #include "tessera/comm/shm/group_state.h"
 #include "tessera/comm/transport.h"
 
@@ -19,6 +20,9 @@ namespace tessera::comm::shm {
 //   direct   all buffers are in symmetric memory: rank r reduces shard r of all buffers into all
 //            buffers (or copies from them), then all ranks synchronize;
 //   staged   pieces that fit the cache are copied through the control blocks, two in flight.
+//
+// The counts of an all_to_all with unequal counts come with the headers, so every rank knows those
+// of all ranks before it chooses the algorithm: see exchange.cpp.
 //
 // [Note: slots] Two slots per block are enough. A rank writes slot s%2 for call s after it ended
 // call s-1, for which it had seen every header s-1; a peer posts header s-1 only after it ended
@@ -53,10 +57,17 @@ class ShmTransport final : public Transport, private GroupState {
   std::byte* resolve(const Collective& call, int rank, Address Header::*which) const;
   std::vector<std::byte*> resolve_all(const Collective& call, Address Header::*which) const;
 
+  bool exchange(const Collective& call, bool may_give_up);
+  CountMatrix exchanged_counts(const Collective& call) const;
+  void post_exchange(const Collective& call, Slot& mine) const;
+  std::size_t exchange_room() const;
+  void copy_parts(const Collective& call, const CountMatrix& counts,
+                  const std::function<const std::byte*(int rank)>& input_of);
+
   void staged(const Collective& call);
   void staged_reduction(const Collective& call);
   void staged_gather(const Collective& call);
-  void staged_exchange(const Collective& call);
+  void staged_exchange(const Collective& call, const CountMatrix& counts);
   void staged_rooted(const Collective& call);
   void run_pieces(const Collective& call, std::size_t pieces, const std::vector<Step>& steps);
 

@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "tessera/comm/copy.h"
+#include "tessera/comm/count_matrix.h"
 #include "tessera/comm/reduce.h"
 #include "tessera/comm/tcp/backend.h"
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/core/text.h"
 
 namespace tessera::comm::tcp {
@@ -40,6 +42,11 @@ TcpTransport::Pieces TcpTransport::pieces_for(const Collective& call, int to) co
       break;
     case Op::reduce_scatter:
     case Op::all_to_all:
+      if (call.counts) {
+        const std::size_t size = size_of(call.dtype);
+        add(call.in, part_begin(call.counts->in, to) * size, nth(call.counts->in, to) * size);
+        break;
+      }
       for_each_part(call, ranks_, rank_, [&](const Collective& part) {
         const std::size_t size = size_of(part.dtype);
         const Shard theirs = shard_of(part.count, ranks_, to);
@@ -118,10 +125,14 @@ void TcpTransport::take_gathered(int distance, Letter letter) {
 }
 
 void TcpTransport::post(const Collective& call) {
-  check_size(call);
+  if (!call.counts) check_size(call);
   ++sequence_;
   gathered_.clear();
   gathered_.push_back({make_record(call), is_short(call) ? own_data(call) : ""});
+  if (call.counts) {
+    gathered_.front().bytes.resize(CountMatrix::row_bytes(ranks_));
+    CountMatrix::write_row(*call.counts, gathered_.front().bytes.data());
+  }
   if (ranks_ > 1) pass_on(1);
 }
 
@@ -159,6 +170,7 @@ bool TcpTransport::finish(const Collective& call, bool) {
   compare_calls(
       ranks_, [&](int r) -> const Record& { return letter_of(r).record; }, sequence_,
       liveness_->group());
+  if (call.counts) check_exchange(call);
   if (is_short(call)) {
     std::vector<std::string_view> from;
     for (int r = 0; r < ranks_; ++r) from.emplace_back(letter_of(r).bytes);
@@ -182,6 +194,26 @@ bool TcpTransport::finish(const Collective& call, bool) {
     exchange(call, call, own_data(call), 0ms);
   }
   return true;
+}
+
+// Throws on every rank if the counts of two ranks differ, or a rank's input is too large.
+void TcpTransport::check_exchange(const Collective& call) const {
+  CountMatrix counts(ranks_);
+  for (int distance = 0; distance < ranks_; ++distance) {
+    const int rank = (rank_ - distance + ranks_) % ranks_;
+    const std::string& row = nth(gathered_, distance).bytes;
+    if (row.size() != CountMatrix::row_bytes(ranks_)) {
+      throw DataError(str("rank ", rank, " sent ", row.size(), " bytes of counts for ",
+                          describe(call), "; must be ", CountMatrix::row_bytes(ranks_)));
+    }
+    counts.read_row(rank, row.data());
+  }
+  counts.check(call.label, sequence_, liveness_->group());
+  for (int rank = 0; rank < ranks_; ++rank) {
+    Collective theirs = call;
+    theirs.count = counts.in_count(rank);
+    check_size(theirs);
+  }
 }
 
 void TcpTransport::exchange(const Collective& call, const Collective& made, std::string_view own,
@@ -257,10 +289,12 @@ void TcpTransport::take_result(const Collective& call, const std::vector<std::st
       return;
     }
     case Op::all_to_all: {
-      const std::size_t bytes = shard_of(call.count, ranks_, rank_).size * size;
-      for (int r = 0; r < ranks_; ++r) {
-        const auto index = static_cast<std::size_t>(r);
-        copy(out + index * bytes, piece(index, 0, bytes), bytes);
+      const std::size_t own = shard_of(call.count, ranks_, rank_).size * size;
+      std::size_t at = 0;
+      for (std::size_t r = 0; r < from.size(); ++r) {
+        const std::size_t bytes = call.counts ? call.counts->out[r] * size : own;
+        copy(out + at, piece(r, 0, bytes), bytes);
+        at += bytes;
       }
       return;
     }

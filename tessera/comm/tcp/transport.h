@@ -20,8 +20,9 @@ void check_size(const Collective& call);
 // [Note: gathering calls] The ranks first gather all calls in ceil(log2(n)) rounds. In the round of
 // distance d = 1, 2, 4, … each rank sends the calls that it has gathered to the rank d after it. So
 // all ranks compare all calls, stay synchronized if calls differ, and send to few others. Short
-// data that all ranks need is sent with the call. Otherwise every rank then sends every other one
-// the bytes that it needs. A long all-reduce is a reduce-scatter and an all-gather.
+// data that all ranks need is sent with the call, and so are unequal counts of an all-to-all.
+// Otherwise every rank then sends every other one the bytes that it needs. A long all-reduce is a
+// reduce-scatter and an all-gather.
 class TcpTransport final : public Transport {
  public:
   TcpTransport(Mail mail, std::shared_ptr<Liveness> liveness, std::shared_ptr<TrafficMeter> meter,
@@ -44,6 +45,7 @@ class TcpTransport final : public Transport {
   void take_result(const Collective& call, const std::vector<std::string_view>& from);
   bool is_short(const Collective& call) const;
   std::string own_data(const Collective& call) const;
+  void check_exchange(const Collective& call) const;
   // Sends each rank its pieces, and combines the letters of the others with this rank's own bytes.
   // `made` is the call that the user made, for errors. `extra` as in wait_for().
   void exchange(const Collective& call, const Collective& made, std::string_view own,
