@@ -29,7 +29,7 @@ namespace tessera::experts {
 //
 // [Note: balance] Losses that spread the tokens over the experts, for E experts, k per token, and a
 // row of T tokens with router probabilities p [T, E] (of sigmoid scores: divided by their sum):
-//   balance = E / (k · T) · Σ_e count_e · mean_t p_te     count_e: tokens of the row sent to e
+//   balance = E / (k · T) · Σ_e count_e · mean_t p_te     count_e: tokens of the row that select e
 //   z = mean_t (log Σ_e exp(logit_te))²
 // The loss of a step grows by the mean over the rows of balance_loss · balance + z_loss · z, for
 // each layer with experts. The count has no gradient. Layers report the two sums and the gradient
@@ -53,8 +53,8 @@ struct Ranks {
   comm::Group ep = {};
 };
 
-// Counts of a layer since the last take_load(), summed over the tokens that this rank routed.
-// Tensor-parallel ranks have equal counts.
+// Counts of a layer since the last take_load(), summed over the tokens that this rank routed in
+// training. Recomputation does not count them again. Tensor-parallel ranks have equal counts.
 struct Load {
   at::Tensor tokens;   // int64 [count]: tokens sent to each expert, without the dropped ones
   double dropped = 0;  // token-expert pairs beyond the capacity
@@ -75,14 +75,29 @@ struct Load {
 // Experts::selection_bias there is a buffer selection_bias, fp32 [count].
 //
 // An expert without a token gets no gradient (.grad stays undefined), so optimizers leave it alone.
+// On a GPU with one rank of ep its gradient is zeros, because the host does not wait for the
+// counts; Load::tokens shows it.
+//
+// Router logits, scores and weights are in fp32 or better: [Note: routing] in experts/router.h. The
+// weight of an expert multiplies the activation between its matrices, so no result of an expert is
+// kept.
+//
+// saves, for N tokens [N, hidden], e bytes per element and M rows (token-expert pairs) of this
+// rank's experts: x (shared; with sequence parallelism the gathered N·hidden·e), logits, 4·N·count,
+// expert numbers, their order and weights, 12·N·k, and the rows' products with fc, M · rows of fc ·
+// e; 8·count bytes for the counts, and with a balance loss 8·B·count. With ep > 1 the received
+// rows, M·hidden·e, and their weights, 4·M instead of 4·N·k. Shared experts save their product with
+// fc and its activation, and with a gate their result. Selective recomputation keeps the same,
+// except for x and the weights, and the result, N·hidden·e; no row is sent twice.
 class MixtureOfExpertsImpl : public torch::nn::Module, public tensor_parallel::Sharded {
  public:
   // Throws UsageError if the ranks do not fit the sizes.
   MixtureOfExpertsImpl(Ranks ranks, const LayerOptions& options);
-  // x [B, T, hidden], or this rank's shard of the sequence; the result has the shape of x.
-  // Collective over tp, cp and ep.
+  // x [B, T, hidden], or this rank's shard of the sequence; the result has the shape of x. Tokens
+  // at Pass::row_tokens or beyond are padding: they are sent to no expert. Without an open pass
+  // there is no jitter, and the losses have no gradient. Collective over tp, cp and ep.
   at::Tensor forward(const at::Tensor& x);
-  // Specs of router, shared experts and gate are found in the modules inside.
+  // Empty: all parameters belong to modules inside, which have the specs.
   std::vector<ParamSpec> specs() const override;
 
   // Returns the counts since the last call and sets them to zero. On a GPU this waits for it.
@@ -98,6 +113,9 @@ class MixtureOfExpertsImpl : public torch::nn::Module, public tensor_parallel::S
 
  private:
   struct State;
+
+  at::Tensor shared(const at::Tensor& tokens) const;
+  void add_to_load(const at::Tensor& sent, const at::Tensor& sums, std::int64_t rows);
 
   Ranks ranks_;
   LayerOptions options_;

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,9 +29,10 @@ namespace {
 class AuxiliaryLoss : public torch::autograd::Function<AuxiliaryLoss> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            const at::Tensor& loss, double weight, const at::Tensor& scale) {
+                            const at::Tensor& loss, double weight,
+                            const std::optional<at::Tensor>& scale) {
     at::Tensor gradient = at::full({}, weight, loss.options());
-    if (scale.defined()) gradient = gradient * scale.to(loss.device());
+    if (scale) gradient = gradient * scale->to(loss.device());
     context->save_for_backward({gradient.to(loss.scalar_type()).reshape(loss.sizes())});
     return x.view_as(x);
   }
@@ -44,7 +46,9 @@ class AuxiliaryLoss : public torch::autograd::Function<AuxiliaryLoss> {
 
 at::Tensor with_auxiliary_loss(const at::Tensor& x, const at::Tensor& loss, const Pass& pass) {
   if (pass.row_weight == 0) return x;
-  return AuxiliaryLoss::apply(x, loss, pass.row_weight, pass.loss_scale);
+  const auto scale =
+      pass.loss_scale.defined() ? std::optional<at::Tensor>(pass.loss_scale) : std::nullopt;
+  return AuxiliaryLoss::apply(x, loss, pass.row_weight, scale);
 }
 
 void with_documents(Pass& pass, const at::Tensor& given, c10::Device device) {

@@ -1,0 +1,155 @@
+#include "tessera/experts/router.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+#include <utility>
+
+#include "tessera/nn/gpu.h"
+#include "tessera/nn/recompute.h"
+#include "tessera/nn/second_derivatives.h"
+
+namespace tessera::experts {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+// Call of a router, with its results that have no gradient.
+struct RouterState : torch::CustomClassHolder {
+  explicit RouterState(RouterCall c) : call(std::move(c)) {}
+  RouterCall call;
+  at::Tensor bias;  // of the selection
+  at::Tensor experts, sent, sums;
+};
+
+at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight, const RouterCall& call) {
+  if (call.jitter.size == 0 && nn::gpu::takes(x) && x.scalar_type() == weight.scalar_type() &&
+      x.is_contiguous() && weight.is_contiguous()) {
+    at::Tensor logits = at::empty({x.size(0), weight.size(0)}, x.options().dtype(at::kFloat));
+    nn::gpu::multiply_into(logits, x, false, weight, true, false);
+    return logits;
+  }
+  const at::Tensor in = router_steps(x).input(x, call);
+  return at::mm(in, weight.to(in.scalar_type()).t()).to(at::kFloat);
+}
+
+// Pairs by row and expert.
+struct Counts {
+  at::Tensor rows;    // of whole rows, int64 [rows, count]
+  at::Tensor before;  // in the chunks before each one of this rank, int64 [rows, chunks, count]
+};
+Counts count_pairs(const at::Tensor& experts, const RouterCall& call) {
+  const at::Tensor own = router_steps(experts).count(experts, call);
+  if (call.cp.size() == 1) return {own.sum(1), at::zeros_like(own)};
+  std::vector<std::int64_t> sizes = own.sizes().vec();
+  sizes.insert(sizes.begin(), call.cp.size());
+  const at::Tensor all = at::empty(sizes, own.options());
+  comm::Call exchange;
+  exchange.traffic = comm::Traffic::control;
+  exchange.label = call.label + " counts";
+  call.cp.all_gather(all, own.contiguous(), exchange).wait();
+  Counts result{all.sum(0).sum(1), at::zeros_like(own)};
+  const int chunks = call.rows.part.chunks();
+  for (int rank = 0; rank < call.cp.size(); ++rank) {
+    const SequencePart part{rank, call.cp.size()};
+    for (int i = 0; i < chunks; ++i) {
+      for (int mine = 0; mine < chunks; ++mine) {
+        if (part.chunk(i) >= call.rows.part.chunk(mine)) continue;
+        result.before.select(1, mine).add_(all.select(0, rank).select(1, i));
+      }
+    }
+  }
+  return result;
+}
+
+// Returns {logits, experts, counts of rows, pairs sent to each expert}.
+tensor_list selection(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      const RouterCall& call) {
+  const RouterSteps& steps = router_steps(x);
+  const at::Tensor logits = logits_of(x, weight, call);
+  const at::Tensor experts = steps.choose(logits, bias, call);
+  const Counts counts = count_pairs(experts, call);
+  const Experts& options = call.experts;
+  if (options.capacity > 0) {
+    const double mean = static_cast<double>(call.rows.row_tokens * options.per_token) /
+                        static_cast<double>(options.count);
+    const auto capacity = static_cast<std::int64_t>(std::ceil(options.capacity * mean));
+    steps.drop(experts, counts.before, capacity, call);
+  }
+  // Those of this rank, without the dropped pairs.
+  at::Tensor sent;
+  if (options.capacity > 0) {
+    const at::Tensor kept = experts.masked_fill(experts.lt(0), kNotRouted);
+    sent = steps.count(kept, call).sum(1).sum(0);
+  } else {
+    sent = call.cp.size() == 1 ? counts.rows.sum(0) : steps.count(experts, call).sum(1).sum(0);
+  }
+  return {logits, experts, counts.rows, sent};
+}
+
+struct Route : torch::autograd::Function<Route> {
+  static tensor_list forward(AutogradContext* ctx, const c10::intrusive_ptr<RouterState>& state,
+                             const at::Tensor& x, const at::Tensor& weight) {
+    const RouterCall& call = state->call;
+    const tensor_list chosen = nn::keep_in_selective(
+        "router", {x, weight}, [&] { return selection(x, weight, state->bias, call); });
+    Weighed weighed = router_steps(x).weigh(chosen[0], chosen[1], chosen[2], call);
+    state->experts = chosen[1];
+    state->sent = chosen[3];
+    state->sums = weighed.sums;
+    const bool balances = call.experts.balance_loss != 0;
+    ctx->save_for_backward({x, weight, chosen[0], chosen[1], balances ? chosen[2] : at::Tensor()});
+    // Without the results, which backward does not need.
+    ctx->saved_data["state"] = c10::IValue::make_capsule(c10::make_intrusive<RouterState>(call));
+    ctx->set_materialize_grads(false);
+    return {weighed.weights, weighed.loss};
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    nn::refuse_second_derivatives("a router");
+    const auto capsule = ctx->saved_data["state"].toCapsule();
+    const RouterCall& call = static_cast<RouterState*>(capsule.get())->call;
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1];
+    if (!grads[0].defined() && !grads[1].defined()) return {{}, {}, {}};
+    const RouterSteps& steps = router_steps(x);
+    const at::Tensor dlogits =
+        steps.backward(saved[2], saved[3], saved[4], grads[0], grads[1], call);
+    at::Tensor dx, dw;
+    const at::Tensor wide = dlogits.to(at::kFloat);
+    if (ctx->needs_input_grad(0)) {
+      dx = at::mm(wide, weight.to(at::kFloat));
+      if (call.jitter.size != 0) {
+        // The factors are the input of ones.
+        dx.mul_(steps.input(at::ones_like(x, x.options().dtype(at::kFloat)), call));
+      }
+      dx = dx.to(x.scalar_type());
+    }
+    if (ctx->needs_input_grad(1)) {
+      const at::Tensor in =
+          call.jitter.size == 0 ? x.to(at::kFloat) : steps.input(x, call).to(at::kFloat);
+      dw = at::mm(wide.t(), in).to(weight.scalar_type());
+    }
+    return {at::Tensor(), dx, dw};
+  }
+};
+
+}  // namespace
+
+const RouterSteps& router_steps(const at::Tensor& like) {
+  return like.is_cpu() ? kRouterLoops : kRouterOperations;
+}
+
+Routed route(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+             const RouterCall& call) {
+  auto state = c10::make_intrusive<RouterState>(call);
+  state->bias = bias;
+  const tensor_list results = Route::apply(state, x, weight);
+  return {results[0], state->experts, state->sent, results[1], state->sums};
+}
+
+}  // namespace tessera::experts
