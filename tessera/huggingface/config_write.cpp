@@ -269,9 +269,6 @@ Ordered llama_json(const ModelShape& shape, Family family) {
       break;
     case Family::gemma2:
     case Family::gemma3: add_gemma(json, shape); break;
-    case Family::mixtral:
-    case Family::qwen3_moe:
-    case Family::dots1:
     case Family::none:
     case Family::gpt2: break;
   }

@@ -189,7 +189,8 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
                                         .biases = shape.biases.mlp,
                                         .label = name + ".experts",
                                         .tensors = options};
-    experts_ = register_module("experts", experts::MixtureOfExperts({axis, cp.group, ep}, experts));
+    experts_ = register_module(
+        "experts", experts::MixtureOfExperts(experts::Ranks{axis, cp.group, ep}, experts));
   } else {
     const Outputs gate = shape.swiglu ? Outputs{{ffn}, {ffn}} : Outputs{};
     const std::int64_t up = (shape.swiglu ? 2 : 1) * ffn;

@@ -27,20 +27,19 @@ namespace {
 constexpr std::int64_t kWarmup = 20;
 constexpr std::int64_t kSteps = 240;
 
-bool has_sizes(const RunConfig& config) {
-  return std::max({config.layers, config.hidden, config.heads, config.kv_heads, config.ffn,
-                   config.vocab, config.positions}) > 0;
-}
-
 // Returns the model of --init-from. Throws UsageError if --model or sizes contradict it.
 ModelShape resolve_start(const RunConfig& config) {
   ModelShape shape = initial_shape(config.init_from);
-  if (has_sizes(config)) {
+  RunConfig sizes = config;  // without the settings of experts that change no parameters
+  sizes.balance_loss = sizes.z_loss = sizes.balance_bias_rate = sizes.router_jitter =
+      sizes.expert_capacity = planner::kAutomatic;
+  if (planner::has_sizes(sizes)) {
     throw UsageError(
         Flag("init-from"),
-        "cannot be combined with --layers, --hidden, --heads, --kv-heads, --ffn, --vocab or "
-        "--positions: the sizes are those of the stored model. Omit them.");
+        "cannot be combined with --layers, --hidden, --heads, --kv-heads, --ffn, --vocab, "
+        "--positions or sizes of experts: the sizes are those of the stored model. Omit them.");
   }
+  planner::apply_sizes(shape, config);
   if (config.model_name == RunConfig().model_name) return shape;
   ModelShape named;
   try {
@@ -64,7 +63,7 @@ ModelShape resolve_model(const RunConfig& config) {
   } catch (const UsageError& error) {
     throw UsageError(Flag("model"), str(error.what(), " (--layers, --hidden, --heads, --vocab)"));
   }
-  if (!has_sizes(config)) return shape;
+  if (!planner::has_sizes(config)) return shape;
   try {
     if (config.positions > 0 && shape.rotary()) {
       throw UsageError(str("positions: got ", config.positions, ", but --model ", config.model_name,
