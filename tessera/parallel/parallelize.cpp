@@ -52,7 +52,7 @@ struct ParallelModel::Impl {
   void check_count(const std::vector<MicroBatch>& batches) const;
   void start_passes(const std::vector<MicroBatch>& batches, std::uint64_t step);
   std::shared_ptr<const nn::Pass> pass_of(const MicroBatch& batch, std::size_t micro,
-                                          std::size_t micros, std::uint64_t step) const;
+                                          std::size_t micros, std::uint64_t step);
   std::shared_ptr<nn::Pass> plain_pass(const MicroBatch& batch) const {
     return parallel::pass_for(batch, tokens_here, options.device);
   }
@@ -277,7 +277,7 @@ void ParallelModel::Impl::run_passes(int micro_batches) {
 
 std::shared_ptr<const nn::Pass> ParallelModel::Impl::pass_of(const MicroBatch& batch,
                                                              std::size_t micro, std::size_t micros,
-                                                             std::uint64_t step) const {
+                                                             std::uint64_t step) {
   std::shared_ptr<nn::Pass> pass = plain_pass(batch);
   if (!pass && (drops() || experts.has_losses())) pass = std::make_shared<nn::Pass>();
   if (experts.has_losses()) {

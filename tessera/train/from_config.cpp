@@ -26,7 +26,7 @@ schedule::Schedule schedule_of(const RunConfig& config, const Resolved& resolved
 
 }  // namespace
 
-void check_mesh(const RunConfig& config, const Resolved& resolved, int ranks) {
+void check_mesh(const RunConfig& config, const Resolved& resolved) {
   const auto refuse = [](const std::string& problem) { throw UsageError(problem); };
   const auto tp = config.axes.tp(), pp = config.axes.pp();
   if (config.sequence_parallel && tp == 1) {
@@ -190,7 +190,7 @@ std::int64_t vocab_multiple(const RunConfig& config) {
 }
 
 comm::Mesh mesh_of(const RunConfig& config, const Resolved& resolved, const comm::Group& world) {
-  check_mesh(config, resolved, world.size());
+  check_mesh(config, resolved);
   const auto parts = static_cast<int>(config.axes.model_ranks());
   return {world, resolved.axes.with_dp(world.size() / parts)};
 }

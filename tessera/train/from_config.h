@@ -32,7 +32,7 @@ ParallelOptions parallel_options(const RunConfig& config, const Resolved& resolv
 void apply_threads(const RunConfig& config);
 
 // Throws UsageError that names the flag if the mesh or the pipeline cannot run on `ranks` ranks.
-void check_mesh(const RunConfig& config, const Resolved& resolved, int ranks);
+void check_mesh(const RunConfig& config, const Resolved& resolved);
 
 // Returns the number of models::layers_of() on each stage of the pipeline, by --split.
 std::vector<int> layers_of_stages(const RunConfig& config, const Resolved& resolved);

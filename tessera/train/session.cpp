@@ -426,7 +426,7 @@ void Session::print_saved(const LastSave& saved, bool stopped) const {
 }  // namespace
 
 Fd check_run(const RunConfig& config, const Resolved& resolved, int ranks, int rank) {
-  check_mesh(config, resolved, ranks);
+  check_mesh(config, resolved);
   device_of(config, rank, ranks);
   Fd held;
   const bool writes = rank == 0;
