@@ -31,7 +31,7 @@ ParallelOptions parallel_options(const RunConfig& config, const Resolved& resolv
 // Sets the number of LibTorch's threads, for the whole process.
 void apply_threads(const RunConfig& config);
 
-// Throws UsageError that names the flag if the mesh or the pipeline cannot run on `ranks` ranks.
+// Throws UsageError that names the flag if the mesh or the pipeline cannot run.
 void check_mesh(const RunConfig& config, const Resolved& resolved);
 
 // Returns the number of models::layers_of() on each stage of the pipeline, by --split.

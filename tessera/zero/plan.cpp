@@ -236,12 +236,12 @@ Plan make_plan(torch::nn::Module& model, const EngineOptions& options, const Dat
                         : at::empty(tensor.sizes(), at::device(at::kMeta)).strides().vec();
     const bool expert = options.axes.of_expert && options.axes.of_expert(param.name);
     if (expert) plan.expert_groups = options.axes.expert_groups;
-    const DataGroups& owners = expert ? *plan.expert_groups : groups;
-    param.shard = shard_size(param.numel, owners.shard.size());
+    const DataGroups& data = expert ? *plan.expert_groups : groups;
+    param.shard = shard_size(param.numel, data.shard.size());
     param.unit = owners.of(tensor);
     if (options.axes.model_chunk) param.model_chunk = options.axes.model_chunk(entry.key());
     plan.model_chunks = std::max(plan.model_chunks, param.model_chunk + 1);
-    Space space = space_for(tensor, options, param.policy, owners);
+    Space space = space_for(tensor, options, param.policy, data);
     space.of_experts = expert;
     const auto key = std::make_tuple(space.dtype, space.grad_dtype, space.trainable, space.master,
                                      expert, space.device.str());
