@@ -229,15 +229,19 @@ void Engine::Impl::check_same_settings() const {
             options.on_non_finite == OnNonFinite::stop ? "stop" : "skip", "\n");
   }
   const char* const todo = "Pass the same Options on every rank";
-  std::string policies;
+  std::string policies, of_experts;
   for (const Param& param : plan.params) {
-    policies += str("policy of ", quote(param.name), ": lr_scale ", param.policy.lr_scale,
-                    param.policy.decay ? ", decay" : ", no decay",
-                    param.policy.elementwise ? ", elementwise" : "",
-                    param.policy.keep_fp32 ? ", keep_fp32" : "", "\n");
+    (plan.space_of(param).of_experts ? of_experts : policies) +=
+        str("policy of ", quote(param.name), ": lr_scale ", param.policy.lr_scale,
+            param.policy.decay ? ", decay" : ", no decay",
+            param.policy.elementwise ? ", elementwise" : "",
+            param.policy.keep_fp32 ? ", keep_fp32" : "", "\n");
   }
   expect_same_lines(group, text + policies, "settings", todo);
   expect_same_lines(options.axes.group, text, "settings", todo);
+  if (plan.expert_groups) {
+    expect_same_lines(plan.expert_groups->all, of_experts, "settings", todo);
+  }
 }
 
 // Throws on all ranks if parameters or buffers differ between ranks. At stage 3 each parameter
@@ -247,15 +251,17 @@ void Engine::Impl::check_start() {
   // There are no other ranks, or their values are simulated.
   if (group.simulated() || group.size() == 1) return;
   if (options.broadcast_start) broadcast_module_buffers(*model, group, reducer.exposed());
-  std::uint64_t hash = 0;
+  std::uint64_t hash = 0, of_experts = 0;
   Gatherer::Reader reader(gatherer);
   for (std::size_t i = 0; i < plan.params.size() && !gatherer.shards(); ++i) {
-    hash = mix_bits(hash, reader.elements(static_cast<int>(i)));
+    std::uint64_t& mixed = plan.of_expert(i) ? of_experts : hash;
+    mixed = mix_bits(mixed, reader.elements(static_cast<int>(i)));
   }
   for (const at::Tensor& buffer : model->buffers()) {
     if (buffer.defined()) hash = mix_bits(hash, buffer);
   }
   expect_same_start(group, hash);
+  if (plan.expert_groups) expect_same_start(plan.expert_groups->all, of_experts);
 }
 
 void Engine::Impl::enter_forward(int unit, bool differentiable) {

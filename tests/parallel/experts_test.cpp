@@ -63,7 +63,7 @@ ParallelModel expert_model(const comm::Group& world, const Axes& axes, int stage
   options.seed = 7;
   options.micro_batches = 2;
   options.engine.stage = stage;
-  options.engine.optimizer = zero::AdamW{.lr = 0.01, .weight_decay = 0.1};
+  options.engine.optimizer = zero::AdamW{.lr = 0.01, .eps = 1e-3, .weight_decay = 0.1};
   options.initial = [](const ParamSpec& spec) {
     Initial initial = initial_default(spec);
     if (initial.deviation > 0) initial.deviation = 0.3;
