@@ -17,7 +17,8 @@ import tempfile
 import time
 
 # A run on each of these meshes in turn.
-MESHES = ["--dp 2 --zero 2", "--dp 2 --zero 3 --layout bf16", "--tp 2", "--pp 2 --zero 1"]
+MESHES = ["--dp 2 --zero 2", "--dp 2 --zero 3 --layout bf16", "--tp 2", "--pp 2 --zero 1",
+          "--dp 2 --zero 2 --experts 5 --ep 2 --balance-bias-rate 0.001"]
 STEPS = 120
 COMMON = ("--layers 2 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 8 --micro-batch 2 "
           f"--samples 0 --threads 1 --steps {STEPS}").split()
