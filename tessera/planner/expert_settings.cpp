@@ -91,11 +91,6 @@ void resolve_experts(const RunConfig& q) {
                                      " experts; must be at most their number"));
   }
   q.axes.check_experts();
-  if (q.expert_imbalance > q.ep()) {
-    throw UsageError(Flag("expert-imbalance"),
-                     str("got ", q.expert_imbalance, " for ep ", q.ep(),
-                         "; must be at most ep, where one rank's experts receive every token"));
-  }
 }
 
 }  // namespace tessera::planner
