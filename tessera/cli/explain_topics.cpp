@@ -38,20 +38,25 @@ std::string explain_batch(const ExplainArguments& a) {
              "is\ncorrect only for equal batches.\n");
 }
 
-std::string state_steps(const RunConfig& q, double psi) {
+// Formula of the state of `psi` parameters, of which `experts` are sharded over fewer ranks.
+std::string state_steps(const RunConfig& q, double psi, double experts) {
   const Sharding cut = sharding_of_stage(q.zero);
   const bool grads = cut.grads && q.policy() == ReducePolicy::each;
   Table table("lrrrr");
   double sum = 0;
-  const auto line = [&](const char* name, int each, bool sharded) {
-    const double bytes = psi * each / (sharded ? q.shards() : 1);
-    sum += bytes;
-    table.row({name, str(each, " B"), str("· ", whole_text(psi)),
-               sharded ? str("/ ", q.shards()) : "", "= " + bytes_text(bytes)});
+  const auto lines = [&](const char* whose, double params, int shards) {
+    const auto line = [&](const char* name, int each, bool sharded) {
+      const double bytes = params * each / (sharded ? shards : 1);
+      sum += bytes;
+      table.row({str(name, whose), str(each, " B"), str("· ", whole_text(params)),
+                 sharded ? str("/ ", shards) : "", "= " + bytes_text(bytes)});
+    };
+    line("params", q.layout.param, cut.params);
+    line("grads", q.layout.grad, grads);
+    line("optimizer", q.layout.optimizer(), cut.optimizer);
   };
-  line("params", q.layout.param, cut.params);
-  line("grads", q.layout.grad, grads);
-  line("optimizer", q.layout.optimizer(), cut.optimizer);
+  lines("", psi - experts, q.shards());
+  if (experts > 0) lines(" of experts", experts, q.expert_shards());
   table.row({"state", "", "", "", "= " + bytes_text(sum)});
   return table.text();
 }
@@ -80,8 +85,9 @@ std::string explain_memory(const ExplainArguments& a) {
       str("State: layout ", q.layout.name, ", ZeRO stage ", q.zero, ", dp ", q.dp(),
           q.cp() > 1 ? str(" · cp ", q.cp()) : "",
           "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp(),
-          " · pp ", q.pp(), q.cp() > 1 ? " (never by dp or cp) -> " : " (never by dp) -> ",
-          whole_text(psi), "\n", state_steps(q, psi));
+          " · pp ", q.pp(), q.ep() > 1 ? str(", experts by ep ", q.ep()) : "",
+          q.cp() > 1 ? " (never by dp or cp) -> " : " (never by dp) -> ", whole_text(psi), "\n",
+          state_steps(q, psi, q.state_only() ? 0 : experts_on_rank(q, chunks)));
   if (q.software == planner::Software::tessera && !q.state_only()) {
     text +=
         str("\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
@@ -124,32 +130,53 @@ std::string explain_memory(const ExplainArguments& a) {
 std::string explain_traffic(const ExplainArguments& a) {
   const RunConfig& q = a.plan.question;
   const planner::Traffic& t = a.plan.traffic;
-  const double n = q.shards(), k = real(q.grad_accum);
-  const double dp_bytes = a.plan.on_a_rank * q.layout.param;
+  const double k = real(q.grad_accum);
+  const planner::SentParams most = q.state_only() ? planner::SentParams() : most_sent_params(q);
   const double dg_bytes = a.plan.on_a_rank * q.layout.grad;
   const bool each = q.policy() == ReducePolicy::each;
   const std::string times = each ? str(q.grad_accum, "·") : "";
   const double reductions = each ? k : 1, gathers = q.zero < 3 ? 1 : k * (q.keep_params ? 1 : 2);
-  const double passed =
-      q.zero == 0 ? 2 * reductions * dg_bytes : reductions * dg_bytes + gathers * dp_bytes;
+  const auto passed = [&](double params) {
+    const double grad_bytes = params * q.layout.grad;
+    return q.zero == 0 ? 2 * reductions * grad_bytes
+                       : reductions * grad_bytes + gathers * params * q.layout.param;
+  };
   std::string formula;
   if (q.zero == 0) formula = str("2·", times, "D_g");
   if (q.zero == 1 || q.zero == 2) formula = str(times, "D_g + D_p");
   if (q.zero == 3) formula = str(times, "D_g + ", gathers, "·D_p");
   std::string text = str(
       "A ring sends (N-1)/N of a buffer in a reduce-scatter and in an all-gather; an all-reduce is "
-      "one\nof each, which is where its 2 comes from.\n\n",
-      q.cp() > 1 ? "dp and cp together" : "dp", ": N = ", q.shards(),
-      ", D_p = ", bytes_text(dp_bytes), " of parameters, D_g = ", bytes_text(dg_bytes),
-      " of gradients, stage ", q.zero, "\n  (N-1)/N · (", formula, ") = ", fixed((n - 1) / n, 4),
-      " · ", bytes_text(passed), " = ", bytes_text(t.sent[Axis::dp_shard]),
-      " sent per rank and step\n");
+      "one\nof each, which is where its 2 comes from.\n\n");
+  const auto add = [&](const char* who, int ranks, double params, double sent) {
+    text +=
+        str(who, ": N = ", ranks, ", D_p = ", bytes_text(params * q.layout.param),
+            " of parameters, D_g = ", bytes_text(params * q.layout.grad), " of gradients, stage ",
+            q.zero, "\n  (N-1)/N · (", formula, ") = ", fixed(1 - 1.0 / ranks, 4), " · ",
+            bytes_text(passed(params)), " = ", bytes_text(sent), " sent per rank and step\n");
+  };
+  const char* const dp = q.cp() > 1 ? "dp and cp together" : "dp";
+  if (most.trained_experts == 0) {
+    add(dp, q.shards(), a.plan.on_a_rank, t.sent[Axis::dp_shard]);
+  } else {
+    // Those of the stage with the most of each.
+    const double experts = (1 - 1.0 / q.expert_shards()) * passed(most.trained_experts);
+    add(dp, q.shards(), most.trained, t.sent[Axis::dp_shard] - experts);
+    add("experts, over the ranks with the same ones", q.expert_shards(), most.trained_experts,
+        experts);
+  }
   if (q.replicas() > 1) {
     const double r = q.replicas();
+    // Bytes of the sums of a rank.
+    const double summed =
+        most.trained_experts == 0
+            ? dg_bytes / q.shards()
+            : (most.trained / q.shards() + most.trained_experts / q.expert_shards()) *
+                  q.layout.grad;
     text +=
         str("dp_replicate: R = ", q.replicas(), " replicas hold the same shards and all-reduce ",
             "their sums\n  2(R-1)/R · ", times, "D_g/N = ", fixed(2 * (r - 1) / r, 4), " · ",
-            bytes_text(reductions * dg_bytes / n), " = ", bytes_text(t.sent[Axis::dp_replicate]),
+            bytes_text(reductions * summed), " = ", bytes_text(t.sent[Axis::dp_replicate]),
             " sent per rank and step\n");
   }
   if (t.dp_each != t.dp_last) {

@@ -310,10 +310,14 @@ std::string report(const planner::SearchResult& result) {
 
 namespace {
 
-// Describes the replicas of a limits table, whose rows are by stage and dp.
+// Describes the replicas and ep of a limits table, whose rows are by stage and dp.
 std::string limit_replicas(const RunConfig& q) {
-  if (q.replicas() == 1) return "";
-  return str("  (", q.replicas(), " replicas if they divide dp and the stage shards)\n");
+  std::string text;
+  if (q.replicas() > 1) {
+    text = str("  (", q.replicas(), " replicas if they divide dp and the stage shards)\n");
+  }
+  if (q.ep() == 1) return text;
+  return text + str("  (ep ", q.ep(), ", or the largest divisor of it that divides dp · cp)\n");
 }
 
 }  // namespace

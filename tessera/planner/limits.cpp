@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "tessera/core/errors.h"
 #include "tessera/planner/neighbors.h"
@@ -34,6 +35,8 @@ RunConfig with(const RunConfig& q, int zero, int dp) {
   if (dp % other.replicas() != 0) other.axes.set_given(Axis::dp_replicate, 1);
   if (zero != q.zero) other.grad_reduce.reset();
   other.axes.set_dp(dp);
+  // The largest number of expert-parallel ranks that divides fewer ranks.
+  other.axes.set(Axis::ep, std::gcd(q.ep(), other.axes.shards()));
   other.gpus = other.nodes = 0;
   if (other.gather == Gather::alias) other.gather.reset();  // more ranks may span more hosts
   other.global_batch = 0;

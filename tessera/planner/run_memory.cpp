@@ -90,11 +90,14 @@ std::vector<Placed> placed_params(const RunConfig& q, const Coordinate& at,
   return all;
 }
 
-// Returns the size in bytes at which a bucket is closed: [Note: bucket size].
+// Returns the size in bytes at which a bucket is closed: [Note: bucket size]. Experts that other
+// ranks do not have are not counted, so that it is the same on all ranks.
 double bucket_limit(const RunConfig& q, const std::vector<Placed>& params) {
   if (q.bucket_bytes > 0) return q.bucket_bytes;
   std::int64_t elements = 0;
-  for (const Placed& param : params) elements += param.frozen ? 0 : param.padded;
+  for (const Placed& param : params) {
+    elements += param.frozen || param.shards != q.shards() ? 0 : param.padded;
+  }
   return static_cast<double>(default_bucket_bytes(elements * q.travel()));
 }
 

@@ -54,8 +54,14 @@ std::vector<StageAnswer> compare_stages(const RunConfig& q) {
     split_traffic(answer);
     answer.held = state_of_copy(answer.plan) * q.copies();
   }
-  // Padding does not count as a copy: one copy is the state at stage 0.
-  for (StageAnswer& answer : all) answer.one_copy = state_of_copy(all.front().plan);
+  // Padding does not count as a copy: one copy is the state at stage 0, with all experts.
+  double one_copy = state_of_copy(all.front().plan);
+  if (q.ep() > 1) {
+    RunConfig whole = q.at_stage(0);
+    whole.axes.set(Axis::ep, 1);
+    one_copy = state_of_copy(plan_numbers(whole));
+  }
+  for (StageAnswer& answer : all) answer.one_copy = one_copy;
   return all;
 }
 

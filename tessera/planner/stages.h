@@ -22,7 +22,8 @@ struct StageAnswer {
   double optimizer = 0;  // gathers of the updated parameters (stages 1 and 2)
   double sent() const { return forward + backward + optimizer; }
 
-  // Bytes of state on all ranks together, and of one copy. Plain data parallelism holds dp copies.
+  // Bytes of state on all ranks together, and of one copy. Plain data parallelism holds dp copies,
+  // of experts dp / ep.
   double held = 0, one_copy = 0;
   double copies() const { return held / one_copy; }
 };

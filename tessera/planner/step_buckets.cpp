@@ -112,9 +112,11 @@ void GradSizes::add(Grads& to, std::int64_t elements, bool of_expert) const {
 }
 
 double GradSizes::bytes(const StageLayers& chunk) const {
-  const auto sum = [](const Grads& grads) {
+  // The engine's bucket size is the same on ranks with other experts.
+  const bool shared = q_.software == Software::tessera;
+  const auto sum = [&](const Grads& grads) {
     double all = 0;
-    for (const Grad& grad : grads) all += grad.bytes;
+    for (const Grad& grad : grads) all += grad.of_expert && shared ? 0 : grad.bytes;
     return all;
   };
   return static_cast<double>(chunk.layers - chunk.dense) * sum(layer_) +

@@ -11,12 +11,14 @@
 #include "tessera/planner/expert_costs.h"
 #include "tessera/planner/fields.h"
 #include "tessera/planner/json.h"
+#include "tessera/planner/limits.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/search.h"
 #include "tessera/planner/software.h"
+#include "tessera/planner/stages.h"
 #include "tessera/planner/step_time.h"
 #include "tessera/planner/ways.h"
 #include "tests/planner/advised_case.h"
@@ -264,6 +266,31 @@ TEST(ExpertSearch, ModelsWithoutExpertsHaveNone) {
     EXPECT_TRUE(way.refused.empty() || !contains(way.name, "ep")) << way.refused;
   }
   EXPECT_TRUE(compared);
+}
+
+TEST(ExpertLimits, KeepEpWhereItDivides) {
+  const RunConfig q = expert_run("--model mixtral-8x7b --hardware h200 --dp 8 --ep 8 --zero 1");
+  bool some = false;
+  for (const BatchLimit& limit : largest_batches(q).rows) {
+    some = some || limit.micro_batch > 0;
+    EXPECT_TRUE(limit.dp >= 8 || limit.micro_batch == 0) << limit.dp;  // 8 experts need 8 ranks
+  }
+  EXPECT_TRUE(some);
+  EXPECT_FALSE(largest_models(q).rows.empty());
+}
+
+// One copy of the state has all experts, whatever the number of ranks that share them.
+TEST(ExpertStages, CountCopiesOfTheWholeModel) {
+  const auto stages = [](const char* ep) {
+    return compare_stages(
+        expert_run(std::string("--model mixtral-8x7b --hardware h100 --dp 16 --ep ") + ep));
+  };
+  EXPECT_NEAR(stages("1").front().one_copy, 46'702'792'704.0 * 16, 1);
+  EXPECT_EQ(stages("8").front().one_copy, stages("1").front().one_copy);
+  EXPECT_NEAR(stages("1").front().copies(), 16, 1e-9);
+  // Experts have two copies, the rest 16.
+  const double experts = 45'097'156'608.0 / 46'702'792'704.0;
+  EXPECT_NEAR(stages("8").front().copies(), 2 * experts + 16 * (1 - experts), 1e-9);
 }
 
 // Each change of ep keeps the devices, and says so if the ranks are on several hosts.
