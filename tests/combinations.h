@@ -30,11 +30,12 @@ inline std::vector<IndexRow> all_rows(const std::vector<std::size_t>& counts) {
   return rows;
 }
 
-// Returns rows of `from` in which two settings have each pair of values that they have in a row of
-// `from`. Each is the first row of `from` with the most pairs that no row before it has.
-inline std::vector<IndexRow> rows_of_all_pairs(const std::vector<IndexRow>& from) {
+// Returns positions of rows of `from` in which two settings have each pair of values that they have
+// in a row of `from`. Each is that of the first row with the most pairs that no row before it has.
+inline std::vector<std::size_t> rows_of_all_pairs(const std::vector<IndexRow>& from) {
   using Pair = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>;
-  const auto new_pairs = [](const IndexRow& row, const std::set<Pair>& known) {
+  std::set<Pair> known;
+  const auto new_pairs = [&](const IndexRow& row) {
     std::vector<Pair> pairs;
     for (std::size_t a = 0; a < row.size(); ++a) {
       for (std::size_t b = a; b < row.size(); ++b) {  // b = a: each value, if there is one setting
@@ -44,19 +45,18 @@ inline std::vector<IndexRow> rows_of_all_pairs(const std::vector<IndexRow>& from
     }
     return pairs;
   };
-  std::vector<IndexRow> rows;
-  std::set<Pair> known;
+  std::vector<std::size_t> chosen;
   while (true) {
     std::vector<Pair> most;
-    const IndexRow* best = nullptr;
-    for (const IndexRow& row : from) {
-      std::vector<Pair> pairs = new_pairs(row, known);
+    std::size_t best = 0;
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      std::vector<Pair> pairs = new_pairs(from[i]);
       if (pairs.size() <= most.size()) continue;
       most = std::move(pairs);
-      best = &row;
+      best = i;
     }
-    if (best == nullptr) return rows;
-    rows.push_back(*best);
+    if (most.empty()) return chosen;
+    chosen.push_back(best);
     known.insert(most.begin(), most.end());
   }
 }
@@ -67,9 +67,21 @@ inline bool all_combinations() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
-// Returns combinations of one value of each setting for which `allowed`, a function of the values,
-// is true: so many that each pair of values of two settings that can occur does, or all of them if
-// all_combinations().
+// Returns some of `items`: so many that each pair of values of two settings that an item has
+// occurs, or all of them if all_combinations(). `settings` returns the values of an item as
+// numbers.
+template <typename Item, typename Settings>
+std::vector<Item> covering_pairs(const std::vector<Item>& items, const Settings& settings) {
+  if (all_combinations()) return items;
+  std::vector<IndexRow> rows;
+  for (const Item& item : items) rows.push_back(settings(item));
+  std::vector<Item> chosen;
+  for (const std::size_t i : rows_of_all_pairs(rows)) chosen.push_back(items.at(i));
+  return chosen;
+}
+
+// The same for one value of each setting, of those combinations for which `allowed`, a function of
+// the values, is true.
 template <typename Allowed, typename... Values>
 std::vector<std::tuple<Values...>> combinations_where(const Allowed& allowed,
                                                       const std::vector<Values>&... values) {
@@ -81,10 +93,11 @@ std::vector<std::tuple<Values...>> combinations_where(const Allowed& allowed,
   };
   std::vector<IndexRow> rows = all_rows({values.size()...});
   std::erase_if(rows, [&](const IndexRow& row) { return !std::apply(allowed, tuple_of(row)); });
-  if (!all_combinations()) rows = rows_of_all_pairs(rows);
-  std::vector<std::tuple<Values...>> combinations;
-  for (const IndexRow& row : rows) combinations.push_back(tuple_of(row));
-  return combinations;
+  std::vector<std::tuple<Values...>> chosen;
+  for (const IndexRow& row : covering_pairs(rows, [](const IndexRow& same) { return same; })) {
+    chosen.push_back(tuple_of(row));
+  }
+  return chosen;
 }
 
 template <typename... Values>
