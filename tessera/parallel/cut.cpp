@@ -167,9 +167,6 @@ comm::Group whole_model(const comm::Mesh& mesh, const comm::Group& model) {
 
 std::string graph_problem(const Axes& axes, bool draws) {
   if (draws) return "dropout masks change in every step and are chosen on the host";
-  if (axes.size(Axis::cp) > 1) {
-    return "layers of context-parallel ranks copy positions from the host";
-  }
   if (axes.size(Axis::ep) > 1) {
     return "the host waits for the numbers of tokens that expert-parallel ranks exchange";
   }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/dry/backend.h"
+#include "tessera/comm/dry/device_backend.h"
 #include "tessera/core/errors.h"
 #include "tessera/memory/device_memory.h"
 #include "tessera/train/trainer.h"
@@ -164,6 +166,45 @@ TEST_F(CudaTrain, MuonStepsRunAsAGraph) {
     for (std::size_t i = 0; i < losses[0].size(); ++i) {
       EXPECT_NEAR(losses[1][i], losses[0][i], 2e-2 * losses[0][i])
           << "stage " << stage << ", " << i;
+    }
+  }
+}
+
+// One rank of four that share sequences. The others are simulated: their keys are 0.
+TEST_F(CudaTrain, ContextParallelStepsRunAsAGraph) {
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const char* kind : {"ring", "ulysses"}) {
+      for (const char* recompute : {"none", "selective", "full"}) {
+        std::vector<std::vector<double>> losses;
+        for (const char* graph : {"off", "on"}) {
+          RunConfig run = config();
+          run.set("model", model);
+          run.kv_heads = std::string(model) == "gpt-tiny" ? 8 : 4;
+          run.backend = BackendName::dry;
+          run.set("cp-kind", kind);
+          run.set("recompute", recompute);
+          run.set("cuda-graph", graph);
+          run.axes = Axes{{Axis::cp, 4}};
+          const std::string what = std::string(model) + " " + kind + " " + recompute;
+          Trainer trainer(run, comm::Group(comm::dry::make_device_backend(
+                                   comm::dry::make_backend(1, 4, "world"), {c10::kCUDA, 0})));
+          std::vector<double>& mine = losses.emplace_back();
+          for (int i = 0; i < run.steps; ++i) mine.push_back(trainer.step().loss);
+          EXPECT_EQ(trainer.graph_note().find("ran as one") != std::string::npos,
+                    graph == std::string("on"))
+              << what << ": " << trainer.graph_note();
+          const Summary summary = trainer.summary();
+          for (const char* part : {"activations", "peak"}) {
+            std::printf("%s, graph %s: %s predicted %lld, measured %lld\n", what.c_str(), graph,
+                        part, static_cast<long long>(summary.predicted.memory.at(part)),
+                        static_cast<long long>(summary.measured.memory.at(part)));
+          }
+        }
+        for (std::size_t i = 0; i < losses[0].size(); ++i) {
+          EXPECT_NEAR(losses[1][i], losses[0][i], 1e-3 * losses[0][i])
+              << model << " " << kind << " " << recompute << ", step " << i;
+        }
+      }
     }
   }
 }
