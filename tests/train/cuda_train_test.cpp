@@ -168,6 +168,36 @@ TEST_F(CudaTrain, MuonStepsRunAsAGraph) {
   }
 }
 
+// Routing and the products of all experts never wait for the host, so they are part of the graph.
+TEST_F(CudaTrain, ExpertsHaveTheLossesOfTheCpu) {
+  for (const char* capacity : {"0", "1"}) {
+    RunConfig run = config();
+    run.layers = 2;
+    run.seq = 64;
+    run.micro_batch = 4;
+    run.hidden = 128;
+    run.experts = 8;
+    run.experts_per_token = 2;
+    run.set("layout", "fp32");
+    run.set("expert-capacity", capacity);
+    run.set("balance-loss", "0.01");
+    std::vector<std::vector<double>> losses;
+    for (const char* graph : {"cpu", "off", "on"}) {
+      const bool on_cpu = std::string(graph) == "cpu";
+      run.device = on_cpu ? Device::cpu : Device::cuda;
+      run.set("cuda-graph", on_cpu ? "auto" : graph);
+      Trainer trainer(run, comm::Group());
+      std::vector<double>& mine = losses.emplace_back();
+      for (int i = 0; i < run.steps; ++i) mine.push_back(trainer.step().loss);
+      EXPECT_LT(mine.back(), mine.front());
+    }
+    for (std::size_t i = 0; i < losses[0].size(); ++i) {
+      EXPECT_NEAR(losses[1][i], losses[0][i], 1e-4 * losses[0][i]) << capacity << ", " << i;
+      EXPECT_NEAR(losses[2][i], losses[0][i], 1e-4 * losses[0][i]) << capacity << ", " << i;
+    }
+  }
+}
+
 TEST_F(CudaTrain, HighMatmulPrecisionChangesLossesByRounding) {
   std::vector<std::vector<double>> losses;
   for (const MatmulPrecision precision : {MatmulPrecision::highest, MatmulPrecision::high}) {
