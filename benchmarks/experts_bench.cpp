@@ -75,7 +75,15 @@ int run(int argc, char** argv) {
   options.experts.balance_loss = 0.01;
   options.tensors.tensors = bf16;
   experts::MixtureOfExperts layer(experts::Ranks{}, options);
-  for (at::Tensor& param : layer->parameters()) param.data().normal_(0, 0.02);
+  // In one buffer, as an engine lays them out.
+  std::int64_t numbers = 0;
+  for (const at::Tensor& param : layer->parameters()) numbers += param.numel();
+  const at::Tensor buffer = at::randn({numbers}, bf16).mul_(0.02);
+  std::int64_t first = 0;
+  for (at::Tensor& param : layer->parameters()) {
+    param.set_data(buffer.narrow(0, first, param.numel()).view(param.sizes()));
+    first += param.numel();
+  }
   const at::Tensor x = at::randn({1, tokens, hidden}, bf16).requires_grad_();
   const at::Tensor dy = at::randn({1, tokens, hidden}, bf16);
   const auto step = [&] {

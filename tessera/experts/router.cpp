@@ -1,5 +1,7 @@
 #include "tessera/experts/router.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones_like.h>
@@ -38,6 +40,18 @@ at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight, const Router
   }
   const at::Tensor in = router_steps(x, call).input(x, call);
   return at::mm(in, weight.to(in.scalar_type()).t()).to(at::kFloat);
+}
+
+// Returns whether the logits and their gradients are products of 16-bit matrices on a GPU.
+bool multiplies_halves(const at::Tensor& x, const at::Tensor& weight, const RouterCall& call) {
+  return call.jitter.size == 0 && nn::gpu::takes(x) && x.scalar_type() == at::kBFloat16 &&
+         weight.scalar_type() == at::kBFloat16 && x.is_contiguous() && weight.is_contiguous();
+}
+
+// Returns x [n, m] as two bf16 matrices side by side, [n, 2m], whose sum is x to 16 bits.
+at::Tensor halves_of(const at::Tensor& x) {
+  const at::Tensor high = x.to(at::kBFloat16);
+  return at::cat({high, (x - high).to(at::kBFloat16)}, 1);
 }
 
 // Pairs by row and expert.
@@ -122,6 +136,19 @@ struct Route : torch::autograd::Function<Route> {
     const at::Tensor dlogits =
         steps.backward(saved[2], saved[3], saved[4], grads[0], grads[1], call);
     at::Tensor dx, dw;
+    if (multiplies_halves(x, weight, call)) {
+      const at::Tensor halves = halves_of(dlogits);
+      if (ctx->needs_input_grad(0)) {
+        dx = at::empty(x.sizes(), x.options());
+        nn::gpu::multiply_into(dx, halves, false, at::cat({weight, weight}), false, false);
+      }
+      if (ctx->needs_input_grad(1)) {
+        at::Tensor both = at::empty({halves.size(1), x.size(1)}, dlogits.options());
+        nn::gpu::multiply_into(both, halves, true, x, false, false);
+        dw = both.view({2, weight.size(0), weight.size(1)}).sum(0).to(weight.scalar_type());
+      }
+      return {at::Tensor(), dx, dw};
+    }
     const at::Tensor wide = dlogits.to(at::kFloat);
     if (ctx->needs_input_grad(0)) {
       dx = at::mm(wide, weight.to(at::kFloat));

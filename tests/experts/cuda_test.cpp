@@ -33,7 +33,7 @@ TEST_F(CudaExperts, RoutersMatchTheLoops) {
         call.experts.count = count;
         call.experts.per_token = std::min(count, most);
         call.experts.scores = count % 2 == 0 ? RouterScores::softmax : RouterScores::sigmoid;
-        call.experts.normalized = most != 2;
+        call.experts.normalized = most > 2;  // of one expert the gradient is 0
         call.experts.scale = 2.5;
         call.experts.balance_loss = 0.3;
         call.experts.z_loss = 0.1;

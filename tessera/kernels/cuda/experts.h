@@ -56,13 +56,12 @@ void sort_pairs(const SortPairs& in, std::int32_t* order, std::int32_t* slots, s
 // order[slots[i]] = i for slots that are not negative. Other elements of order keep their values.
 void order_pairs(const std::int32_t* slots, std::size_t pairs, std::int32_t* order, Stream stream);
 
-// out[r] = x[source[r] / divisor].
+// out[r] = x[source[r]].
 struct GatherRows {
   DType type = DType::bf16;
   std::size_t rows = 0, cols = 0;  // dimensions of out
   const void* x = nullptr;
   const std::int32_t* source = nullptr;
-  std::int32_t divisor = 1;
 };
 void gather_rows(const GatherRows& in, void* out, Stream stream);
 

@@ -107,13 +107,26 @@ __global__ void order_pairs_kernel(const std::int32_t* slots, std::size_t pairs,
   if (i < pairs && slots[i] >= 0) order[slots[i]] = static_cast<std::int32_t>(i);
 }
 
+// Rows that a block copies at once, so that each thread has several loads under way.
+constexpr int kGatherRows = 4;
+
 template <class T, int V>
 __global__ void __launch_bounds__(kRowThreads) gather_rows_kernel(GatherRows in, T* out) {
-  const std::size_t row = blockIdx.x;
-  const auto from = static_cast<std::size_t>(in.source[row] / in.divisor);
-  const T* const x = static_cast<const T*>(in.x) + from * in.cols;
+  const std::size_t first = blockIdx.x * static_cast<std::size_t>(kGatherRows);
+  const T* from[kGatherRows];
+#pragma unroll
+  for (int i = 0; i < kGatherRows; ++i) {
+    const std::size_t row = min(first + i, in.rows - 1);
+    from[i] = static_cast<const T*>(in.x) + static_cast<std::size_t>(in.source[row]) * in.cols;
+  }
   for (std::size_t c = threadIdx.x * V; c < in.cols; c += kRowThreads * V) {
-    Pack<T, V>::load(x + c).store(out + row * in.cols + c);
+    Pack<T, V> packs[kGatherRows];
+#pragma unroll
+    for (int i = 0; i < kGatherRows; ++i) packs[i] = Pack<T, V>::load(from[i] + c);
+#pragma unroll
+    for (int i = 0; i < kGatherRows; ++i) {
+      if (first + i < in.rows) packs[i].store(out + (first + i) * in.cols + c);
+    }
   }
 }
 
@@ -261,7 +274,8 @@ void gather_rows(const GatherRows& in, void* out, Stream stream) {
   with_type(in.type, "gather_rows", [&]<class T>() {
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(out);
     const auto kernel = whole ? &gather_rows_kernel<T, kWide<T>> : &gather_rows_kernel<T, 1>;
-    kernel<<<blocks_of(in.rows), kRowThreads, 0, native(stream)>>>(in, static_cast<T*>(out));
+    kernel<<<blocks_of(divide_up(in.rows, kGatherRows)), kRowThreads, 0, native(stream)>>>(
+        in, static_cast<T*>(out));
     check_launch("gather_rows", in.rows, in.cols);
   });
 }
