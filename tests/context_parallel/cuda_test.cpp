@@ -1,6 +1,8 @@
 // Context-parallel attention on a GPU, compared with attention to whole sequences in double on the
 // CPU. Ranks are processes that share the GPU over shared memory. Skipped without a GPU.
 
+#include <ATen/Parallel.h>
+
 #include <limits>
 
 #include "tessera/core/errors.h"
