@@ -98,7 +98,7 @@ void rotate(const at::Tensor& x, std::int64_t heads, std::int64_t dim,
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, std::int64_t heads,
                             std::int64_t dim, const std::vector<double>& rates, double gain,
-                            bool in_place) {
+                            const SequencePart& part, bool in_place) {
     ctx->saved_data["heads"] = heads;
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["rates"] = rates;
