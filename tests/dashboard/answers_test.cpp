@@ -48,6 +48,27 @@ TEST(Answers, StagesWithReplicasEqualThoseOfTheCommand) {
   EXPECT_TRUE(contains(got["formula"][3]["text"].get<std::string>(), "2/8 + 2/8 + 12/8"));
 }
 
+// Expert parallelism adds no ranks, and its experts are sharded over fewer ranks than the rest.
+TEST(Answers, ExpertsAreShardedOverTheRanksWithTheSameOnes) {
+  const std::string body = R"({"model":"mixtral-8x7b","dp":16,"ep":4,"zero":3})";
+  const Json got = answer(zero_answer, body);
+  const auto formula = got["formula"][3]["text"].get<std::string>();
+  EXPECT_TRUE(contains(formula, "(2/16 + 2/16 + 12/16) B + experts ")) << formula;
+  EXPECT_TRUE(contains(formula, "(2/4 + 2/4 + 12/4) B = ")) << formula;
+  // 16 bytes of each parameter are stored once, over 16 ranks.
+  const auto share = got["parameters"].get<double>();
+  const Json& memory = got["stages"][3]["memory"];
+  const auto state = memory["params"].get<double>() + memory["grads"].get<double>() +
+                     memory["optimizer"].get<double>();
+  EXPECT_NEAR(state, share, 0.01 * share);
+  EXPECT_EQ(got["fits_from_dp"]["3"].get<int>() % 4, 0);
+  std::string mesh;
+  for (const Json& question : answer(questions_answer, body)["questions"]) {
+    if (question["id"] == "mesh") mesh = question["explanation"];
+  }
+  EXPECT_EQ(mesh, "16 × 1 × 1 = 16.");
+}
+
 TEST(Answers, StagesSendAlongEveryAxis) {
   const Json plan =
       answer(plan_answer, R"({"model":"llama2-7b","dp":8,"tp":2,"pp":2,"zero":2})")["traffic"];

@@ -170,7 +170,14 @@ export function requestBody(values: Record<string, string | boolean>): Record<st
 
 export interface About {
   version: string;
-  models: { name: string; params: number; layers: number; hidden: number; heads: number }[];
+  models: {
+    name: string;
+    params: number;
+    layers: number;
+    hidden: number;
+    heads: number;
+    experts: number; // in a layer; 0: none
+  }[];
   hardware: { name: string; memory: number; per_node: number }[];
   layouts: { name: string; param: number; grad: number; optimizer: number; total: number }[];
   schedules: string[];

@@ -19,7 +19,7 @@ export const SHAPE = {
   vocab: "32000",
   config: "",
 };
-export const PARALLEL = { dp: "8", dp_replicate: "1", cp: "1", tp: "1", pp: "1" };
+export const PARALLEL = { dp: "8", dp_replicate: "1", cp: "1", ep: "1", tp: "1", pp: "1" };
 export const BATCH = { micro_batch: "1", seq: "", recompute: "none", sequence_parallel: "false" };
 
 export const MEMORY_PARTS = [
@@ -120,9 +120,24 @@ export function ReplicasSlider(bound: FieldProps) {
 export function replicas(at: { dp_replicate: string }): Record<string, string> {
   return at.dp_replicate === "1" ? {} : { dp_replicate: at.dp_replicate };
 }
-// Context parallelism of a request, if there is any.
-export function context(at: { cp: string }): Record<string, string> {
-  return at.cp === "1" ? {} : { cp: at.cp };
+// Context and expert parallelism of a request, if there is any.
+export function contextAndExperts(at: { cp: string; ep: string }): Record<string, string> {
+  return { ...(at.cp === "1" ? {} : { cp: at.cp }), ...(at.ep === "1" ? {} : { ep: at.ep }) };
+}
+
+// Expert parallelism, for models with experts and for pasted ones.
+export function ExpertSlider({ at, ...bound }: FieldProps & { at: Pick<Shape, "by" | "model"> }) {
+  const model = useAbout()?.models.find((m) => m.name === at.model);
+  const possible = at.by === "config" || (at.by === "model" && (model?.experts ?? 0) > 0);
+  if (!possible && bound.value === "1") return null;
+  return (
+    <Slider
+      label="Expert parallel"
+      {...bound}
+      stops={doublings(1, 64)}
+      hint="GPUs that share the experts of a layer. They are those of data and context parallelism."
+    />
+  );
 }
 
 // `used` is the sequence length of the last response, which states the default as a number.
@@ -268,6 +283,7 @@ interface ParsedModel {
   ffn: number;
   vocab: number;
   context: number;
+  experts: number;
   family: string;
   gated: boolean;
   notes: string[];
@@ -290,7 +306,7 @@ function ConfigField(bound: FieldProps) {
         <p class="hint" data-figure="parsed-model">
           {count(m.params)} parameters, {m.family}: {m.layers} layers × {m.hidden}, {m.heads} heads
           {m.kv_heads !== m.heads ? ` (${m.kv_heads} KV)` : ""}, {m.gated ? "gated MLP" : "MLP"}{" "}
-          {m.ffn}, vocabulary {m.vocab}, context {m.context}.{" "}
+          {m.ffn}, {m.experts > 0 ? `${m.experts} experts, ` : ""}vocabulary {m.vocab}, context {m.context}.{" "}
           {m.notes.map((note) => `${note}. `)}Commands expect the file in the folder <code>./model</code>.
         </p>
       )}
