@@ -197,7 +197,7 @@ export interface Setting {
 }
 
 // Axes with a slider in the views that have a use for them.
-const OWN_AXES = ["dp", "dp_replicate", "cp", "tp", "pp"];
+const OWN_AXES = ["dp", "dp_replicate", "ep", "cp", "tp", "pp"];
 // Settings that every view with a model has controls for, without code of its own: further axes of
 // the mesh, and the experts.
 export const furtherSettings = (about: About | undefined): Setting[] =>

@@ -126,9 +126,10 @@ export function contextAndExperts(at: { cp: string; ep: string }): Record<string
 }
 
 // Expert parallelism, for models with experts and for pasted ones.
-export function ExpertSlider({ at, ...bound }: FieldProps & { at: Pick<Shape, "by" | "model"> }) {
+export function ExpertSlider({ at, ...bound }: FieldProps & { at: Pick<Shape, "by" | "model"> & Values }) {
   const model = useAbout()?.models.find((m) => m.name === at.model);
-  const possible = at.by === "config" || (at.by === "model" && (model?.experts ?? 0) > 0);
+  const named = at.by === "model" && (model?.experts ?? 0) > 0;
+  const possible = at.by === "config" || named || (at.by !== "size" && Number(at.experts) > 0);
   if (!possible && bound.value === "1") return null;
   return (
     <Slider
