@@ -23,6 +23,7 @@ constexpr const char* kExplainExamples =
     "  tessera explain parallel --model gpt3-1.3b --gpus 8\n"
     "  tessera explain tensor --model llama2-7b --tp 8 --bandwidth 300GB/s\n"
     "  tessera explain context --cp 4 --seq 8192\n"
+    "  tessera explain experts --model qwen3-30b-a3b --dp 8 --ep 8 --expert-imbalance 1.3\n"
     "  tessera explain limits --memory 80GB --layout bf16\n"
     "  tessera explain batch --micro-batch 4 --grad-accum 32 --dp 8 --seq 4096\n"
     "  tessera explain memory --model gpt2-xl --dp 8 --zero 1\n"
@@ -149,6 +150,12 @@ int explain_command(int argc, char** argv) {
   if (words.topic == "context" && !modelled && !words.settings.has("params")) {
     words.settings.set("model", "llama3-8b");
     if (!words.settings.has("cp")) words.settings.set("cp", "4");
+  }
+  if (words.topic == "experts" && !modelled && !words.settings.has("params")) {
+    words.settings.set("model", "mixtral-8x7b");
+    const bool sized = words.settings.has("dp") || words.settings.has("gpus");
+    if (!sized && !words.settings.has("ep")) words.settings.set("dp", "8");
+    if (!sized && !words.settings.has("ep")) words.settings.set("ep", "8");
   }
   words.arguments.plan = planner::make_plan(planner::look_up(words.settings, make_catalog()));
   for (const ExplainTopic& topic : explain_topics()) {

@@ -279,8 +279,7 @@ std::string explain_step(const ExplainArguments& a) {
   table.row({"compute", format_time(t.compute),
              str("forward, backward and recomputation (", name(q.recompute), ") of a rank")});
   for (const Axis axis : kTableAxes) {
-    const bool hidden = axis == Axis::dp_replicate || axis == Axis::cp;
-    if (hidden && q.axes.size(axis) == 1) continue;
+    if (is_optional(axis) && q.axes.size(axis) == 1) continue;
     table.row({str("waiting for ", axis_title(axis)), format_time(t.comm[axis]), sent_along(axis)});
   }
   table.row({"bubble", format_time(t.bubble), "waiting for other stages"});
@@ -312,6 +311,7 @@ const std::vector<ExplainTopic>& explain_topics() {
        explain_tensor},
       {"context", "sequences shared by ring or ulysses; by default llama3-8b at cp 4",
        explain_context},
+      {"experts", "mixtures of experts; by default mixtral-8x7b at ep 8", explain_experts},
       {"limits", "the largest model that fits into a GPU's memory", explain_limits},
       {"step", "where the time of a step goes", explain_step},
   };

@@ -38,6 +38,8 @@ int explain_parallel(int argc, char** argv);
 
 // In explain_context.cpp.
 std::string explain_context(const ExplainArguments& arguments);
+// In explain_experts.cpp.
+std::string explain_experts(const ExplainArguments& arguments);
 // In explain_sizes.cpp.
 std::string explain_tensor(const ExplainArguments& arguments);
 std::string explain_limits(const ExplainArguments& arguments);

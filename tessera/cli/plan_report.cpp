@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "tessera/cli/experts_report.h"
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -69,7 +70,10 @@ std::string heading(const Plan& plan) {
     text += str(" = ", count(plan.in_blocks), " in blocks + ", count(plan.in_embeddings),
                 " in embeddings");
   }
-  return text + str("; ", grouped(plan.on_a_rank), " on the most loaded rank\n");
+  const bool routed = q.model.experts.any();
+  if (routed) text += str("; ", grouped(static_cast<double>(q.model.active_params())), " active");
+  return text + str("; ", grouped(plan.on_a_rank), " on the most loaded rank\n") +
+         (routed ? experts_text(q, planner::expert_costs(plan)) : "");
 }
 
 std::string shape_words(const ModelShape& m) {
@@ -172,19 +176,21 @@ std::string time_table(const Plan& plan) {
   return text;
 }
 
-// Lists rows with an unusual order of axes, and rows whose tp or cp spans several nodes.
+// Lists rows with an unusual order of axes, and rows whose tp, cp or ep spans several
+// nodes.
 std::string placement_text(const planner::SearchResult& result) {
   std::string text;
   PerAxis<std::vector<std::string>> across;
+  constexpr Axis kInLayers[] = {Axis::tp, Axis::cp, Axis::ep};
   for (std::size_t i = 0; i < result.best.size(); ++i) {
     const RunConfig& q = result.best[i].question;
     if (q.order != planner::kUsualOrder)
       text += str("  row ", i + 1, ": --axis-order ", q.order, "\n");
-    for (const Axis axis : {Axis::tp, Axis::cp}) {
+    for (const Axis axis : kInLayers) {
       if (places(q).along[axis].nodes() > 1) across[axis].push_back(str(i + 1));
     }
   }
-  for (const Axis axis : {Axis::tp, Axis::cp}) {
+  for (const Axis axis : kInLayers) {
     if (across[axis].empty()) continue;
     text += str(across[axis].size() == 1 ? "  row " : "  rows ", join(across[axis], ", "), ": ",
                 axis_name(axis), " goes across hosts\n");
@@ -195,7 +201,8 @@ std::string placement_text(const planner::SearchResult& result) {
 }  // namespace
 
 std::string report(const Plan& plan) {
-  std::string text = heading(plan) + memory_table(plan) + traffic_table(plan) + time_table(plan);
+  std::string text = heading(plan) + memory_table(plan) + experts_table(plan) +
+                     traffic_table(plan) + time_table(plan);
   if (plan.question.state_only() && plan.fits) {
     text += str("\nThe parameter count alone does not define the time or its bound: ", plan.remedy,
                 "\n");
@@ -223,6 +230,7 @@ std::string plan_words(const RunConfig& q) {
     if (axis == Axis::cp && q.cp() == 1) continue;
     mesh += str(mesh.empty() ? "" : " · ", axis_name(axis), " ", size_words(q, axis));
   }
+  if (q.ep() > 1) mesh += str(" (ep ", q.ep(), ")");
   return str(mesh, ", ZeRO ", q.zero, ", micro-batch ", q.micro_batch, " × ", q.grad_accum,
              q.pipelined() ? ", " + schedule_words(q) : "", ", recompute ", name(q.recompute));
 }
@@ -249,13 +257,13 @@ std::string nothing_fits_text(const planner::SearchResult& result) {
 }  // namespace
 
 std::string report(const planner::SearchResult& result) {
-  const bool hybrid = std::any_of(result.best.begin(), result.best.end(),
-                                  [](const Plan& plan) { return plan.question.replicas() > 1; });
+  const auto uses = [&](Axis axis) {
+    return std::any_of(result.best.begin(), result.best.end(),
+                       [&](const Plan& plan) { return plan.question.axes.size(axis) > 1; });
+  };
+  const bool hybrid = uses(Axis::dp_replicate);
   std::vector<Axis> axes(kTableAxes.begin(), kTableAxes.end());
-  if (!hybrid) std::erase(axes, Axis::dp_replicate);
-  const bool context = std::any_of(result.best.begin(), result.best.end(),
-                                   [](const Plan& plan) { return plan.question.cp() > 1; });
-  if (!context) std::erase(axes, Axis::cp);
+  std::erase_if(axes, [&](Axis axis) { return is_optional(axis) && !uses(axis); });
   Table table("r" + std::string(axes.size(), 'r') + "rrrllrrrr");
   std::vector<std::string> names = {""};
   for (const Axis axis : axes) names.emplace_back(axis_title(axis));
@@ -285,6 +293,7 @@ std::string report(const planner::SearchResult& result) {
         q.global_batch, "\n\n", table.text(),
         "  (tp with s: sequence parallel; =: equal to the first row within the accuracy of the ",
         "prediction)\n",
+        uses(Axis::ep) ? "  (ep: of the dp ranks, those that share the experts of a layer)\n" : "",
         hybrid ? "  (replicas: --dp-replicate, groups of dp ranks, each with all state)\n" : "",
         placement_text(result), "\n");
   }

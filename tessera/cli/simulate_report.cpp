@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "tessera/cli/experts_report.h"
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -50,8 +51,7 @@ std::string time_table(const Simulation& s) {
   };
   row("compute", mean.compute);
   for (const Axis axis : kTableAxes) {
-    const bool hidden = axis == Axis::dp_replicate || axis == Axis::cp;
-    if (hidden && s.scenario.axes.size(axis) == 1) continue;
+    if (is_optional(axis) && s.scenario.axes.size(axis) == 1) continue;
     row(str("waiting for ", axis_title(axis)), mean.comm[axis]);
   }
   row("bubble", mean.bubble);
@@ -63,7 +63,9 @@ std::string time_table(const Simulation& s) {
 std::string ranks_table(const Simulation& s) {
   const bool many = s.result.replicas > 1;
   const bool context = s.scenario.axes.size(Axis::cp) > 1;
+  const bool experts = s.scenario.axes.size(Axis::ep) > 1;
   std::vector<std::string> names = {"pp rank", "busy", "tp", "pp", "dp", "bubble"};
+  if (experts) names.insert(names.begin() + 3, "ep");
   if (context) names.insert(names.begin() + 3, "cp");
   if (many) names.insert(names.begin() + 2, {"least", "most"});
   Table table(std::string(names.size(), 'r'));
@@ -85,6 +87,7 @@ std::string ranks_table(const Simulation& s) {
                                       share(mean.comm[Axis::pp] / step),
                                       share(waiting_for_dp(mean) / step),
                                       share(mean.bubble / step)};
+    if (experts) cells.insert(cells.begin() + 3, share(mean.comm[Axis::ep] / step));
     if (context) cells.insert(cells.begin() + 3, share(mean.comm[Axis::cp] / step));
     if (many) cells.insert(cells.begin() + 2, {share(least / step), share(most / step)});
     table.row(cells);
@@ -144,6 +147,11 @@ std::string simulation_text(const Simulation& s) {
     text += "  the tp collectives take no time: set it with --tp-time\n";
   }
   if (s.fit) text.insert(text.find('\n') + 1, fit_text(*s.fit, s.question));
+  if (s.fit && s.fit->experts) {
+    planner::ExpertCosts costs = *s.fit->experts;
+    costs.exchange.seconds = r.mean.comm[Axis::ep];
+    text.insert(text.find('\n') + 1, experts_text(s.question, costs));
+  }
   text += time_table(s);
   if (s.agreement) {
     const double apart = s.agreement->apart();
@@ -182,11 +190,15 @@ std::string sweep_title(const Sweep& s) {
 }
 
 std::string sweep_text(const Sweep& s) {
-  const bool context = s.question.cp() > 1 || s.range.axis == axis_name(Axis::cp);
-  std::vector<std::string> names = {s.range.axis, "GPUs",    "step",
-                                    "tokens/s",   "per GPU", "efficiency",
-                                    "law",        "dp",      context ? "tp + cp + pp" : "tp + pp",
-                                    "bubble"};
+  const auto uses = [&](Axis axis) {
+    return s.question.axes.size(axis) > 1 || s.range.axis == axis_name(axis);
+  };
+  std::string inside = "tp";  // axes whose ranks communicate inside the layers, and pp
+  for (const Axis axis : {Axis::cp, Axis::ep, Axis::pp}) {
+    if (axis == Axis::pp || uses(axis)) inside += str(" + ", axis_name(axis));
+  }
+  std::vector<std::string> names = {s.range.axis, "GPUs", "step", "tokens/s", "per GPU",
+                                    "efficiency", "law",  "dp",   inside,     "bubble"};
   if (s.reliability) names.emplace_back("goodput");
   if (!s.fits.empty()) names.emplace_back("memory");
   Table table(std::string(names.size(), 'r'));
@@ -198,18 +210,18 @@ std::string sweep_text(const Sweep& s) {
       refused += str("  ", s.range.axis, " ", row.size, ": ", row.refused, "\n");
       continue;
     }
-    std::vector<std::string> cells = {
-        std::to_string(row.size),
-        whole(row.gpus),
-        format_time(row.step),
-        whole(row.tokens_per_s),
-        whole(row.tokens_per_s / row.gpus),
-        share(row.efficiency),
-        share(row.law),
-        share(waiting_for_dp(row.mean) / row.step),
-        share((row.mean.comm[Axis::tp] + row.mean.comm[Axis::cp] + row.mean.comm[Axis::pp]) /
-              row.step),
-        share(row.bubble)};
+    std::vector<std::string> cells = {std::to_string(row.size),
+                                      whole(row.gpus),
+                                      format_time(row.step),
+                                      whole(row.tokens_per_s),
+                                      whole(row.tokens_per_s / row.gpus),
+                                      share(row.efficiency),
+                                      share(row.law),
+                                      share(waiting_for_dp(row.mean) / row.step),
+                                      share((row.mean.comm[Axis::tp] + row.mean.comm[Axis::cp] +
+                                             row.mean.comm[Axis::ep] + row.mean.comm[Axis::pp]) /
+                                            row.step),
+                                      share(row.bubble)};
     if (s.reliability) {
       Reliability r = *s.reliability;
       r.devices = row.gpus;

@@ -107,7 +107,7 @@ std::string replica_text(const RunConfig& q, const Plan& plan) {
 // Returns "; tp 16 goes across hosts of 8 GPUs" for axes whose ranks communicate in every layer.
 std::string beyond_hosts(const RunConfig& q) {
   std::string text;
-  for (const Axis axis : {Axis::tp, Axis::cp}) {
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
     if (places(q).along[axis].nodes() <= 1) continue;
     text += str("; ", axis_name(axis), " ", q.axes.size(axis), " goes across hosts of ", q.per_node,
                 " GPUs");
@@ -118,7 +118,7 @@ std::string beyond_hosts(const RunConfig& q) {
 // Returns the end of a change's text.
 std::string consequences(const RunConfig& q, const Plan& plan, const std::string& family) {
   std::string text = new_stage_in_software(q, plan.question);
-  if (family == "mesh" || family == "cp") text += beyond_hosts(q);
+  if (family == "mesh" || family == "cp" || family == "ep") text += beyond_hosts(q);
   if (family == "dp-replicate") text += replica_text(q, plan) + replicas_in_software(q);
   if (family == "grad-compression") {
     text += str("; fp32 gradients are sent as ", name(q.grad_compression));
@@ -201,6 +201,8 @@ std::string over_more_gpus(const RunConfig& q) {
   if (rest > usable_memory(q.hardware)) return less_in_flight(q, rest);
   const bool more_tp = q.tp() < q.per_node;
   std::string text = "split the model over more GPUs: ";
+  const std::int64_t experts = q.state_only() ? 0 : q.model.experts.count;
+  if (q.ep() < experts) text += str("--ep up to ", experts, " with more --dp, ");
   if (more_tp) text += str("--tp up to ", q.per_node, " inside a host, then ");
   text += str("--pp across hosts");
   if (!q.averages_gradients()) return text + ", or shard it with --zero 3 and --dp";
@@ -319,13 +321,14 @@ std::string least_change_that_fits(const RunConfig& q) {
   for_each_neighbor(q, [&](Edit& edit) {
     if (!first.empty()) return;
     const std::string& family = edit.family;
-    const bool considered = family == "dp-replicate" || family == "zero" || family == "attention" ||
-                            family == "recompute" || family == "micro-batch" || family == "cp" ||
-                            family == "all";
+    const bool considered = family == "dp-replicate" || family == "zero" || family == "ep" ||
+                            family == "attention" || family == "recompute" ||
+                            family == "micro-batch" || family == "cp" || family == "all";
     // In the other direction it needs more memory.
     RunConfig& changed = edit.candidate.config;
     const bool saves = changed.replicas() <= q.replicas() && changed.zero >= q.zero &&
-                       changed.recompute >= q.recompute && changed.micro_batch <= q.micro_batch;
+                       changed.recompute >= q.recompute && changed.micro_batch <= q.micro_batch &&
+                       changed.ep() >= q.ep();
     if (!considered || !saves) return;
     // A policy that is not the stage's own was asked for.
     if (changed.zero != q.zero && q.policy() == default_reduce_policy(q.zero)) {
@@ -342,7 +345,7 @@ std::string least_change_that_fits(const RunConfig& q) {
                                                               " ranks instead of ", q.shards())
                                                         : "";
     first = str(edit.flags, fits, shards, new_stage_in_software(changed, q),
-                family == "cp" ? beyond_hosts(changed) : "");
+                family == "cp" || family == "ep" ? beyond_hosts(changed) : "");
   });
   return first;
 }

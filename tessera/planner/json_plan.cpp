@@ -3,6 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "tessera/planner/expert_costs.h"
 #include "tessera/planner/json.h"
 #include "tessera/planner/rank_load.h"
 
@@ -160,6 +161,37 @@ std::string one_line(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// Costs of experts; the rows of by_ep are the numbers of expert-parallel ranks worth trying.
+static Json experts_json(const Plan& plan) {
+  const ExpertCosts costs = expert_costs(plan);
+  const ExpertExchange& exchange = costs.exchange;
+  Json by_ep = Json::array();
+  for (const ExpertMemory& each : expert_memory(plan)) {
+    Json& row = by_ep.emplace_back(Json{{"ep", each.ep}});
+    if (!each.refused.empty()) {
+      row["error"] = each.refused;
+      continue;
+    }
+    row["experts_on_a_rank"] = each.experts;
+    row["expert_state"] = whole_json(each.state);
+    row["memory"] = whole_json(each.needed);
+    row["fits"] = each.fits;
+    row["crosses_hosts"] = each.crosses_hosts;
+  }
+  return {{"parameters_in_experts", whole_json(costs.in_experts)},
+          {"on_a_rank", costs.on_a_rank},
+          {"rows",
+           {{"routed", whole_json(costs.routed)},
+            {"busiest_rank", whole_json(costs.busiest)},
+            {"dropped", costs.dropped}}},
+          {"all_to_all",
+           {{"calls", whole_json(exchange.calls)},
+            {"bytes", whole_json(exchange.bytes)},
+            {"seconds", exchange.seconds},
+            {"crosses_hosts", exchange.crosses_hosts}}},
+          {"by_ep", std::move(by_ep)}};
+}
+
 Json memory_json(const Plan& plan) {
   Json json = all_memory_json(plan.memory);
   if (plan.question.state_only()) {  // the state is the total
@@ -194,6 +226,7 @@ Json tree_of(const Plan& plan, bool advised) {
     json["active_parameters"] = q.model.active_params();
     const double tokens = tokens_per_expert(q);
     json["tokens_per_expert"] = {{"mean", tokens}, {"busiest", tokens * q.expert_load()}};
+    json["experts"] = experts_json(plan);
   }
   json["memory"] = memory_json(plan);
   if (!sized) json["assumed"] = assumed_json(plan.assumed);

@@ -71,7 +71,7 @@ struct ProgramInput {
   // Expert-parallel ranks, and the index among them; -1: one with the most experts.
   int ep = 1;
   int ep_rank = -1;
-  double imbalance = 1;  // RunConfig::expert_imbalance
+  double imbalance = 1;  // RunConfig::expert_received()
   // Of the layers above, number of the first without experts; -1: those of the whole model.
   std::int64_t dense = -1;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -30,6 +31,7 @@ class Neighborhood {
 
   void replicas();
   void stages();
+  void experts();
   void recomputation();
   void batches();
   void contexts();
@@ -55,7 +57,7 @@ class Neighborhood {
   void add_same_parts(const char* family, std::string flags, const Change& change) {
     add(family, std::move(flags), change, /*same_parts=*/true);
   }
-  void mesh(const char* family, const Axes& axes);
+  void mesh(const char* family, Axes axes);
   void resize(Axis axis, int size);
   static bool can_fuse(const RunConfig& q) {
     return q.attention == Attention::unfused && q.hardware.fused_attention;
@@ -91,6 +93,15 @@ void Neighborhood::stages() {
     const bool drops = stage == 0 && q_.replicas() > 1;
     add_same_parts("zero", str("--zero ", stage, drops ? " --dp-replicate 1" : ""),
                    [&](RunConfig& o) { o.set_stage(stage); });
+  }
+}
+
+// Cuts the experts over more or fewer of the ranks that shard state.
+void Neighborhood::experts() {
+  if (q_.state_only() || !q_.model.experts.any()) return;
+  for (const int ep : expert_rank_counts(q_.model, q_.axes)) {
+    if (ep == q_.ep()) continue;
+    add("ep", str("--ep ", ep), [&](RunConfig& o) { o.axes.set(Axis::ep, ep); });
   }
 }
 
@@ -211,8 +222,10 @@ void Neighborhood::schedules() {
   }
 }
 
-void Neighborhood::mesh(const char* family, const Axes& axes) {
+void Neighborhood::mesh(const char* family, Axes axes) {
   if (!axes.replicas_divide()) return;
+  // Fewer ranks that shard state may be too few for the blocks of experts.
+  if (!axes.experts_divide()) axes.set(Axis::ep, std::gcd(q_.ep(), axes.shards()));
   const int cp = axes.size(Axis::cp);
   if (cp > q_.cp() && q_.seq / cp < kLeastContextTokens) return;
   // Keeps the global batch: with more data-parallel ranks each has fewer micro-batches, then
@@ -227,6 +240,7 @@ void Neighborhood::mesh(const char* family, const Axes& axes) {
     if (now != then) flags.push_back(str(name, " ", then));
   };
   for (const Axis axis : kFactorAxes) flag(axis_flag(axis), q_.axes.given(axis), axes.given(axis));
+  flag("--ep", q_.ep(), axes.size(Axis::ep));
   flag("--micro-batch", q_.micro_batch, micro);
   flag("--grad-accum", q_.grad_accum, each / micro);
   add(family, join(flags, " "), [&](RunConfig& o) {
@@ -241,7 +255,7 @@ void Neighborhood::resize(Axis axis, int size) {
   const int own = q_.axes.given(axis);
   if (size < 1 || size == own || own % size != 0) return;
   for (const Axis other : kPrintedAxes) {
-    if (other == axis || other == Axis::dp_replicate) continue;
+    if (other == axis || other == Axis::dp_replicate || !multiplies_ranks(other)) continue;
     if (axis == Axis::dp_shard && other == Axis::cp) continue;  // contexts() adds these
     Axes axes = q_.axes;
     axes.set_given(axis, size);
@@ -267,12 +281,17 @@ void Neighborhood::meshes() {
 void Neighborhood::all_at_once() {
   std::vector<std::string> flags;
   if (q_.averages_gradients() && q_.zero < 3) flags.emplace_back("--zero 3");
+  const std::vector<int> cuts =
+      q_.state_only() ? std::vector<int>{1} : expert_rank_counts(q_.model, q_.axes);
+  const int ep = std::max(q_.ep(), cuts.back());
+  if (ep > q_.ep()) flags.push_back(str("--ep ", ep));
   if (q_.recompute != Recompute::full) flags.emplace_back("--recompute full");
   if (fuses_) flags.emplace_back("--attention fused");
   const std::int64_t each = q_.micro_batch * q_.grad_accum;
   if (q_.micro_batch > 1) flags.push_back(str("--micro-batch 1 --grad-accum ", each));
   const auto combine = [&](RunConfig& o) {
     if (o.averages_gradients()) o.zero = 3;
+    o.axes.set(Axis::ep, ep);
     o.recompute = Recompute::full;
     if (fuses_) o.attention = Attention::fused;
     o.micro_batch = 1, o.grad_accum = each;
@@ -292,6 +311,7 @@ void for_each_neighbor(const RunConfig& q, const std::function<void(Edit&)>& vis
   Neighborhood all(q, visit);
   all.replicas();
   all.stages();
+  all.experts();
   all.recomputation();
   all.batches();
   all.contexts();

@@ -186,6 +186,43 @@ void about_context(const Plan& plan, Lines& out) {
   }
 }
 
+void about_experts(const Plan& plan, Lines& out) {
+  const RunConfig& q = plan.question;
+  const std::int64_t count = q.model.experts.count;
+  if (places(q).along[Axis::ep].nodes() > 1) {
+    const std::vector<int> counts = expert_rank_counts(q.model, q.axes);
+    int inside = 1;  // the most ranks of one host
+    for (const int ep : counts) {
+      RunConfig other = q;
+      other.axes.set(Axis::ep, ep);
+      if (places(other).along[Axis::ep].nodes() == 1) inside = ep;
+    }
+    out.push_back(str("ep ", q.ep(), " goes across hosts of ", q.per_node,
+                      " GPUs: ", size(plan.traffic.sent[Axis::ep]), " a step over links of ",
+                      format_rate(q.hardware.between.bandwidth), " instead of ",
+                      format_rate(q.hardware.inside.bandwidth), " inside a host",
+                      inside > 1 ? str(", where --ep ", inside, " stays") : ""));
+  }
+  if (count % q.ep() != 0) {
+    out.push_back(str(count, " experts do not divide evenly over ep ", q.ep(), ": a rank has ",
+                      count / q.ep(), " or ", count / q.ep() + 1,
+                      ", and the others wait for those with more"));
+  }
+  if (q.expert_imbalance > q.expert_received()) {
+    out.push_back(q.ep() == 1
+                      ? str("--expert-imbalance ", q.expert_imbalance,
+                            " has no effect with ep 1: each rank computes all rows that it routes")
+                      : str("--expert-imbalance ", q.expert_imbalance, " counts as ", q.ep(),
+                            ", with which one rank of ep ", q.ep(), " receives every token"));
+  }
+  if (q.expert_load() < q.expert_received()) {
+    out.push_back(str("--expert-capacity ", q.model.experts.capacity,
+                      ": the busiest rank receives ", q.expert_received(),
+                      " times the mean and drops ",
+                      percent(1 - q.expert_load() / q.expert_received()), " of it"));
+  }
+}
+
 void about_cuts(const Plan& plan, Lines& out) {
   const RunConfig& q = plan.question;
   if (q.tp() > q.per_node) {
@@ -201,6 +238,7 @@ void about_cuts(const Plan& plan, Lines& out) {
                       format_rate(q.hardware.inside.bandwidth)));
   }
   if (q.cp() > 1) about_context(plan, out);
+  if (q.model.experts.any()) about_experts(plan, out);
   if (q.pipelined()) about_bubble(plan, out);
   if (lack_of(q) != Lack::none && lack_of(q) != Lack::stage_two) out.push_back(lack_words(q));
   if (q.tp() > 1 && !q.state_only() && q.model.vocab % q.tp() != 0) {

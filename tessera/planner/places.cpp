@@ -171,6 +171,15 @@ std::vector<int> replica_counts(const RunConfig& q) {
   return all;
 }
 
+std::vector<int> expert_rank_counts(const ModelShape& model, const Axes& mesh) {
+  std::vector<int> all = {1};
+  const std::int64_t most = std::min<std::int64_t>(model.experts.count, mesh.shards());
+  for (int ep = 2; ep <= most; ++ep) {
+    if (model.experts.count % ep == 0 && mesh.shards() % ep == 0) all.push_back(ep);
+  }
+  return all;
+}
+
 // [Note: collectives]: the bytes that a ring sends per rank leave the node once for each group.
 double dp_bytes_out_of_node(const Places& places, const PerAxis<double>& sent) {
   double bytes = 0;

@@ -38,6 +38,10 @@ Places places(const RunConfig& settled);
 // Returns the numbers of replicas worth trying, largest first: a replica fills 1, 2, 4, 8 … nodes.
 // Empty if data-parallel ranks do not fill several nodes.
 std::vector<int> replica_counts(const RunConfig& settled);
+// Returns the numbers of expert-parallel ranks worth trying on a mesh, smallest first: those that
+// divide both the experts, so that all ranks have equally many, and the ranks that shard state.
+// Only 1 if the model has no experts.
+std::vector<int> expert_rank_counts(const ModelShape& model, const Axes& mesh);
 // Returns the data-parallel bytes that leave a node in a step if each rank sends `sent`.
 double dp_bytes_out_of_node(const Places& places, const PerAxis<double>& sent);
 

@@ -194,7 +194,7 @@ ProgramInput program_input(const RunConfig& q) {
   in.accumulate_passes = q.hardware.accumulate_passes;
   in.logit_bytes = q.hardware.logit_bytes;
   in.ep = q.ep();
-  in.imbalance = q.expert_imbalance;
+  in.imbalance = q.expert_received();
   return in;
 }
 

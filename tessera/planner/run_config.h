@@ -89,7 +89,8 @@ struct RunConfig {
   std::optional<RouterScores> router_scores;
   double balance_loss = kAutomatic, z_loss = kAutomatic, balance_bias_rate = kAutomatic;
   double router_jitter = kAutomatic, expert_capacity = kAutomatic;
-  // Tokens that the busiest rank's experts receive, as a multiple of the mean over the ranks.
+  // Tokens that the busiest rank's experts receive, as a multiple of the mean over the ranks. ep is
+  // the most possible: one rank receives every token.
   double expert_imbalance = 1;
   std::string init_from;
   // Number of parameters of a model of which nothing else is known: only its state can be planned.
@@ -234,10 +235,14 @@ struct RunConfig {
   int ep() const { return axes.size(Axis::ep); }
   // Number of ranks that shard the state of one expert, and of those that train it.
   int expert_shards() const { return shards() / ep(); }
-  // Rows that the experts of the busiest rank accept, relative to the mean without a capacity.
+  // Rows that the busiest rank receives, and those that its experts accept, relative to the mean
+  // without a capacity.
+  double expert_received() const {
+    return expert_imbalance < ep() ? expert_imbalance : static_cast<double>(ep());
+  }
   double expert_load() const {
-    const double capacity = model.experts.capacity;
-    return capacity > 0 && capacity < expert_imbalance ? capacity : expert_imbalance;
+    const double capacity = model.experts.capacity, received = expert_received();
+    return capacity > 0 && capacity < received ? capacity : received;
   }
   int expert_copies() const { return copies() / ep(); }
   // Number of tokens of a sequence that a rank computes: all without context parallelism, otherwise

@@ -81,6 +81,7 @@ class Search {
 
  private:
   void add_meshes(std::size_t chosen, std::int64_t devices, Axes mesh, std::vector<Axes>& all);
+  void add_expert_meshes(Axes mesh, std::vector<Axes>& all);
   bool divides_heads(std::int64_t tp) const;
   bool shares_sequences(const Axes& mesh, std::int64_t cp) const;
   bool admits(const Axes& mesh);
@@ -118,10 +119,14 @@ std::vector<Axes> Search::meshes() {
 void Search::add_meshes(std::size_t chosen, std::int64_t devices, Axes mesh,
                         std::vector<Axes>& all) {
   const Axis axis = kTableAxes.at(chosen);
+  if (!multiplies_ranks(axis)) {
+    add_meshes(chosen + 1, devices, mesh, all);
+    return;
+  }
   if (kDataAxes.contains(axis)) {
     mesh.set_dp(static_cast<int>(devices));
     mesh.set_given(Axis::dp_replicate, ask_.fixed.axes[Axis::dp_replicate] ? base_.replicas() : 1);
-    if (admits(mesh)) all.push_back(mesh);
+    if (admits(mesh)) add_expert_meshes(mesh, all);
     return;
   }
   for (const std::int64_t size : divisors(devices)) {
@@ -133,6 +138,23 @@ void Search::add_meshes(std::size_t chosen, std::int64_t devices, Axes mesh,
     if (axis == Axis::cp && size > 1 && !shares_sequences(mesh, size)) continue;
     mesh.set(axis, static_cast<int>(size));
     add_meshes(chosen + 1, devices / size, mesh, all);
+  }
+}
+
+// Adds the mesh with each number of expert-parallel ranks that is asked for or worth trying. They
+// are among the ranks that shard state: [Note: expert ranks].
+void Search::add_expert_meshes(Axes mesh, std::vector<Axes>& all) {
+  if (!ask_.fixed.axes[Axis::ep]) {
+    for (const int ep : expert_rank_counts(base_.model, mesh)) {
+      all.push_back(mesh.with(Axis::ep, ep));
+    }
+    return;
+  }
+  mesh.set(Axis::ep, base_.ep());
+  if (mesh.experts_divide()) {
+    all.push_back(mesh);
+  } else {
+    rule_out("ep does not divide dp · cp");
   }
 }
 
@@ -291,6 +313,7 @@ void Search::try_memory(RunConfig q) {
   if (q.zero > 0 && !ask_.fixed.axes[Axis::dp_replicate]) {
     for (const int replicas : replica_counts(q)) {
       q.axes.set_given(Axis::dp_replicate, replicas);
+      if (!q.axes.experts_divide()) continue;
       const double more = memory_of(q, programs).total();
       if (more <= usable_memory(q.hardware)) ways.push_back(bounded(q, more));
     }

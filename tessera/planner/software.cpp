@@ -96,6 +96,9 @@ MegatronReport megatron_report(const RunConfig& q) {
         "convention");
   }
   const ModelShape& m = q.model;
+  if (m.experts.any()) {
+    throw UsageError("--convention megatron: does not count experts; must be exact", "convention");
+  }
   const double h = real(m.hidden), layers = real(m.layers);
   const double attention = 2 * h * real(m.q_width()) + 2 * h * real(m.kv_width());
   const double mlp = (m.swiglu ? 3 : 2) * h * real(m.ffn);

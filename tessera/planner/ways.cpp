@@ -60,6 +60,7 @@ std::string largest_loss(const Plan& plan) {
   const std::pair<double, const char*> parts[] = {
       {t.comm[Axis::tp], "waiting for tensor-parallel sums"},
       {t.comm[Axis::cp], "waiting for keys and values"},
+      {t.comm[Axis::ep], "waiting for tokens on their way to experts"},
       {t.comm[Axis::dp_shard], "waiting for gradients and parameters"},
       {t.comm[Axis::dp_replicate], "waiting for sums over replicas"},
       {t.bubble, "bubble"},
@@ -71,7 +72,7 @@ std::string largest_loss(const Plan& plan) {
 
 // Returns a warning for a recommended configuration, or "".
 std::string across_hosts(const RunConfig& q) {
-  for (const Axis axis : {Axis::tp, Axis::cp}) {
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
     if (places(q).along[axis].nodes() > 1) return str(" (", axis_name(axis), " goes across hosts)");
   }
   return "";
@@ -140,6 +141,13 @@ WaysCompared compare_ways(const RunConfig& question, std::int64_t most) {
   WaysCompared all;
   for (const Axis axis : kPrintedAxes) {
     if (axis == Axis::dp_replicate) continue;  // without shards it is plain data parallelism
+    if (!multiplies_ranks(axis)) {
+      const int ep = expert_rank_counts(base.model, {{Axis::dp_shard, n}}).back();
+      const Axes cut = {{Axis::dp_shard, n}, {axis, ep}};
+      const std::string name = str("dp ", n, ", ", axis_name(axis), " ", ep);
+      if (ep > 1) all.ways.push_back(best_of(name, base, &cut, 0, most));
+      continue;
+    }
     const Axes only = {{axis, n}};
     const std::string name = str(axis_name(axis), " ", n);
     all.ways.push_back(best_of(name, base, &only, 0, most));

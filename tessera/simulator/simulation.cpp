@@ -24,6 +24,23 @@ ordered_json rank_time_json(const RankTime& time, double step) {
   return json;
 }
 
+// Seconds are those of the simulation, as a mean over ranks.
+ordered_json experts_json(const Simulation& s) {
+  const planner::ExpertCosts& costs = *s.fit->experts;
+  return {{"parameters", std::llround(costs.parameters)},
+          {"active_parameters", std::llround(costs.active)},
+          {"imbalance", s.question.expert_received()},
+          {"rows",
+           {{"mean_of_an_expert", costs.mean},
+            {"busiest_rank", std::llround(costs.busiest)},
+            {"dropped", costs.dropped}}},
+          {"all_to_all",
+           {{"calls", std::llround(costs.exchange.calls)},
+            {"bytes", std::llround(costs.exchange.bytes)},
+            {"seconds", s.result.mean.comm[Axis::ep]},
+            {"crosses_hosts", costs.exchange.crosses_hosts}}}};
+}
+
 ordered_json failures_json(const Reliability& r, double step, double tokens_per_s,
                            std::uint64_t seed) {
   const FailurePlan plan = plan_failures(r, step, seed);
@@ -47,8 +64,9 @@ std::string metadata(const char* name, int pid, int tid, const std::string& valu
 
 Fit fit_of(const planner::RunConfig& q) {
   const planner::Plan plan = planner::plan_numbers(q);
-  Fit fit{plan.needed(), planner::usable_memory(q.hardware), ""};
+  Fit fit{plan.needed(), planner::usable_memory(q.hardware), "", std::nullopt};
   if (!plan.fits) fit.remedy = planner::remedy_for(plan);
+  if (q.model.experts.any()) fit.experts = planner::expert_costs(plan);
   return fit;
 }
 
@@ -80,6 +98,7 @@ std::string simulation_json(const Simulation& s) {
     json["memory_usable"] = std::llround(s.fit->usable);
     json["fits"] = s.fit->fits();
     if (!s.fit->fits()) json["remedy"] = s.fit->remedy;
+    if (s.fit->experts) json["experts"] = experts_json(s);
   }
   if (s.agreement) {
     json["planned_step"] = s.agreement->planned;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/planner/expert_costs.h"
 #include "tessera/planner/plan.h"
 #include "tessera/simulator/failures.h"
 #include "tessera/simulator/simulate.h"
@@ -14,10 +15,11 @@
 // Reports of the simulator with everything that they show, and their JSON.
 namespace tessera::simulator {
 
-// Memory of a step, and a suggestion if it does not fit.
+// Memory of a step, a suggestion if it does not fit, and the costs of experts.
 struct Fit {
-  double needed = 0, usable = 0;  // bytes, on the device that needs most
-  std::string remedy;             // "" if it fits
+  double needed = 0, usable = 0;                // bytes, on the device that needs most
+  std::string remedy;                           // "" if it fits
+  std::optional<planner::ExpertCosts> experts;  // of a model that has some
   bool fits() const { return remedy.empty(); }
 };
 Fit fit_of(const planner::RunConfig& settled);
