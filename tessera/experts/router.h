@@ -96,6 +96,7 @@ struct RouterSteps {
 };
 extern const RouterSteps kRouterLoops;       // for the CPU
 extern const RouterSteps kRouterOperations;  // ATen's operations, for all devices
-const RouterSteps& router_steps(const at::Tensor& like);
+// Returns the fastest steps for tokens, logits or numbers of experts like these.
+const RouterSteps& router_steps(const at::Tensor& like, const RouterCall& call);
 
 }  // namespace tessera::experts

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/train/from_config.h"
 #include "tests/combinations.h"
 #include "tests/temporary_folder.h"
 #include "tests/text.h"
@@ -108,6 +109,68 @@ TEST(Context, OtherSettingsMatchOneProcess) {
   with({.pp = 2, .cp = 2}, 4, Flag{"schedule", "interleaved"}, Flag{"chunks", "2"});
 }
 
+// A window that is shorter than a chunk of a rank, and one that reaches over several.
+TEST(Context, SlidingWindowsMatchOneProcess) {
+  for (const int window : {3, 11}) {
+    const TemporaryFolder folder;
+    std::ofstream(folder / "config.json")
+        << R"({"architectures": ["MistralForCausalLM"], "model_type": "mistral",
+"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8,
+"num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 4096, "rope_theta": 10000.0,
+"rms_norm_eps": 1e-05, "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "float32",
+"sliding_window": )"
+        << window << "}";
+    for (const Cut& mesh : {Cut{.cp = 2}, Cut{.cp = 4}, Cut{.tp = 2, .cp = 2}}) {
+      for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+        RunConfig config = on_cut(small(folder.path), mesh, 1);
+        config.cp_kind = kind;
+        config.zero = mesh.cp == 4 ? 3 : 1;
+        expect_same_losses(config);
+      }
+    }
+  }
+}
+
+// 16-bit parameters, and gradients that are sent in 16 bits: losses within their rounding, and the
+// planned traffic.
+TEST(Context, SixteenBitsMatchOneProcess) {
+  const auto near = [](RunConfig config) {
+    RunConfig one = config;
+    one.axes = Axes();
+    one.zero = 0;
+    one.micro_batch = kBatch;
+    one.grad_compression = GradCompression::none;
+    const Outcomes got = run_all(config), want = run_all(one);
+    ASSERT_EQ(got.steps.size(), want.steps.size());
+    for (std::size_t i = 0; i < want.steps.size(); ++i) {
+      EXPECT_NEAR(got.steps[i].loss, want.steps[i].loss, 3e-3 * want.steps[i].loss)
+          << "step " << i << ": " << words(config);
+    }
+    for (const Summary& rank : got.summaries) {
+      for (const Axis axis : kAllAxes) {
+        EXPECT_EQ((*rank.predicted.sent)[axis], (*rank.measured.sent)[axis])
+            << axis_name(axis) << ", " << words(config);
+      }
+    }
+  };
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+      for (const int stage : {1, 3}) {
+        RunConfig config = on_cut(small(model), {.dp = 2, .cp = 2}, 1);
+        config.cp_kind = kind;
+        config.zero = stage;
+        config.layout = parse_state_layout("bf16");
+        near(config);
+        config.layout = parse_state_layout("fp32");
+        for (const char* compression : {"bf16", "fp16"}) {
+          config.set("grad-compression", compression);
+          near(config);
+        }
+      }
+    }
+  }
+}
+
 TEST(Context, DropoutIsEqualOnEveryMesh) {
   for (const Cut& mesh : {Cut{.cp = 2}, Cut{.tp = 2, .cp = 2}, Cut{.cp = 4}}) {
     for (const ContextKind kind : kKinds) {
@@ -187,6 +250,21 @@ TEST(Context, RefusesKindsThatCannotRun) {
   };
   EXPECT_TRUE(contains(refusal(ContextKind::ulysses, 3, "gpt-tiny"), "--cp-kind ring"));
   EXPECT_EQ(refusal(ContextKind::automatic, 3, "gpt-tiny"), "");
+}
+
+// Checked before a GPU is used.
+TEST(Context, RefusesSettingsThatARingOnAGpuDoesNotSupport) {
+  RunConfig config = on_cut(small("gpt-tiny"), {.cp = 2}, 1);
+  const auto refusal = [&] { return error_of([&] { check_mesh(config, resolve(config, 2)); }); };
+  config.cp_kind = ContextKind::ring;
+  config.attention_dropout = 0.1;
+  EXPECT_EQ(refusal(), "");
+  config.device = Device::cuda;
+  EXPECT_TRUE(contains(refusal(),
+                       "ring on a GPU does not support --attention-dropout 0.1. Use "
+                       "--cp-kind ulysses, --attention-dropout 0 or --device cpu"));
+  config.cp_kind = ContextKind::ulysses;
+  EXPECT_EQ(refusal(), "");
 }
 
 }  // namespace
