@@ -143,6 +143,15 @@ TEST(Answers, ContextHasTheKeysAndTheWorkOfEachRank) {
   EXPECT_EQ(got["without_cp"]["memory"], whole);
 }
 
+// Without cp there are fewer ranks than ep, so the comparison has as much ep as they allow.
+TEST(Answers, ContextOfExpertsHasAPlanWithoutCp) {
+  const Json got = answer(context_answer,
+                          R"({"model":"mixtral-8x7b","dp":2,"cp":4,"ep":8,"seq":32768,"zero":2})");
+  const Json whole = answer(
+      plan_answer, R"({"model":"mixtral-8x7b","dp":2,"ep":2,"seq":32768,"zero":2})")["memory"];
+  EXPECT_EQ(got["without_cp"]["memory"], whole);
+}
+
 TEST(Answers, ContextNamesTheKindThatIsNotPossibleAndItsLimits) {
   const Json three = answer(context_answer, R"({"model":"llama3-8b","cp":3,"seq":1000})");
   EXPECT_EQ(three["padded"], 1002);
