@@ -124,6 +124,11 @@ TensorId ProgramBuilder::dispatch(TensorId z) {
   op.forward.launches = regroups ? 2 : 1;
   op.backward_input = op.forward;
   exchange_rows(op, Sent::to_experts, z);
+  if (ledger_ && !in.fused) {
+    const double up = (m.swiglu ? 2 : 1) * expert_.columns * e;
+    op.frees = up + (in.ep > 1 ? routed_ * (h * e + 4) : 0);
+    op.frees_kept = kUnlessAgain | kSelective;
+  }
   if (in.ep > 1 || !ledger_) keep(op, received, kUnlessAgain | kSelective);
   if (in.ep > 1) keep(op, tensor(routed_, 4), kUnlessAgain | kSelective);  // their weights
   return received;
@@ -164,15 +169,50 @@ TensorId ProgramBuilder::grouped(const char* name, std::int64_t in_width, std::i
   const double columns = expert_.columns, gates = m.swiglu ? 2 : 1;
   if (!ledger_) {
     if (row) op.temporary = e * (routed_ * 2 * h + (gates + 1) * columns + rows * h);
-  } else if (!in.fused) {
-    // Gradients of all rows, and the product of one expert.
-    const double width = h * real(m.experts.width / in.tp);
-    const double wide = count > 0 ? columns / count : 0;
-    op.temporary = e * routed_ * h + e * (row ? 0 : gates * columns) +
-                   (row ? product_temporary(wide, each * h, width)
-                        : product_temporary(each * h, gates * wide, gates * width));
+  } else if (!in.fused && row) {
+    op.temporary = experts_temporary();
   }
   return out;
+}
+
+// [Note: backward of experts] On a CPU, Tessera's experts are one operation of autograd, from the
+// rows of z to the sum over their results. Its backward exchanges gradients of the results there
+// (ep > 1), computes the gradients of all rows expert by expert, exchanges them back, and sums
+// those of each row. What forward kept is freed at the end. Bytes besides it, at the moments that
+// can be the peak:
+// - in an expert with n of the M rows: gradients of the results (ep > 1) and of the rows, M·C each;
+//   those of the expert's results, n·C, and the values of the activation's backward, which are
+//   fp32, or later the gradients of its hidden values with the gradients of its matrices;
+// - in the exchange back: M·C four times, for the gradients of results and rows, and those of rows
+//   in the order of the ranks before and after the exchange;
+// - in the sum: the rows, and one for each row of z.
+// Gradients of matrices are added up in the engine's buffers, or kept until the end. Shared experts
+// are behind these in forward, so that their gradient of z waits.
+double ProgramBuilder::experts_temporary() const {
+  const double count = real(own_experts_.count());
+  if (count == 0) return 0;
+  const double gates = m.swiglu ? 2 : 1, width = real(m.experts.width / in.tp);
+  const double n = routed_ / count, wide = expert_.columns / count;
+  const double all = e * routed_ * h;                            // rows of all experts
+  const double sent = e * rows * real(m.experts.per_token) * h;  // on the way back
+  const bool apart = in.ep > 1, copies = e < 4;
+  const bool kept = !frozen_ && !in.expert_grads_in_place;
+  const double down = kept ? e * h * width : 0, up = gates * down;  // gradients of the matrices
+  // fp32 copies of a product's operands and result.
+  const auto copied = [&](double elements) { return copies ? 4 * elements : 0; };
+  const double gated = m.swiglu ? 4 * e + 4 * (copies ? 8 : 5) : 3 * e + 4 * (copies ? 5 : 2);
+  const double product = n * h + wide + h * width;
+  const double in_expert =
+      e * n * h +
+      std::max({gated * wide, e * wide + copied(product),
+                e * (gates + 2) * wide + down + copied(product),
+                e * gates * wide + down + up + copied(n * h + gates * (wide + h * width))});
+  const double numbers = 12 * routed_ + (apart ? 4 * rows * real(m.experts.per_token) : 0);
+  const double while_computing = (apart ? 2 : 1) * all + (count - 1) * (down + up) + in_expert;
+  const double while_returning = apart ? 3 * all + sent + count * (down + up) : 0;
+  const double while_summing = (apart ? all + sent : all) + e * rows * h + count * (down + up);
+  const double shared = m.experts.shared_width > 0 ? e * rows * h : 0;
+  return shared + numbers + std::max({while_computing, while_returning, while_summing});
 }
 
 // The function of the gate or of the only product, times the row's weight.
@@ -189,9 +229,7 @@ TensorId ProgramBuilder::weighted_activation(TensorId before) {
     // gradient and that of its input.
     op.temporary = e * (rows * h + 2 * routed_ * h + (2 + gates) * columns);
   }
-  if (ledger_) {
-    op.frees = gates * columns * e, op.frees_kept = kUnlessAgain | kSelective;
-  }
+  if (in.fused) op.frees = gates * columns * e, op.frees_kept = kUnlessAgain | kSelective;
   return out;
 }
 

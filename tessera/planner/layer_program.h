@@ -72,6 +72,8 @@ struct ProgramInput {
   int ep = 1;
   int ep_rank = -1;
   double imbalance = 1;  // RunConfig::expert_received()
+  // Weight gradients of experts are written directly to the engine's buffers on a CPU too.
+  bool expert_grads_in_place = false;
   // Of the layers above, number of the first without experts; -1: those of the whole model.
   std::int64_t dense = -1;
 };

@@ -96,6 +96,7 @@ class ProgramBuilder {
   TensorId grouped(const char* name, std::int64_t in_width, std::int64_t out_width, bool row,
                    TensorId x);
   TensorId weighted_activation(TensorId up);
+  double experts_temporary() const;
   TensorId combine(TensorId results, TensorId shared);
   TensorId shared_experts(TensorId z);
   void exchange_rows(Operation& op, Sent sent, TensorId of) const;

@@ -195,6 +195,7 @@ ProgramInput program_input(const RunConfig& q) {
   in.logit_bytes = q.hardware.logit_bytes;
   in.ep = q.ep();
   in.imbalance = q.expert_received();
+  in.expert_grads_in_place = q.policy() == ReducePolicy::last && q.layout.grad == q.layout.param;
   return in;
 }
 

@@ -124,17 +124,16 @@ std::vector<Bucket> buckets_of(const RunConfig& q, const std::vector<Placed>& pa
   return buckets;
 }
 
-Bucket largest_bucket(const std::vector<Bucket>& buckets) {
-  Bucket most;
-  for (const Bucket& each : buckets) most = each.elements > most.elements ? each : most;
-  return most;
-}
-
-// Returns the largest shard of a bucket, in elements.
-std::int64_t largest_sums(const std::vector<Bucket>& buckets) {
-  std::int64_t most = 0;
-  for (const Bucket& each : buckets) most = std::max(most, 2 * each.elements / each.shards);
-  return most;
+// Returns the sum of `size` of the largest bucket outside experts and the largest one of experts,
+// which have buffers of their own if other ranks reduce them.
+template <typename Size>
+std::int64_t largest_of(const RunConfig& q, const std::vector<Bucket>& buckets, const Size& size) {
+  std::int64_t others = 0, of_experts = 0;
+  for (const Bucket& each : buckets) {
+    std::int64_t& most = each.shards == q.shards() ? others : of_experts;
+    most = std::max(most, size(each));
+  }
+  return others + of_experts;
 }
 
 // Returns the peak bytes gathered by stage 3: the parameters outside blocks, which stay during a
@@ -178,18 +177,24 @@ std::int64_t boundary(const RunConfig& q) {
   return rows * q.model.hidden * q.layout.param;
 }
 
-// [Note: engine buffers] Two buffers of the largest bucket if gradients are reduced every
-// micro-batch or sent in another type than they are stored in; with replicas, two shards of it for
-// the sums to all-reduce ([Note: hybrid sharding]); the units gathered by stage 3; the gradients
-// that a pipeline receives: one in use and one arriving; and the exchange of matrices on a GPU.
+// [Note: engine buffers] Two buffers of the largest bucket, and two of that of experts with ep, if
+// gradients are reduced every micro-batch or sent in another type than they are stored in; with
+// replicas, two shards of it for the sums to all-reduce ([Note: hybrid sharding]); the units
+// gathered by stage 3; the gradients that a pipeline receives: one in use and one arriving; and the
+// exchange of matrices on a GPU.
 std::int64_t buffer_bytes(const RunConfig& q, const Coordinate& at,
                           const std::vector<Placed>& params) {
   std::int64_t bytes = 0;
   const std::vector<Bucket> buckets = buckets_of(q, params);
   if (q.policy() == ReducePolicy::each || q.travel() != q.layout.grad) {
-    bytes += 2 * largest_bucket(buckets).elements * q.travel();
+    bytes +=
+        2 * q.travel() * largest_of(q, buckets, [](const Bucket& each) { return each.elements; });
   }
-  if (q.replicas() > 1) bytes += largest_sums(buckets) * q.travel();
+  if (q.replicas() > 1) {
+    bytes += q.travel() * largest_of(q, buckets, [](const Bucket& each) {
+               return 2 * each.elements / each.shards;
+             });
+  }
   bytes += gathered_buffers(q, at, params);
   if (sends_on(q, at)) bytes += 2 * boundary(q);
   if (needs_whole_matrices(q)) bytes += matrix_buffer_bytes(q, at);

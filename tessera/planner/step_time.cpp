@@ -242,6 +242,13 @@ constexpr RunKind of_few(double least, double most, int n, const char* basis) {
 constexpr RunKind kOwnGpu = of_few(0.910, 0.998, 7, "7 steps of Tessera on one H200");
 constexpr RunKind kPlain =
     of_few(0.955, 1.167, 7, "4 steps of PyTorch on one H200 and 3 published runs on H100s");
+// With experts: the published runs of tests/data/published_expert_runs.csv, together with those of
+// the same software without experts.
+constexpr RunKind kMegatronExperts{
+    of_few(0.960, 0.994, 2, "").low, kSeveralNodes.high,
+    "2 published runs with experts, and 20 held-out steps of Megatron-LM without"};
+constexpr RunKind kPlainExperts = of_few(
+    0.730, 1.167, 8, "1 published run with experts on H100s, and 7 steps of PyTorch without");
 // Limits checked by benchmarks/compare_plan.py.
 constexpr RunKind kOwnCpu{0.90, 1.10, "Tessera's own steps on a calibrated host"};
 
@@ -258,7 +265,12 @@ constexpr RunKind unmeasured() {
 }
 
 RunKind run_kind(const RunConfig& q) {
-  if (q.cp() > 1 || places(q).along[Axis::tp].nodes() > 1) return unmeasured();
+  const Places on = places(q);
+  if (q.cp() > 1 || on.along[Axis::tp].nodes() > 1) return unmeasured();
+  if (q.model.experts.any()) {
+    if (q.software == Software::tessera || on.along[Axis::ep].nodes() > 1) return unmeasured();
+    return q.software == Software::megatron ? kMegatronExperts : kPlainExperts;
+  }
   if (q.software == Software::megatron) return q.nodes > 1 ? kSeveralNodes : kOneNode;
   if (q.software == Software::pytorch) return kPlain;
   if (q.nodes > 1) return unmeasured();

@@ -35,6 +35,14 @@ TEST(ExplainProgram, PrintsFormulasWithNumbers) {
       {{"bubble", "--pp", "8", "--grad-accum", "32"}, "17.9%"},
       {{"bubble", "--pp", "8", "--grad-accum", "32"}, "K = 133"},
       {{"bubble", "--pp", "2", "--grad-accum", "8"}, "3.06 s"},
+      {{"experts"}, "total   32 layers · 8 experts · 176,160,768 + 1,605,636,096 = 46,702,792,704"},
+      {{"experts"}, "active  32 layers · 2 experts · 176,160,768 + 1,605,636,096 = 12,879,925,248"},
+      {{"experts"}, "(ep-1)/ep · N·k·C·e = 0.8750 · 8,192 · 4096 · 2 B = 58.7 MB"},
+      {{"experts", "--model", "qwen3-30b-a3b", "--dp", "16", "--ep", "16", "--expert-imbalance",
+        "2", "--expert-capacity", "1.25"},
+       "an expert accepts 1.25 · 4,096 = 5,120 rows; the busiest rank drops 37.5%"},
+      {{"experts", "--model", "qwen3-30b-a3b", "--dp", "16", "--ep", "16"}, "across hosts"},
+      {{"experts", "--dp", "16", "--ep", "4", "--zero", "1"}, "dp · cp / ep = 4 ranks"},
       {{"step", "--dp", "8"}, "MFU"}};
   for (auto [arguments, expected] : cases) {
     arguments.insert(arguments.begin(), "explain");
@@ -72,6 +80,15 @@ TEST(ExplainProgram, HandlesEdgeCasesOfEveryTopic) {
       {{"memory", "--params", "13B", "--zero", "3", "--dp", "64"}, "estimated for a GPT of", "nan"},
       {{"memory", "--params", "1M"}, "the state alone fits", "can fill 82.6 GB: fits"},
       {{"step", "--params", "13B"}, "use --model", "nan"},
+      {{"experts", "--model", "mixtral-8x7b"}, "no row leaves it", "nan"},
+      {{"experts", "--model", "gpt2-xl"}, "The model has no experts", "nan"},
+      {{"experts", "--model", "gpt2-xl", "--experts", "1", "--experts-per-token", "1"},
+       "1 expert ·",
+       "nan"},
+      {{"experts", "--params", "13B"}, "The model has no experts", "nan"},
+      {{"experts", "--model", "moe-tiny", "--experts", "5", "--dp", "2", "--ep", "2"},
+       "3 · ",
+       "nan"},
       {{"memory", "--hardware", "cpu", "--model", "gpt-tiny"}, "Tessera's layers", "s·b·h"}};
   for (Edge edge : edges) {
     edge.arguments.insert(edge.arguments.begin(), "explain");

@@ -174,6 +174,28 @@ TEST(PlanProgram, ReportsReplicasInTheirOwnRows) {
   EXPECT_TRUE(contains(refused.err, "--dp-replicate 2: needs --zero 1, 2 or 3")) << refused.err;
 }
 
+TEST(PlanProgram, ReportsExperts) {
+  const std::vector<std::string> flags = {"--model", "mixtral-8x7b", "--hardware", "h100", "--gpus",
+                                          "64",      "--zero",       "1",          "--ep", "8"};
+  const Answer text = plan(flags);
+  for (const char* part :
+       {"12,879,925,248 active", "8 of width 14336 in 32 layers, 2 for each token",
+        "dp 64 (ep 8)", "all-to-all along ep 8, inside a host", "Memory of a rank by ep",
+        "this plan", "waiting for ep"}) {
+    EXPECT_TRUE(contains(text.out, part)) << part << "\n" << text.out;
+  }
+  EXPECT_FALSE(contains(plan({}).out, "xpert"));
+  std::vector<std::string> ask = {"--search",  "--model",        "mixtral-8x7b", "--hardware", "h100",
+                                  "--gpus",    "16",             "--zero",       "1",
+                                  "--nodes",   "2",              "--ep",         "8",
+                                  "--gpus-per-node", "4",        "--global-batch", "64"};
+  ask[10] = "8";
+  const Answer found = plan(ask);
+  EXPECT_EQ(found.status, 0) << found.err;
+  EXPECT_TRUE(contains(found.out, "ep goes across hosts")) << found.out;
+  EXPECT_FALSE(contains(plan({"--search", "--gpus", "8"}).out, " ep "));
+}
+
 TEST(PlanProgram, Limits) {
   const auto json = plan({"--model", "gpt2-xl", "--layout", "bf16-fp32grad", "--hardware", "h100",
                           "--dp", "8", "--zero", "1", "--max-batch", "--json"})

@@ -203,6 +203,32 @@ TEST(Simulate, SweepsContextParallelism) {
   EXPECT_LT(rows[3]["memory"].get<double>(), rows[0]["memory"].get<double>());
 }
 
+TEST(Simulate, ExchangesRowsOfExperts) {
+  const std::vector<std::string> flags = {
+      "simulate", "--model", "mixtral-8x7b", "--hardware", "h100",   "--gpus", "16",
+      "--pp",     "2",       "--ep",         "8",          "--zero", "1",      "--global-batch",
+      "64",       "--json"};
+  const auto simulated = [&](const char* imbalance) {
+    std::vector<std::string> words = flags;
+    words.insert(words.end(), {"--expert-imbalance", imbalance});
+    const Answer answer = tessera(words);
+    EXPECT_EQ(answer.status, 0) << answer.err;
+    return nlohmann::json::parse(answer.out);
+  };
+  const auto even = simulated("1"), uneven = simulated("1.5");
+  const auto& experts = even["experts"];
+  EXPECT_EQ(experts["active_parameters"], 12'879'925'248);
+  EXPECT_EQ(experts["all_to_all"]["seconds"], even["time"]["ep"]);
+  EXPECT_EQ(experts["all_to_all"]["calls"], 8 * 16 * 6);
+  EXPECT_GT(even["time"]["ep"], 0.0);
+  EXPECT_GT(uneven["step"], 1.1 * even["step"].get<double>());
+  EXPECT_GT(uneven["memory"], even["memory"]);
+  std::vector<std::string> words(flags.begin(), flags.end() - 1);
+  const Answer text = tessera(words);
+  EXPECT_TRUE(contains(text.out, "all-to-all along ep 8, inside a host")) << text.out;
+  EXPECT_FALSE(contains(tessera({"simulate", "--dp", "8"}).out, "waiting for ep"));
+}
+
 TEST(Simulate, TraceIsJson) {
   const TemporaryFile file("-trace.json");
   const Outcome answer = simulate({"--model", "gpt2-774m", "--pp", "4", "--dp", "2", "--grad-accum",

@@ -107,6 +107,22 @@ std::optional<Case> with_context(Case one, unsigned pick) {
   return one;
 }
 
+// Returns the same settings with experts, imbalance and a number of expert-parallel ranks that
+// divides those that shard state.
+Case with_experts(Case one, unsigned pick) {
+  planner::RunConfig& q = one.question;
+  q.model.experts.count = 16, q.model.experts.per_token = 1 + pick % 3;
+  q.model.experts.width = q.model.ffn;
+  int ep = 1;
+  while (ep < 16 && q.shards() % (2 * ep) == 0 && (pick >> ep & 1) == 0) ep *= 2;
+  q.axes.set(Axis::ep, ep);
+  q.expert_imbalance = 1 + pick % 4 * 0.25;
+  one.text += " --experts 16 --ep " + std::to_string(ep) + " --expert-imbalance " +
+              std::to_string(q.expert_imbalance);
+  one.question = planner::resolve(std::move(q));
+  return one;
+}
+
 Scenario scenario_of(const Case& one) {
   Scenario scenario;
   static_cast<planner::Step&>(scenario) = planner::describe_step(one.question);
@@ -169,6 +185,39 @@ TEST(Agreement, HoldsForRanksThatShareCores) {
       }
     }
   }
+}
+
+// All-to-alls of experts are the planner's, on the links of ep.
+TEST(Agreement, HoldsForExperts) {
+  Cases cases;
+  int compared = 0, exchanged = 0, across = 0, apart = 0;
+  for (unsigned i = 0; i < 300; ++i) {
+    const Case one = with_experts(cases.next(), i);
+    if (one.question.micros() > 16) continue;
+    const Scenario scenario = scenario_of(one);
+    const planner::StepTime planned = planner::step_time(scenario);
+    const Result result = simulate(scenario, {.by_events = true});
+    EXPECT_NEAR(result.mean.step(), result.step, 1e-9 * result.step) << one.text;
+    EXPECT_LE(planner::least_step_time(scenario), planned.step() * (1 + 1e-9)) << one.text;
+    if (one.question.pp() == 1) {
+      EXPECT_NEAR(planned.step(), result.step, 1e-3 * result.step) << one.text;
+      EXPECT_NEAR(planned.comm[Axis::ep], result.mean.comm[Axis::ep], 1e-9 * result.step)
+          << one.text;
+    } else if (std::abs(planned.step() / result.step - 1) > kNear) {
+      ++apart;
+      const Agreement agreement = agreement_of(scenario, result);
+      const double left = result.step - planned.step() - agreement.largest().seconds;
+      EXPECT_LT(std::abs(left), kNear * result.step) << one.text << ": " << reason(agreement);
+    }
+    EXPECT_EQ(planned.comm[Axis::ep] > 0, one.question.ep() > 1) << one.text;
+    ++compared;
+    exchanged += one.question.ep() > 1 ? 1 : 0;
+    across += scenario.places().along[Axis::ep].nodes() > 1 ? 1 : 0;
+  }
+  EXPECT_GT(compared, 150);
+  EXPECT_GT(exchanged, 50);
+  EXPECT_GT(across, 10);
+  EXPECT_LE(apart, compared / 20);
 }
 
 TEST(Agreement, HoldsForReplicas) {

@@ -144,6 +144,47 @@ TEST(Experts, TheBiasEvensTheUse) {
   EXPECT_LT(imbalance(0.001), 0.8 * imbalance(0));
 }
 
+// Every token passes every expert, so that all ranks and experts have equally many rows.
+TEST(Experts, MemoryAndTrafficMatchThePlanWithEvenLoads) {
+  const auto check = [](const Cut& mesh, int stage, const char* recompute, auto change,
+                        const char* model = "llama-tiny") {
+    RunConfig config = on_cut(small(model, 4), mesh, 1);
+    config.experts_per_token = 4;
+    config.expert_ffn = 96;
+    config.seq = 64;
+    config.steps = 2;
+    config.zero = stage;
+    config.set("recompute", recompute);
+    change(config);
+    const std::vector<Summary> ranks = run_all(config).summaries;
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      const Outcome &predicted = ranks[r].predicted, &measured = ranks[r].measured;
+      const std::string who = str("rank ", r, ": ", words(config), ", ep ", config.ep());
+      EXPECT_EQ((*predicted.sent)[Axis::ep], (*measured.sent)[Axis::ep]) << who;
+      const auto near = [&](const char* row, double share) {
+        const auto planned = static_cast<double>(predicted.memory.at(row));
+        EXPECT_NEAR(static_cast<double>(measured.memory.at(row)), planned, share * planned)
+            << row << ", " << who;
+      };
+      near("activations", 0.01);
+      near("buffers", 0.03);
+      near("peak", 0.05);
+    }
+  };
+  const auto same = [](RunConfig&) {};
+  int turn = 0;
+  for (const Cut& mesh :
+       {Cut{}, Cut{.dp = 2, .ep = 2}, Cut{.dp = 4, .ep = 4}, Cut{.dp = 4, .ep = 2},
+        Cut{.cp = 2, .ep = 2}, Cut{.dp = 2, .tp = 2, .ep = 2}}) {
+    for (int stage = 0; stage < 4; ++stage) {
+      check(mesh, stage, std::vector{"none", "selective", "full"}[turn++ % 3], same);
+    }
+  }
+  check({.dp = 2, .ep = 2}, 2, "none", same, "gpt-tiny");
+  check({.dp = 2, .ep = 2}, 0, "none", [](RunConfig& config) { config.shared_expert_ffn = 32; });
+  check({.dp = 2, .ep = 2}, 0, "none", [](RunConfig& config) { config.dense_layers = 2; });
+}
+
 TEST(Experts, AMeshThatDoesNotFitIsRefused) {
   const auto refusal = [](RunConfig config) {
     std::string message;
