@@ -183,4 +183,14 @@ Routed route(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bi
   return {results[0], state->experts, state->sent, results[1], state->sums};
 }
 
+Chosen choose_experts(const at::Tensor& logits, const at::Tensor& bias, const Experts& options) {
+  RouterCall call;
+  call.experts = options;
+  call.rows.rows = 1;
+  call.rows.tokens = call.rows.row_tokens = logits.size(0);
+  const RouterSteps& steps = router_steps(logits);
+  const at::Tensor experts = steps.choose(logits, bias, call);
+  return {experts, steps.weigh(logits, experts, {}, call).weights};
+}
+
 }  // namespace tessera::experts

@@ -1,4 +1,5 @@
-// Selection of experts and the losses that balance them. Internal; tests compare both versions.
+// Selection of experts and the losses that balance them. Internal, also used by decoders; tests
+// compare both versions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -70,6 +71,14 @@ struct Routed {
 // with a balance loss rows·count·8 bytes.
 Routed route(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
              const RouterCall& call);
+
+struct Chosen {
+  at::Tensor experts;  // int32 [N, k], by score
+  at::Tensor weights;  // fp32 [N, k]
+};
+// Returns the experts of each token for logits [N, count], fp32, as route() does but without
+// gradients, losses and a capacity: no token is dropped.
+Chosen choose_experts(const at::Tensor& logits, const at::Tensor& bias, const Experts& options);
 
 struct Weighed {
   at::Tensor weights, loss, sums;  // as in Routed
