@@ -194,17 +194,23 @@ TEST(ContextParallelOnCuda, RingKeepsItsOwnTokensOnly) {
     const at::Tensor x =
         at::randn({1, tokens, (heads + 2 * kv_heads) * dim}, at::device(kGpu).dtype(at::kBFloat16))
             .requires_grad_();
+    // Returns the bytes in use once they are at most `limit`. Threads of the backend release the
+    // buffers of finished messages.
+    const auto bytes_below = [](std::int64_t limit) {
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      std::int64_t now = 0;
+      do {
+        now = memory::device_usage(kGpu)->now;
+      } while (now > limit && std::chrono::steady_clock::now() < deadline);
+      return now;
+    };
     // The first call allocates workspaces of libraries.
     attention(axis, x, heads, kv_heads, {}, "test").sum().backward();
-    const std::int64_t before = memory::device_usage(kGpu)->now;
+    const auto input = static_cast<std::int64_t>(x.nbytes());
+    const std::int64_t before = bytes_below(2 * input + 4096);  // x and its gradient
     const at::Tensor out = attention(axis, x, heads, kv_heads, {}, "test");
     const std::int64_t wanted = 2 * tokens * heads * dim + 4 * tokens * heads;
-    // Threads of the backend release the buffers of finished messages.
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    std::int64_t kept = 0;
-    do {
-      kept = memory::device_usage(kGpu)->now - before;
-    } while (kept > wanted + 4096 && std::chrono::steady_clock::now() < deadline);
+    const std::int64_t kept = bytes_below(before + wanted + 4096) - before;
     EXPECT_GE(kept, wanted);
     EXPECT_LE(kept, wanted + 4096);
     out.sum().backward();
