@@ -2,7 +2,8 @@
 // small networks, which a router selects for it.
 //   build/bin/mixture_of_experts
 //   build/bin/tessera run -n 4 -- build/bin/mixture_of_experts dp=4,ep=4   # 2 experts on each rank
-// Prints the same losses, within rounding, and the same tokens of each expert on any mesh.
+// Prints the same losses, within rounding, and the same tokens of each expert on any mesh. The
+// balance loss makes the experts' numbers of tokens more equal from line to line.
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
@@ -28,7 +29,7 @@ struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const tessera::LayerContext& at) {
     tessera::experts::LayerOptions options;
     options.hidden = kWidth;
-    options.experts = {.count = kExperts, .per_token = 2, .width = 64, .balance_loss = 0.01};
+    options.experts = {.count = kExperts, .per_token = 2, .width = 64, .balance_loss = 0.1};
     options.label = at.name + ".mix";  // its name in the model, for messages and traces
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
     // at.experts(): the ranks that share the experts. This rank creates only its own.
@@ -87,9 +88,9 @@ int main(int argc, char** argv) try {
   tessera::ParallelModel model(layers, mesh, options);
 
   const std::int64_t rows = kRows / mesh.axes().dp();  // of this rank
-  for (int step = 1; step <= 100; ++step) {
+  for (int step = 1; step <= 60; ++step) {
     const auto info = model.step({batch_of(step, mesh.dp().rank() * rows, rows)});
-    if (step % 25 != 0) continue;
+    if (step % 15 != 0) continue;
     const auto loads = model.take_expert_loads();  // since the last call; on every rank
     if (world.rank() != 0) continue;
     std::printf("step %d  loss %.6f\n", step, info.loss);

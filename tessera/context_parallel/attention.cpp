@@ -64,9 +64,6 @@ void check_ring(const at::Tensor& qkv, const Sizes& of, const nn::AttentionOptio
     refuse("attention dropout of ", options.dropout.rate,
            ", which --cp-kind ring does not support on a GPU.");
   }
-  if (options.document_starts.defined()) {
-    refuse("rows with several documents, which --cp-kind ring does not support on a GPU.");
-  }
   if (qkv.numel() == 0) return;
   const nn::AttentionChoice choice = ring_kernel(qkv, of.heads, of.kv_heads, options);
   if (choice.kernel == nn::AttentionKernel::none) {

@@ -31,6 +31,7 @@ struct Ring : torch::CustomClassHolder {
   std::int64_t heads = 0, kv_heads = 0;
   nn::AttentionOptions options;
   nn::AttentionKernel kernel = nn::AttentionKernel::none;  // on a GPU
+  RingShape shape = {};                                    // on a GPU
   std::string label;
 
   int size() const { return group.size(); }
@@ -125,6 +126,16 @@ void each_pair(const Ring& ring, int owner, std::int64_t tokens, F&& f) {
 at::Tensor tokens_in(const at::Tensor& x, const TokenRange& range, std::int64_t dim = 1) {
   return x.narrow(dim, range.local, range.count);
 }
+// The queries and the keys of a block.
+at::Tensor row_of(const RingBlock& block, const at::Tensor& x) {
+  return block.row < 0 ? x : x.narrow(0, block.row, 1);
+}
+at::Tensor queries_of(const RingBlock& block, const at::Tensor& x, std::int64_t dim = 1) {
+  return row_of(block, x).narrow(dim, block.query, block.queries);
+}
+at::Tensor keys_of(const RingBlock& block, const at::Tensor& x) {
+  return row_of(block, x).narrow(1, block.key, block.keys);
+}
 
 // Operands and sums of forward.
 class Forward {
@@ -147,7 +158,8 @@ class Forward {
                 const auto result =
                     nn::attention_part_forward(tokens_in(q_, queries), tokens_in(k, here),
                                                tokens_in(v, here), part, ring_.options);
-                add(result, queries, part.first_key == part.first_query);
+                add(result, tokens_in(out_, queries), tokens_in(lse_, queries, 2),
+                    part.first_key == part.first_query);
               });
   }
 
@@ -160,8 +172,8 @@ class Forward {
 
  private:
   // `first`: of these queries. Otherwise combines it with the result over the keys before.
-  void add(const nn::PartialAttention& more, const TokenRange& queries, bool first) const {
-    const at::Tensor out = tokens_in(out_, queries), lse = tokens_in(lse_, queries, 2);
+  static void add(const nn::PartialAttention& more, const at::Tensor& out, const at::Tensor& lse,
+                  bool first) {
     if (first) {
       out.copy_(more.out);
       lse.copy_(more.lse);
@@ -173,14 +185,12 @@ class Forward {
   }
 
   void gpu_step(int owner, const at::Tensor& k, const at::Tensor& v) {
-    for (const RingBlock& block :
-         ring_blocks(ring_.group.rank(), ring_.size(), owner, q_.size(1), ring_.options.window)) {
+    for (const RingBlock& block : ring_blocks(ring_.shape, owner)) {
       const nn::GpuPartResult result = nn::gpu_part_forward(
-          q_.narrow(1, block.query, block.queries), k.narrow(1, block.key, block.keys),
-          v.narrow(1, block.key, block.keys), ring_.part_of(block));
+          queries_of(block, q_), keys_of(block, k), keys_of(block, v), ring_.part_of(block));
       seed_ = result.seed, offset_ = result.offset, lse_dims_ = result.lse.dim();
       add({result.out, lse_dims_ == 4 ? result.lse.squeeze(3) : result.lse},
-          {.local = block.query, .count = block.queries}, block.first);
+          queries_of(block, out_), queries_of(block, lse_, 2), block.first);
     }
   }
 
@@ -245,29 +255,24 @@ struct Backward {
                     tokens_in(q, queries), tokens_in(k, here), tokens_in(v, here),
                     tokens_in(dout, queries), tokens_in(lse, queries, 2),
                     tokens_in(delta, queries, 2), part, ring.options);
-                add(result, queries, here, to);
+                tokens_in(dq, queries).add_(result.q);
+                tokens_in(to.k, here).add_(result.k);
+                tokens_in(to.v, here).add_(result.v);
               });
     return grad;
   }
 
-  void add(const nn::PartialGradients& more, const TokenRange& queries, const TokenRange& here,
-           const KeysAndValues& to) const {
-    tokens_in(dq, queries).add_(more.q);
-    tokens_in(to.k, here).add_(more.k);
-    tokens_in(to.v, here).add_(more.v);
-  }
-
   void gpu_step(int owner, const at::Tensor& k, const at::Tensor& v,
                 const KeysAndValues& to) const {
-    for (const RingBlock& block :
-         ring_blocks(ring.group.rank(), ring.size(), owner, q.size(1), ring.options.window)) {
-      const TokenRange queries{.local = block.query, .count = block.queries},
-          here{.local = block.key, .count = block.keys};
-      const nn::GpuPartResult whole = {tokens_in(out, queries), tokens_in(lse, queries, 2), seed,
+    for (const RingBlock& block : ring_blocks(ring.shape, owner)) {
+      const nn::GpuPartResult whole = {queries_of(block, out), queries_of(block, lse, 2), seed,
                                        offset};
-      add(nn::gpu_part_backward(tokens_in(q, queries), tokens_in(k, here), tokens_in(v, here),
-                                tokens_in(dout, queries), whole, ring.part_of(block)),
-          queries, here, to);
+      const nn::PartialGradients grad =
+          nn::gpu_part_backward(queries_of(block, q), keys_of(block, k), keys_of(block, v),
+                                queries_of(block, dout), whole, ring.part_of(block));
+      queries_of(block, dq).add_(grad.q);
+      keys_of(block, to.k).add_(grad.k);
+      keys_of(block, to.v).add_(grad.v);
     }
   }
 };
@@ -331,8 +336,12 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
 
 nn::AttentionChoice ring_kernel(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                                 const nn::AttentionOptions& options) {
-  // The shortest blocks have the tokens of one chunk.
-  return nn::attention_kernel(qkv.narrow(1, 0, qkv.size(1) / 2), heads, kv_heads, options);
+  nn::AttentionOptions of = options;
+  // Blocks have no documents, only many lengths. In 16 bits the kernel for documents is flash
+  // attention, which needs no plan for every length, as cuDNN does.
+  if (qkv.scalar_type() == at::kFloat) of.document_starts = at::Tensor();
+  // The shortest blocks without documents have the tokens of one chunk.
+  return nn::attention_kernel(qkv.narrow(1, 0, qkv.size(1) / 2), heads, kv_heads, of);
 }
 
 at::Tensor ring_attention(const Axis& axis, const at::Tensor& qkv, std::int64_t heads,
@@ -344,7 +353,15 @@ at::Tensor ring_attention(const Axis& axis, const at::Tensor& qkv, std::int64_t 
   ring->kv_heads = kv_heads;
   ring->options = options;
   ring->label = label;
-  if (qkv.is_cuda()) ring->kernel = ring_kernel(qkv, heads, kv_heads, options).kernel;
+  if (qkv.is_cuda()) {
+    ring->kernel = ring_kernel(qkv, heads, kv_heads, options).kernel;
+    ring->shape = {axis.rank(), axis.size(), qkv.size(1), options.window, {}};
+    if (options.document_starts.defined()) {
+      const at::Tensor starts = options.document_starts.cpu();  // waits for the device
+      const auto* const data = starts.const_data_ptr<std::int32_t>();
+      ring->shape.document_starts = {data, data + starts.numel()};
+    }
+  }
   return RingAttention::apply(qkv, ring);
 }
 

@@ -20,22 +20,27 @@ namespace {
 // Efficient attention pads the log-sum-exp of a head to a multiple of this.
 constexpr std::int64_t kPaddedQueries = 32;
 
+// Flash attention's limit on the left: its masks are aligned at the last query and the last key.
+std::int64_t aligned_left(const at::Tensor& q, const at::Tensor& k, const GpuPart& part) {
+  return part.left + k.size(1) - q.size(1);
+}
+
 void check_gpu_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const GpuPart& part) {
-  const bool square = part.causal || part.left >= 0;
-  const bool fits = q.dim() == 4 && k.dim() == 4 && v.sizes() == k.sizes() &&
-                    q.size(0) == k.size(0) && q.size(3) == k.size(3) && q.numel() > 0 &&
-                    k.numel() > 0 && q.size(2) % k.size(2) == 0 &&
-                    (!square || q.size(1) == k.size(1)) &&
-                    (part.left < 0 || part.kernel == AttentionKernel::flash_masked);
-  if (fits) return;
-  throw UsageError(tessera::str("Attention of a part on a GPU: queries ", q.sizes(), ", keys ",
-                                k.sizes(), " and values ", v.sizes(), " with kernel ",
-                                name(part.kernel), part.causal ? ", causal" : "", ", left ",
-                                part.left,
-                                ". They must be [batch, tokens, heads, head width] and not empty, "
-                                "of equal length with a mask, and a limit on the left needs the "
-                                "kernel flash with a mask."));
+  const bool tensors = q.dim() == 4 && k.dim() == 4 && v.sizes() == k.sizes() &&
+                       q.size(0) == k.size(0) && q.size(3) == k.size(3) && q.numel() > 0 &&
+                       k.numel() > 0 && q.size(2) % k.size(2) == 0;
+  const bool masks = tensors && (!part.causal || q.size(1) == k.size(1)) &&
+                     (part.left < 0 || (part.kernel == AttentionKernel::flash_masked &&
+                                        aligned_left(q, k, part) >= 0));
+  if (masks) return;
+  throw UsageError(tessera::str(
+      "Attention of a part on a GPU: queries ", q.sizes(), ", keys ", k.sizes(), " and values ",
+      v.sizes(), " with kernel ", name(part.kernel), part.causal ? ", causal" : "", ", left ",
+      part.left,
+      ". They must be [batch, tokens, heads, head width] and not empty, with as many keys as "
+      "queries if causal. A limit on the left needs the kernel flash with a mask, and every query "
+      "must see a key."));
 }
 
 // Returns x with the strides of a new tensor. torch's cuDNN attention caches plans by the strides
@@ -56,12 +61,13 @@ at::Tensor over_heads(const at::Tensor& x, std::int64_t kv_heads) {
 std::optional<double> scale_of(const GpuPart& part) {
   return part.scale > 0 ? std::optional<double>(part.scale) : std::nullopt;
 }
-std::optional<std::int64_t> left_of(const GpuPart& part) {
-  return part.left >= 0 ? std::optional<std::int64_t>(part.left) : std::nullopt;
-}
-// With a limit on the left, flash attention needs the causal limit as a number too.
-std::optional<std::int64_t> right_of(const GpuPart& part) {
-  return part.causal && part.left >= 0 ? std::optional<std::int64_t>(0) : std::nullopt;
+// Flash attention's limits on the left and on the right.
+struct Limits {
+  std::optional<std::int64_t> left, right;
+};
+Limits limits_of(const at::Tensor& q, const at::Tensor& k, const GpuPart& part) {
+  if (part.left < 0) return {};
+  return {aligned_left(q, k, part), part.causal ? std::optional<std::int64_t>(0) : std::nullopt};
 }
 
 [[noreturn]] void refuse_kernel(AttentionKernel kernel) {
@@ -84,9 +90,10 @@ GpuPartResult gpu_part_forward(const at::Tensor& q, const at::Tensor& k, const a
     }
     case AttentionKernel::flash:
     case AttentionKernel::flash_masked: {
-      const auto r = at::_flash_attention_forward(q, k, v, {}, {}, queries, k.size(1), 0.0,
-                                                  part.causal, /*return_debug_mask=*/false,
-                                                  scale_of(part), left_of(part), right_of(part));
+      const auto [left, right] = limits_of(q, k, part);
+      const auto r =
+          at::_flash_attention_forward(q, k, v, {}, {}, queries, k.size(1), 0.0, part.causal,
+                                       /*return_debug_mask=*/false, scale_of(part), left, right);
       return {std::get<0>(r), std::get<1>(r), std::get<2>(r), std::get<3>(r)};
     }
     case AttentionKernel::efficient: {
@@ -116,27 +123,30 @@ PartialGradients gpu_part_backward(const at::Tensor& q, const at::Tensor& k, con
           absent, queries, keys, 0.0, part.causal, scale_of(part));
       return {by_head(grad.q), by_head(grad.k), by_head(grad.v)};
     case AttentionKernel::flash:
-    case AttentionKernel::flash_masked:
+    case AttentionKernel::flash_masked: {
+      const auto [left, right] = limits_of(q, k, part);
       std::tie(grad.q, grad.k, grad.v) = at::_flash_attention_backward(
           dout, q, k, v, whole.out, whole.lse.contiguous(), absent, absent, queries, keys, 0.0,
-          part.causal, whole.seed, whole.offset, scale_of(part), left_of(part), right_of(part));
+          part.causal, whole.seed, whole.offset, scale_of(part), left, right);
       return grad;
-    case AttentionKernel::efficient: {
-      const std::int64_t padded = (queries + kPaddedQueries - 1) / kPaddedQueries * kPaddedQueries;
-      const at::Tensor lse = at::full({q.size(0), heads, padded},
-                                      std::numeric_limits<float>::infinity(), whole.lse.options());
-      lse.narrow(2, 0, queries).copy_(whole.lse);
-      std::tie(grad.q, grad.k, grad.v, std::ignore) =
-          at::_scaled_dot_product_efficient_attention_backward(
-              by_head(dout), by_head(q), by_head(for_heads(k, heads)), by_head(for_heads(v, heads)),
-              absent, by_head(whole.out), lse, whole.seed, whole.offset, 0.0,
-              {true, true, true, false}, part.causal, scale_of(part));
-      return {by_head(grad.q), over_heads(by_head(grad.k), k.size(2)),
-              over_heads(by_head(grad.v), k.size(2))};
+      case AttentionKernel::efficient: {
+        const std::int64_t padded =
+            (queries + kPaddedQueries - 1) / kPaddedQueries * kPaddedQueries;
+        const at::Tensor lse =
+            at::full({q.size(0), heads, padded}, std::numeric_limits<float>::infinity(),
+                     whole.lse.options());
+        lse.narrow(2, 0, queries).copy_(whole.lse);
+        std::tie(grad.q, grad.k, grad.v, std::ignore) =
+            at::_scaled_dot_product_efficient_attention_backward(
+                by_head(dout), by_head(q), by_head(for_heads(k, heads)),
+                by_head(for_heads(v, heads)), absent, by_head(whole.out), lse, whole.seed,
+                whole.offset, 0.0, {true, true, true, false}, part.causal, scale_of(part));
+        return {by_head(grad.q), over_heads(by_head(grad.k), k.size(2)),
+                over_heads(by_head(grad.v), k.size(2))};
+      }
+      case AttentionKernel::none: break;
     }
-    case AttentionKernel::none: break;
+      refuse_kernel(part.kernel);
   }
-  refuse_kernel(part.kernel);
-}
 
 }  // namespace tessera::nn

@@ -16,8 +16,7 @@ struct GpuPart {
   AttentionKernel kernel = AttentionKernel::none;  // of attention_kernel()
   // Query i sees keys 0 to i, and there are as many keys as queries. Otherwise it sees all keys.
   bool causal = false;
-  // Query i does not see the keys before i - left, and there are as many keys as queries. -1: no
-  // limit. Other values need flash_masked.
+  // Query i does not see the keys before i - left. -1: no limit. Other values need flash_masked.
   std::int64_t left = -1;
   double scale = 0;  // factor of the scores; 0: 1 / sqrt(head width)
 };

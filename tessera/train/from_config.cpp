@@ -33,9 +33,6 @@ void check_ring_on_gpu(const RunConfig& config, const Resolved& resolved) {
   if (config.attention_dropout > 0) {
     refuse(str("--attention-dropout ", config.attention_dropout), "--attention-dropout 0");
   }
-  if (config.data != "synthetic" && config.documents == Documents::separate) {
-    refuse("--documents separate", "--documents join");
-  }
   const std::int64_t window = resolved.model.window;
   if (resolved.layout.param == 4 && window > 0 && window < resolved.seq) {
     refuse(str("the window of ", window, " tokens of this model in fp32"), "--layout bf16");

@@ -17,8 +17,8 @@ Json load(const char* layer, std::vector<std::int64_t> tokens, double dropped = 
 
 TEST(ExpertSeries, ReturnsOneLayerOrTheSumOfAll) {
   ExpertSeries series;
-  series.add(1, {load("a", {6, 2}, 0, 0.5), load("b", {1, 3}, 0.5, 0.25)});
-  series.add(2, {load("a", {5, 5}), load("b", {2, 2})});
+  series.add(1, Json::array({load("a", {6, 2}, 0, 0.5), load("b", {1, 3}, 0.5, 0.25)}));
+  series.add(2, Json::array({load("a", {5, 5}), load("b", {2, 2})}));
   const Json a = series.json("a");
   EXPECT_EQ(a["layers"], Json::parse(R"(["a", "b"])"));
   EXPECT_EQ(a["tokens"], Json::parse("[[6.0, 5.0], [2.0, 5.0]]"));
@@ -39,7 +39,7 @@ TEST(ExpertSeries, ReturnsOneLayerOrTheSumOfAll) {
 TEST(ExpertSeries, KeepsEveryTokenInFewColumnsOfEqualWidth) {
   ExpertSeries series(10 * 5);  // 10 columns of 3 experts and 2 further numbers
   for (int step = 1; step <= 1000; ++step) {
-    series.add(step, {load("a", {step, 1, step % 2})});
+    series.add(step, Json::array({load("a", {step, 1, step % 2})}));
     ASSERT_LE(series.columns(), 10U);
   }
   const Json json = series.json("");
@@ -62,7 +62,7 @@ TEST(ExpertSeries, KeepsEveryTokenInFewColumnsOfEqualWidth) {
 TEST(ExpertSeries, ARestartRemovesRepeatedSteps) {
   RunSeries run;
   const auto line = [&](int step, int tokens) {
-    run.line(Json({{"step", step}, {"experts", {load("a", {tokens, 1})}}}).dump());
+    run.line(Json({{"step", step}, {"experts", Json::array({load("a", {tokens, 1})})}}).dump());
   };
   for (int step = 1; step <= 5; ++step) line(step, 10);
   line(4, 20);
@@ -83,25 +83,26 @@ TEST(ExpertSeries, IgnoresInvalidLines) {
     series.add(1, Json::parse(bad));
     EXPECT_TRUE(series.empty()) << bad;
   }
-  series.add(1, {load("large", std::vector<std::int64_t>(50, 1))});  // 8 columns do not fit
+  series.add(
+      1, Json::array({load("large", std::vector<std::int64_t>(50, 1))}));  // 8 columns do not fit
   EXPECT_TRUE(series.empty());
-  series.add(1, {load("a", {1, 2})});
-  series.add(2, {load("a", {1, 2, 3})});
-  series.add(3, {load("b", {1, 2})});
-  series.add(4, {load("a", {1, 2}), load("b", {1, 2})});
+  series.add(1, Json::array({load("a", {1, 2})}));
+  series.add(2, Json::array({load("a", {1, 2, 3})}));
+  series.add(3, Json::array({load("b", {1, 2})}));
+  series.add(4, Json::array({load("a", {1, 2}), load("b", {1, 2})}));
   EXPECT_EQ(series.columns(), 1U);
   Json broken = load("a", {3, 1});
   broken["dropped"] = nullptr;
   broken["entropy"] = "x";
-  series.add(5, {broken});
+  series.add(5, Json::array({broken}));
   EXPECT_EQ(series.json("a")["dropped"], Json::parse("[0.0, 0.0]"));
 }
 
 TEST(ExpertSeries, OtherExpertsMayFollowWhenAllStepsAreRepeated) {
   ExpertSeries series;
-  series.add(1, {load("a", {1, 2})});
+  series.add(1, Json::array({load("a", {1, 2})}));
   series.remove_from(1);
-  series.add(1, {load("a", {1, 2, 3})});
+  series.add(1, Json::array({load("a", {1, 2, 3})}));
   EXPECT_EQ(series.json("a")["tokens"].size(), 3U);
 }
 
