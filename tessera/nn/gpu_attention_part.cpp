@@ -129,24 +129,23 @@ PartialGradients gpu_part_backward(const at::Tensor& q, const at::Tensor& k, con
           dout, q, k, v, whole.out, whole.lse.contiguous(), absent, absent, queries, keys, 0.0,
           part.causal, whole.seed, whole.offset, scale_of(part), left, right);
       return grad;
-      case AttentionKernel::efficient: {
-        const std::int64_t padded =
-            (queries + kPaddedQueries - 1) / kPaddedQueries * kPaddedQueries;
-        const at::Tensor lse =
-            at::full({q.size(0), heads, padded}, std::numeric_limits<float>::infinity(),
-                     whole.lse.options());
-        lse.narrow(2, 0, queries).copy_(whole.lse);
-        std::tie(grad.q, grad.k, grad.v, std::ignore) =
-            at::_scaled_dot_product_efficient_attention_backward(
-                by_head(dout), by_head(q), by_head(for_heads(k, heads)),
-                by_head(for_heads(v, heads)), absent, by_head(whole.out), lse, whole.seed,
-                whole.offset, 0.0, {true, true, true, false}, part.causal, scale_of(part));
-        return {by_head(grad.q), over_heads(by_head(grad.k), k.size(2)),
-                over_heads(by_head(grad.v), k.size(2))};
-      }
-      case AttentionKernel::none: break;
     }
-      refuse_kernel(part.kernel);
+    case AttentionKernel::efficient: {
+      const std::int64_t padded = (queries + kPaddedQueries - 1) / kPaddedQueries * kPaddedQueries;
+      const at::Tensor lse = at::full({q.size(0), heads, padded},
+                                      std::numeric_limits<float>::infinity(), whole.lse.options());
+      lse.narrow(2, 0, queries).copy_(whole.lse);
+      std::tie(grad.q, grad.k, grad.v, std::ignore) =
+          at::_scaled_dot_product_efficient_attention_backward(
+              by_head(dout), by_head(q), by_head(for_heads(k, heads)), by_head(for_heads(v, heads)),
+              absent, by_head(whole.out), lse, whole.seed, whole.offset, 0.0,
+              {true, true, true, false}, part.causal, scale_of(part));
+      return {by_head(grad.q), over_heads(by_head(grad.k), k.size(2)),
+              over_heads(by_head(grad.v), k.size(2))};
+    }
+    case AttentionKernel::none: break;
   }
+  refuse_kernel(part.kernel);
+}
 
 }  // namespace tessera::nn

@@ -170,12 +170,12 @@ TEST_F(CudaTrain, MuonStepsRunAsAGraph) {
   }
 }
 
-// One rank of four that share sequences. The others are simulated: their keys are 0.
+// One rank of four that share sequences. The others are simulated, so losses have no meaning:
+// tests/train/meshes_agree.py compares those.
 TEST_F(CudaTrain, ContextParallelStepsRunAsAGraph) {
   for (const char* model : {"gpt-tiny", "llama-tiny"}) {
     for (const char* kind : {"ring", "ulysses"}) {
       for (const char* recompute : {"none", "selective", "full"}) {
-        std::vector<std::vector<double>> losses;
         for (const char* graph : {"off", "on"}) {
           RunConfig run = config();
           run.set("model", model);
@@ -188,21 +188,18 @@ TEST_F(CudaTrain, ContextParallelStepsRunAsAGraph) {
           const std::string what = std::string(model) + " " + kind + " " + recompute;
           Trainer trainer(run, comm::Group(comm::dry::make_device_backend(
                                    comm::dry::make_backend(1, 4, "world"), {c10::kCUDA, 0})));
-          std::vector<double>& mine = losses.emplace_back();
-          for (int i = 0; i < run.steps; ++i) mine.push_back(trainer.step().loss);
+          for (int i = 0; i < run.steps; ++i) trainer.step();
           EXPECT_EQ(trainer.graph_note().find("ran as one") != std::string::npos,
                     graph == std::string("on"))
               << what << ": " << trainer.graph_note();
           const Summary summary = trainer.summary();
           for (const char* part : {"activations", "peak"}) {
-            std::printf("%s, graph %s: %s predicted %lld, measured %lld\n", what.c_str(), graph,
-                        part, static_cast<long long>(summary.predicted.memory.at(part)),
-                        static_cast<long long>(summary.measured.memory.at(part)));
+            const auto want = static_cast<double>(summary.predicted.memory.at(part));
+            const auto got = static_cast<double>(summary.measured.memory.at(part));
+            std::printf("%s, graph %s: %s predicted %.0f, measured %.0f\n", what.c_str(), graph,
+                        part, want, got);
+            EXPECT_NEAR(got, want, 0.05 * want + 4e6) << what << ", graph " << graph << ": " << part;
           }
-        }
-        for (std::size_t i = 0; i < losses[0].size(); ++i) {
-          EXPECT_NEAR(losses[1][i], losses[0][i], 1e-3 * losses[0][i])
-              << model << " " << kind << " " << recompute << ", step " << i;
         }
       }
     }
