@@ -198,7 +198,8 @@ TEST_F(CudaTrain, ContextParallelStepsRunAsAGraph) {
             const auto got = static_cast<double>(summary.measured.memory.at(part));
             std::printf("%s, graph %s: %s predicted %.0f, measured %.0f\n", what.c_str(), graph,
                         part, want, got);
-            EXPECT_NEAR(got, want, 0.05 * want + 4e6) << what << ", graph " << graph << ": " << part;
+            EXPECT_NEAR(got, want, 0.05 * want + 4e6)
+                << what << ", graph " << graph << ": " << part;
           }
         }
       }
