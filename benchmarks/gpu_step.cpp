@@ -3,7 +3,6 @@
 //                      [--graphs on|off] [--recompute none] [--profile on]
 
 #include <ATen/ops/randint.h>
-#include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/cuda.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/kernel_times.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/memory/device_memory.h"
@@ -42,54 +42,6 @@ Arguments parse(int argc, char** argv) {
 
 double seconds_since(Clock::time_point began) {
   return std::chrono::duration<double>(Clock::now() - began).count();
-}
-
-// Returns a kernel's name without its template arguments and parameters.
-std::string short_name(std::string name) {
-  for (const char* noise : {"void ", "tessera::kernels::cuda::", "(anonymous namespace)::",
-                            "at::native::", "<unnamed>::"}) {
-    for (std::size_t at = name.find(noise); at != std::string::npos; at = name.find(noise)) {
-      name.erase(at, std::string(noise).size());
-    }
-  }
-  return name.substr(0, 96);
-}
-
-template <class F>
-void profile(F&& step) {
-  namespace prof = torch::autograd::profiler;
-  namespace impl = torch::profiler::impl;
-  const impl::ProfilerConfig config(impl::ProfilerState::KINETO);
-  const std::set<impl::ActivityType> activities = {impl::ActivityType::CUDA};
-  prof::prepareProfiler(config, activities);
-  prof::enableProfiler(config, activities);
-  step();
-  torch::cuda::synchronize();
-  const auto result = prof::disableProfiler();
-  struct Row {
-    double ms = 0;
-    int calls = 0;
-  };
-  std::map<std::string, Row> rows;
-  double total = 0;
-  for (const prof::KinetoEvent& event : result->events()) {
-    if (event.deviceType() != c10::kCUDA) continue;
-    Row& row = rows[short_name(event.name())];
-    row.ms += static_cast<double>(event.durationNs()) * 1e-6;
-    total += static_cast<double>(event.durationNs()) * 1e-6;
-    ++row.calls;
-  }
-  std::vector<std::pair<std::string, Row>> sorted(rows.begin(), rows.end());
-  std::sort(sorted.begin(), sorted.end(),
-            [](const auto& a, const auto& b) { return a.second.ms > b.second.ms; });
-  std::printf(
-      "kernels of one step: %.2f ms\n\n| ms | calls | us each | kernel |\n|---|---|---|---|\n",
-      total);
-  for (std::size_t i = 0; i < std::min<std::size_t>(sorted.size(), 36); ++i) {
-    const Row& row = sorted[i].second;
-    std::printf("| %.3f | %d | %.1f | %s |\n", row.ms, row.calls, 1e3 * row.ms / row.calls,
-                sorted[i].first.c_str());
-  }
 }
 
 int run(int argc, char** argv) {
@@ -149,7 +101,7 @@ int run(int argc, char** argv) {
       usage ? static_cast<double>(usage->peak) * 1e-9 : 0,
       model.graphed() ? "one CUDA graph" : "no CUDA graph: ",
       model.graphed() ? "" : model.graph_problem().c_str(), step().get().loss);
-  if (given.at("profile") == "on") profile([&] { step().get(); });
+  if (given.at("profile") == "on") print_kernel_times([&] { step().get(); });
   return 0;
 }
 

@@ -141,7 +141,8 @@ function(tessera_executable)
 endfunction()
 
 # tessera_test(NAME <target> SOURCES … [LINK …] [TIMEOUT seconds] [PROCESSORS n] [COST seconds]
-#              [LABELS …] [GPU filter] [WHOLE] [THREADS | UNSANITIZED] [TOML …])
+#              [LABELS …] [GPU filter] [WHOLE] [THREADS | UNSANITIZED] [TOML …] [COMBINATIONS filter]
+#              [ONE_THREAD])
 # Adds a GoogleTest program in build/tests, registered with ctest case by case, or as one test with WHOLE
 # (for programs that start slowly or spawn processes). THREADS: its threads share memory; only these
 # tests run under ThreadSanitizer. UNSANITIZED: not run under sanitizers, because it starts a program
@@ -151,9 +152,15 @@ endfunction()
 # COST: approximate duration. ctest starts long tests first, and has no measured times in a fresh clone.
 # GPU: --gtest_filter of the cases that need a GPU; "*" for all. They are one test with the label gpu,
 # named <name>.gpu if the program has others too. `make test-gpu` builds and runs the tests with this label.
+# COMBINATIONS: --gtest_filter of the cases that use tests/combinations.h. A second test, labeled soak, runs
+# them with all combinations.
+# ONE_THREAD: torch computes with one thread. For programs whose ranks are threads: each rank would start
+# as many threads as there are cores.
 # TOML: sources whose tests need toml++. Without toml++, a skipped test reports them.
 function(tessera_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS;UNSANITIZED" "NAME;TIMEOUT;PROCESSORS;COST;GPU" "SOURCES;LINK;LABELS;TOML")
+  cmake_parse_arguments(PARSE_ARGV 0 arg "WHOLE;THREADS;UNSANITIZED;ONE_THREAD"
+                        "NAME;TIMEOUT;PROCESSORS;COST;GPU;COMBINATIONS"
+                        "SOURCES;LINK;LABELS;TOML")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tessera_test: unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -172,6 +179,10 @@ function(tessera_test)
                      LINK ${arg_LINK} ${TESSERA_TEST_MAIN} GTest::gtest)
   if(NOT TARGET ${arg_NAME})
     return()
+  endif()
+  tessera_links_torch(torch ${arg_LINK})
+  if(TARGET tessera_test_headers AND NOT torch)
+    target_precompile_headers(${arg_NAME} REUSE_FROM tessera_test_headers)
   endif()
   if(TESSERA_SANITIZE AND (arg_UNSANITIZED OR "soak" IN_LIST arg_LABELS OR
                            (TESSERA_SANITIZE MATCHES "thread" AND NOT arg_THREADS)))
@@ -203,6 +214,16 @@ function(tessera_test)
   endif()
   if(arg_LABELS)
     list(APPEND properties LABELS "${arg_LABELS}")
+  endif()
+  set(environment "TESSERA_ALL_COMBINATIONS=0")
+  if(arg_ONE_THREAD)
+    set(environment "OMP_NUM_THREADS=1")
+    list(APPEND properties ENVIRONMENT "${environment}")
+  endif()
+  if(arg_COMBINATIONS AND NOT TESSERA_SANITIZE)
+    add_test(NAME ${arg_NAME}.combinations COMMAND ${arg_NAME} "--gtest_filter=${arg_COMBINATIONS}")
+    set_tests_properties(${arg_NAME}.combinations PROPERTIES LABELS soak TIMEOUT 7200
+                         ENVIRONMENT "${environment};TESSERA_ALL_COMBINATIONS=1")
   endif()
   unset(others)  # filter of the cases that need no GPU
   if(arg_GPU)

@@ -26,6 +26,7 @@ constexpr const char* kEvaluateExamples =
     "  tessera evaluate --from runs/a --data synthetic --batches 20 --dp 2 --json\n"
     "  tessera evaluate --from runs/a --data synthetic --batches 4 --tp 2 --dtype bf16\n"
     "  tessera evaluate --from runs/a --data synthetic --batches 4 --cp 2\n"
+    "  tessera evaluate --from runs/moe --data synthetic --batches 4 --dp 2 --ep 2\n"
     "  tessera evaluate --from runs/b --data book.txt --seq 64 --batch 4\n"
     "\n"
     "--from takes a checkpoint of any mesh, the folder of a run or a Hugging Face folder; --data\n"
@@ -34,10 +35,11 @@ constexpr const char* kEvaluateExamples =
 struct EvaluateArguments : InferenceArguments {
   std::string data, documents = "join";
   std::string cp_kind = "auto";
-  int batch = 8, batches = 0, seq = 0, dp = 1, cp = 1, pp = 1;
+  int batch = 8, batches = 0, seq = 0, dp = 1, cp = 1, ep = 1, pp = 1;
 
   Axes axes() const {
-    return Axes({{Axis::dp_shard, dp}, {Axis::cp, cp}, {Axis::tp, tp}, {Axis::pp, pp}});
+    return Axes(
+        {{Axis::dp_shard, dp}, {Axis::cp, cp}, {Axis::ep, ep}, {Axis::tp, tp}, {Axis::pp, pp}});
   }
   // "--dp 2 × --tp 2 × --pp 1 = 4"
   std::string product() const {
@@ -83,6 +85,16 @@ void check_same_tokenizer(const EvaluateArguments& a, const train::ModelFiles& f
                        ") than the model of ", files.folder(), " (", own, "); must be the same"));
 }
 
+// Throws UsageError if --ep does not fit the model.
+void check_ep(const EvaluateArguments& a, const ModelShape& shape) {
+  const std::int64_t count = shape.experts.count;
+  if (a.ep == 1 || a.ep <= count) return;
+  throw UsageError(Flag("ep"), str("got ", a.ep, ", but ",
+                                   count == 0 ? std::string("the model has no experts. Omit --ep")
+                                              : str("each layer has ", count,
+                                                    " experts; must be at most their number")));
+}
+
 struct Opened {
   std::unique_ptr<train::ModelFiles> files;
   std::unique_ptr<data::Source> source;
@@ -91,6 +103,7 @@ Opened open_all(const EvaluateArguments& a) {
   Opened all;
   all.files = open_model(a);
   const ModelShape& shape = all.files->shape();
+  check_ep(a, shape);
   data::DataOptions options;
   options.val_data = a.data;
   options.documents = a.documents;
@@ -116,6 +129,7 @@ void check_batch_memory(const EvaluateArguments& a, const Opened& all, c10::Devi
   const std::int64_t need =
       train::need_of_inference(all.files->shape(), {.tp = a.tp,
                                                     .pp = a.pp,
+                                                    .ep = a.ep,
                                                     .element_bytes = bytes,
                                                     .tokens = a.batch * all.source->seq() / a.cp});
   check_memory(a, need, device, ranks, "a smaller --batch or --seq");
@@ -154,7 +168,7 @@ int evaluate_on_rank(const EvaluateArguments& a, Opened all) {
       json["data"] = all.source->name();
       json["seq"] = all.source->seq();
       json["dtype"] = options.type == at::kFloat ? "fp32" : "bf16";
-      json["mesh"] = {{"dp", a.dp}, {"cp", a.cp}, {"tp", a.tp}, {"pp", a.pp}};
+      json["mesh"] = {{"dp", a.dp}, {"cp", a.cp}, {"ep", a.ep}, {"tp", a.tp}, {"pp", a.pp}};
       print_out(json_text(json, -1));
     } else {
       print_out(str(all.source->name(), ": ", train::describe(result), "\n"));
@@ -186,6 +200,8 @@ int evaluate_command(int argc, char** argv) {
   line.integer(app, "--cp", a.cp, 1, 4096, "ranks that share the tokens of each sequence");
   line.choice(app, "--cp-kind", a.cp_kind, {"auto", "ring", "ulysses"},
               "attention with --cp; auto: ulysses if --cp divides the heads, otherwise ring");
+  line.integer(app, "--ep", a.ep, 1, 4096,
+               "ranks that share the experts of each layer; must divide --dp times --cp");
   line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix");
   line.integer(app, "--pp", a.pp, 1, 4096, "ranks that share the layers");
   line.dtype(app, "--dtype", a.dtype, train::kComputeTypes, "auto: as the model is stored");
@@ -197,6 +213,7 @@ int evaluate_command(int argc, char** argv) {
     throw UsageError(str(a.product(), " ranks; must be at most ", kMaxRanks, ": ", kMaxRanksWhy),
                      "dp");
   }
+  a.axes().check_experts();
   const comm::Launch launch = comm::detect_launch();
   check_device_options(a);
   if (launch.launcher != "alone" && launch.size != a.ranks()) {

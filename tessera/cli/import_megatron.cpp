@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tessera/cli/import.h"
+#include "tessera/cli/import_megatron_experts.h"
 #include "tessera/cli/import_megatron_words.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
@@ -47,6 +48,7 @@ class Megatron {
     take(pipeline, "pp");
     take(context, "cp");
     context_kind();
+    const std::int64_t ep = expert_mesh();
     if (words_.has("--sequence-parallel")) {
       out_.set("sequence-parallel", "true", "--sequence-parallel");
     }
@@ -60,6 +62,22 @@ class Megatron {
     }
     replicas_ = world / (tp_ * pp_ * cp);
     out_.set("dp", str(replicas_), from);
+    if (replicas_ * cp % ep != 0) {
+      throw UsageError(str("--expert-model-parallel-size: got ", ep, "; must divide the ",
+                           replicas_ * cp, " ranks that ", tensor, " and ", pipeline, " leave of ",
+                           from, " ", world));
+    }
+  }
+
+  // Returns the number of expert-parallel ranks.
+  std::int64_t expert_mesh() {
+    take("--expert-model-parallel-size", "ep");
+    const char* const tensor = "--expert-tensor-parallel-size";
+    if (const std::int64_t own = words_.size(tensor); own > 0 && own != tp_) {
+      out_.note(tensor, Fate::missing,
+                str(own, ": experts are cut over --tp ", tp_, ", as the other layers"));
+    }
+    return std::max<std::int64_t>(1, words_.size("--expert-model-parallel-size"));
   }
 
   void context_kind() {
@@ -140,6 +158,7 @@ class Megatron {
     shape.biases = Biases(linear || words_.has("--add-qkv-bias"), linear, linear,
                           words_.word("--normalization") != "RMSNorm");
     shape.tied = !words_.has("--untie-embeddings-and-output-weights");
+    shape.qk_norm = words_.has("--qk-layernorm") && !shape.biases.norm;
     shape.init_range = words_.real("--init-method-std", 0.02);
     return shape;
   }
@@ -155,12 +174,19 @@ class Megatron {
       throw UsageError(Flag("normalization"),
                        str("got ", quote(norm), "; must be LayerNorm or RMSNorm"));
     }
+    if (words_.has("--qk-layernorm") && norm != "RMSNorm") {
+      out_.note("--qk-layernorm", Fate::missing,
+                "norms of queries and keys are RMSNorm (--normalization RMSNorm)");
+    }
     take("--make-vocab-size-divisible-by", "pad-vocab", "128");
     take("--hidden-dropout", "dropout", "0.1");
     take("--attention-dropout", "attention-dropout", "0.1");
     chunks();
-    const ModelShape target = shape();
+    ModelShape target = shape();
+    target.experts = megatron_experts(words_, target.layers, target.ffn, out_);
+    set_expert_training(words_, out_);
     if (target.layers == 0 && target.hidden == 0 && target.heads == 0) {
+      if (target.experts.any()) set_expert_sizes(words_, target.experts, out_);
       out_.note("--num-layers, --hidden-size, --num-attention-heads", Fate::open,
                 "not set: give --model");
       return;
@@ -176,16 +202,17 @@ class Megatron {
           "--num-layers, --hidden-size, --num-attention-heads: must be at most 100000, 1000000 and "
           "100000");
     }
+    if (take_name(target)) return;
+    if (target.experts.any() && settings_describe(target.experts)) {
+      // Other settings describe the model without them.
+      set_expert_sizes(words_, target.experts, out_);
+      target.experts = {};
+      if (take_name(target)) return;
+    }
     const bool plain = !target.rotary() && !target.swiglu && target.biases == Biases(true) &&
                        target.tied && target.kv_heads == target.heads && target.head_width == 0 &&
-                       target.ffn == 4 * target.hidden;
+                       target.ffn == 4 * target.hidden && !target.experts.any();
     if (plain) return sizes();
-    for (const ModelShape& known : model_shapes()) {
-      if (same(known, target)) {
-        out_.set("model", known.name, "the sizes of the model");
-        return;
-      }
-    }
     if (target.vocab == 0) {
       out_.note("--vocab-size", Fate::open, "left to the tokenizer; give it for --model-out");
       return;
@@ -193,8 +220,23 @@ class Megatron {
     out_.model = target;
   }
 
+  // Sets --model if a known model has these sizes.
+  bool take_name(const ModelShape& target) {
+    if (!target.rotary()) return false;  // sizes() describes those
+    for (const ModelShape& known : model_shapes()) {
+      if (!same(known, target)) continue;
+      out_.set("model", known.name, "the sizes of the model");
+      return true;
+    }
+    return false;
+  }
+
   static bool same(const ModelShape& known, const ModelShape& target) {
-    return known.layers == target.layers && known.hidden == target.hidden &&
+    Experts experts = known.experts;  // without settings of training
+    experts.balance_loss = experts.z_loss = experts.jitter = experts.capacity = experts.bias_rate =
+        0;
+    return experts == target.experts && known.qk_norm == target.qk_norm &&
+           known.layers == target.layers && known.hidden == target.hidden &&
            known.heads == target.heads && known.kv_heads == target.kv_heads &&
            known.ffn == target.ffn && known.swiglu == target.swiglu &&
            known.biases == target.biases && known.tied == target.tied &&

@@ -83,10 +83,7 @@ std::size_t MegatronWords::take(const std::vector<std::string>& words, std::size
     throw UsageError(str(flag, ": got ", plural(static_cast<std::int64_t>(values.size()), "value"),
                          "; must be ", row->values));
   }
-  if (*row->text != '\0') {
-    const bool off = values.size() == 1 && flag.ends_with("-size") && values[0] == "1";
-    out.note(flag, off ? Fate::not_needed : row->fate, off ? "1 switches nothing on" : row->text);
-  }
+  if (*row->text != '\0') out.note(flag, row->fate, row->text);
   values_[flag] = values.empty() ? "true" : values.front();
   return at;
 }

@@ -19,7 +19,8 @@ namespace tessera::comm {
 // order, without padding. The calls of the ranks may differ in their counts, which are therefore
 // not part of Record. in[s] of rank r must equal out[r] of rank s. Before they move data, backends
 // for host memory compare the counts of all pairs, so that a difference is an error on every rank.
-// NCCL compares them if it compares a call before its launch: [Note: agreement] in nccl/backend.cpp.
+// NCCL compares them if it compares a call before its launch: [Note: agreement] in
+// nccl/backend.cpp.
 struct ExchangeCounts {
   std::vector<std::size_t> in;
   std::vector<std::size_t> out;

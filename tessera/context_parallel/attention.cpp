@@ -47,17 +47,27 @@ void check_tensors(const Axis& axis, const at::Tensor& qkv, const Sizes& of,
   }
 }
 
-void check_ring(const at::Tensor& qkv, const nn::AttentionOptions& options,
+void check_ring(const at::Tensor& qkv, const Sizes& of, const nn::AttentionOptions& options,
                 const std::string& subject) {
-  if (!qkv.is_cpu()) {
-    throw UsageError(tessera::str(subject, "the tensor is on ", qkv.device().str(),
-                                  ". --cp-kind ring runs on the CPU; use --cp-kind ulysses on a "
-                                  "GPU."));
-  }
+  const auto refuse = [&](const auto&... problem) {
+    throw UsageError(tessera::str(subject, problem..., " Use --cp-kind ulysses."));
+  };
   if (options.cap != 0) {
-    throw UsageError(tessera::str(subject, "the scores have a cap of ", options.cap,
-                                  ", which --cp-kind ring does not support. Use --cp-kind "
-                                  "ulysses."));
+    refuse("the scores have a cap of ", options.cap, ", which --cp-kind ring does not support.");
+  }
+  if (qkv.is_cpu()) return;
+  if (!qkv.is_cuda()) {
+    refuse("the tensor is on ", qkv.device().str(),
+           ". --cp-kind ring runs on the CPU and on CUDA devices.");
+  }
+  if (options.dropout.rate > 0) {
+    refuse("attention dropout of ", options.dropout.rate,
+           ", which --cp-kind ring does not support on a GPU.");
+  }
+  if (qkv.numel() == 0) return;
+  const nn::AttentionChoice choice = ring_kernel(qkv, of.heads, of.kv_heads, options);
+  if (choice.kernel == nn::AttentionKernel::none) {
+    refuse("no kernel of this GPU supports --cp-kind ring here: ", choice.why, ".");
   }
 }
 
@@ -74,17 +84,20 @@ void check_ulysses(const Axis& axis, const Sizes& of, const std::string& subject
 }  // namespace
 
 at::Tensor attention(const Axis& axis, const at::Tensor& qkv, std::int64_t heads,
-                     std::int64_t kv_heads, const nn::AttentionOptions& options,
+                     std::int64_t kv_heads, const nn::AttentionOptions& given,
                      const std::string& label) {
-  if (axis.size() == 1) return nn::attention(qkv, heads, kv_heads, options);
+  if (axis.size() == 1) return nn::attention(qkv, heads, kv_heads, given);
   const std::string subject = tessera::str("Context parallelism of ", quote(label), ": ");
-  check_tensors(axis, qkv, {heads, kv_heads}, options, subject);
+  check_tensors(axis, qkv, {heads, kv_heads}, given, subject);
+  nn::AttentionOptions options = given;
+  // The window covers everything.
+  if (options.window >= qkv.size(1) * axis.size()) options.window = 0;
   if (axis.kind == ContextKind::automatic) {
     throw UsageError(tessera::str(subject, "the kind is auto. It must be ring or ulysses here."));
   }
   const bool ring = axis.kind == ContextKind::ring;
   if (ring) {
-    check_ring(qkv, options, subject);
+    check_ring(qkv, {heads, kv_heads}, options, subject);
   } else {
     check_ulysses(axis, {heads, kv_heads}, subject);
   }

@@ -170,6 +170,12 @@ void check_lora(const ModelShape& shape) {
         Flag("lora-dropout"),
         str("got ", lora.dropout, "; must be at least 0 (no dropout) and less than 1"));
   }
+  if (shape.experts.bias_rate > 0) {
+    throw UsageError(Flag("balance-bias-rate"),
+                     str("got ", shape.experts.bias_rate,
+                         " with --lora-rank: it would change biases of the frozen model, which are "
+                         "not saved with the adapters. Omit it"));
+  }
   adapters_of(shape);
 }
 

@@ -252,17 +252,14 @@ ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp,
   const bool divides = heads % cp == 0 && (kv % cp == 0 || cp % kv == 0);
   switch (asked) {
     case ContextKind::ring:
-      if (cp > 1 && tessera_on_gpu) {
-        throw UsageError("--cp-kind ring: runs on the CPU only. Use --cp-kind ulysses on a GPU",
-                         "cp-kind");
-      }
       if (cp == 1 || shape.attention_cap == 0) return asked;
       throw UsageError(
           "--cp-kind ring: does not support the capped attention scores of this model. "
           "Use --cp-kind ulysses",
           "cp-kind");
     case ContextKind::automatic:
-      if (!tessera_on_gpu && shape.attention_cap == 0 && (heads % cp != 0 || kv % cp != 0)) {
+      if (shape.attention_cap == 0 &&
+          (tessera_on_gpu ? !divides : heads % cp != 0 || kv % cp != 0)) {
         return ContextKind::ring;
       }
       return context_kind_for(shape, ContextKind::ulysses, tp, cp);

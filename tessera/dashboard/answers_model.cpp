@@ -28,7 +28,8 @@ Json model_json(const ModelShape& m) {
           {"ffn", m.ffn},
           {"vocab", m.vocab},
           {"positions", m.positions},
-          {"context", m.rotary() ? m.context : m.positions}};
+          {"context", m.rotary() ? m.context : m.positions},
+          {"experts", m.experts.count}};
 }
 
 Json model_answer(const Knowledge&, Ask& ask) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "tessera/core/errors.h"
@@ -9,6 +10,7 @@
 #include "tessera/core/units.h"
 #include "tessera/dashboard/api.h"
 #include "tessera/planner/json.h"
+#include "tessera/planner/rank_load.h"
 #include "tessera/planner/stages.h"
 #include "tessera/schedule/schedule.h"
 #include "tessera/version.h"
@@ -51,14 +53,15 @@ std::optional<int> fits_from(planner::RunConfig q, int stage, int most) {
   const double usable = planner::usable_memory(q.hardware);
   q = q.at_stage(stage);
   q.gpus = q.nodes = 0;  // derived from dp
-  const int replicas = q.replicas();
-  most = std::max(1, most / replicas);
-  const auto fits = [&](int shards) {
-    q.axes.set_dp(shards * replicas);
-    q.global_batch = q.micro_batch * q.grad_accum * shards * replicas;
+  // dp is a multiple of this: whole replicas, and in each whole blocks of expert parallelism.
+  const int unit = q.replicas() * (q.ep() / std::gcd(q.ep(), q.cp()));
+  most = std::max(1, most / unit);
+  const auto fits = [&](int units) {
+    q.axes.set_dp(units * unit);
+    q.global_batch = q.micro_batch * q.grad_accum * units * unit;
     return planner::needed_memory(q) <= usable;
   };
-  if (fits(1)) return replicas;
+  if (fits(1)) return unit;
   int least = 1, high = 1;  // does not fit; may fit
   while (high < most && !fits(high)) least = high, high = std::min(most, 2 * high);
   if (!fits(high)) return std::nullopt;
@@ -66,22 +69,31 @@ std::optional<int> fits_from(planner::RunConfig q, int stage, int most) {
     const int middle = least + (high - least) / 2;
     (fits(middle) ? high : least) = middle;
   }
-  return high * replicas;
+  return high * unit;
 }
 
 // Returns the formula of the state with its numbers.
 std::string stage_formula(const planner::StageAnswer& s) {
   const planner::RunConfig& q = s.plan.question;
-  const auto term = [&](int bytes, bool cut) {
-    return cut && q.shards() > 1 ? str(bytes, "/", q.shards()) : str(bytes);
+  const auto product = [&](double params, int shards) {
+    const auto term = [&](int bytes, bool cut) {
+      return cut && shards > 1 ? str(bytes, "/", shards) : str(bytes);
+    };
+    return str(format_count(std::llround(std::min(params, 9e18))), " · (",
+               term(q.layout.param, s.sharded.params), " + ", term(q.layout.grad, s.sharded.grads),
+               " + ", term(q.layout.optimizer(), s.sharded.optimizer), ") B");
   };
   const planner::Memory& m = s.plan.memory;
   const double state = m.params + m.grads + m.optimizer;
-  const auto params = std::llround(std::min(s.plan.on_a_rank, 9e18));
-  return str(format_count(params), " · (", term(q.layout.param, s.sharded.params), " + ",
-             term(q.layout.grad, s.sharded.grads), " + ",
-             term(q.layout.optimizer(), s.sharded.optimizer),
-             ") B = ", format_bytes(std::llround(std::min(state, 9e18))));
+  // With ep a rank has a part of the experts, sharded over the ranks with the same part.
+  double experts = 0;
+  if (q.ep() > 1) {
+    const auto rank = static_cast<std::size_t>(s.plan.rank);
+    experts = planner::experts_on_rank(q, planner::stage_shares(q).at(rank));
+  }
+  return str(product(s.plan.on_a_rank - experts, q.shards()),
+             experts > 0 ? str(" + experts ", product(experts, q.expert_shards())) : "", " = ",
+             format_bytes(std::llround(std::min(state, 9e18))));
 }
 
 }  // namespace

@@ -103,7 +103,9 @@ void ask_about_batch(Json& to, const planner::RunConfig& q) {
       str(q.micro_batch, " × ", q.grad_accum, " × ", q.dp(), " = ", q.global_batch, ".")));
   std::vector<std::string> axes, sizes;
   for (const Axis axis : kPrintedAxes) {
-    if (axis == Axis::dp_replicate || (axis == Axis::cp && q.cp() == 1)) continue;
+    // Replicas are a part of dp, and expert parallelism adds no GPUs.
+    if (axis == Axis::dp_replicate || !multiplies_ranks(axis)) continue;
+    if (axis == Axis::cp && q.cp() == 1) continue;
     axes.push_back(str(axis_name(axis), " ", q.axes.given(axis)));
     sizes.push_back(str(q.axes.given(axis)));
   }

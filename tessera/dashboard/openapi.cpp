@@ -76,6 +76,10 @@ Json operation(const Route& route) {
                           {"schema", {{"type", "integer"}, {"minimum", 2}, {"maximum", 10000}}}});
     parameters.push_back(
         {{"name", "from"}, {"in", "query"}, {"schema", {{"type", "integer"}, {"minimum", 0}}}});
+    parameters.push_back({{"name", "layer"},
+                          {"in", "query"},
+                          {"description", "layer whose experts are returned; left out: all"},
+                          {"schema", {{"type", "string"}}}});
   }
   if (route.path == "/api/runs/events") {
     parameters.push_back({{"name", "runs"},

@@ -58,6 +58,7 @@ std::vector<Point> downsampled(const Point* first, std::size_t count, std::size_
 void RunSeries::reset() {
   points_.clear();
   marks_.clear();
+  experts_.clear();
   start_ = summary_ = failure_ = ranks_ = nullptr;
   ++version_, ++epoch_;
 }
@@ -111,6 +112,7 @@ void RunSeries::step_line(const Json& json) {
     // Steps after the checkpoint are repeated.
     const std::int64_t reached = points_.empty() ? 0 : points_.back().step;
     while (!points_.empty() && points_.back().step >= point.step) points_.pop_back();
+    experts_.remove_from(point.step);
     const auto erased = std::erase_if(
         marks_, [&](const Mark& mark) { return mark.kind == "end" || mark.step >= point.step; });
     if (back || erased > 0) ++epoch_;
@@ -130,6 +132,9 @@ void RunSeries::step_line(const Json& json) {
     ++epoch_;
   }
   points_.push_back(point);
+  if (const auto experts = json.find("experts"); experts != json.end()) {
+    experts_.add(point.step, *experts);
+  }
   if (json.contains("save_exposed_s")) mark({point.step, "checkpoint", ""}, kMaxMarks);
   if (json.contains("skipped")) mark({point.step, "skipped", ""}, kMaxMarks);
   if (json.contains("eval")) mark({point.step, "evaluation", ""}, kMaxMarks);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/dashboard/ask.h"
+#include "tessera/dashboard/expert_series.h"
 
 namespace tessera::dashboard {
 
@@ -54,7 +55,8 @@ class RunSeries {
   double recent_mean(const char* name) const;
   double maximum(const char* name) const;  // over all points; NaN if none has it
   // Ranks of the last line that had them: "ranks", a column by rank per phase, and "slow_ranks".
-  const Json& ranks() const { return ranks_; }        // null: no line had them
+  const Json& ranks() const { return ranks_; }  // null: no line had them
+  const ExpertSeries& experts() const { return experts_; }
   std::uint64_t version() const { return version_; }  // grows with each line
   // Grows when points or marks were removed: by a restart, a new file, or too many points.
   std::uint64_t epoch() const { return epoch_; }
@@ -71,6 +73,7 @@ class RunSeries {
   std::vector<Point> points_;
   std::vector<Mark> marks_;
   Json start_, summary_, failure_, ranks_;
+  ExpertSeries experts_;
   std::uint64_t version_ = 0, epoch_ = 0;
   std::int64_t damaged_ = 0;
 };

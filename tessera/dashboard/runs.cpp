@@ -269,7 +269,8 @@ Json RunStore::list() const {
   return all;
 }
 
-Answer RunStore::run(const std::string& id, std::size_t points, std::int64_t from) const {
+Answer RunStore::run(const std::string& id, std::size_t points, std::int64_t from,
+                     const std::string& layer) const {
   const std::lock_guard lock(mutex_);
   const auto found = runs_.find(id);
   if (found == runs_.end()) return refusal(404, "there is no such run");
@@ -298,6 +299,7 @@ Answer RunStore::run(const std::string& id, std::size_t points, std::int64_t fro
     if (std::isfinite(peak)) json["memory"]["peak"] = peak;
   }
   if (!summary.is_null()) json["summary"] = summary;
+  if (!run.series.experts().empty()) json["experts"] = run.series.experts().json(layer);
   json["phases"] = phases_of(run.series);
   json["stragglers"] = stragglers_of(run.series);
   json["has_trace"] = start.is_object() && start.contains("trace");

@@ -26,9 +26,11 @@ class RunStore {
   RunStore(const RunStore&) = delete;
   RunStore& operator=(const RunStore&) = delete;
 
-  // Answers of GET /api/runs, /api/runs/ID and /api/runs/ID/trace.
+  // Answers of GET /api/runs, /api/runs/ID and /api/runs/ID/trace. `layer` selects the experts that
+  // the answer describes, as in ExpertSeries::json().
   Json list() const;
-  Answer run(const std::string& id, std::size_t points, std::int64_t from) const;
+  Answer run(const std::string& id, std::size_t points, std::int64_t from,
+             const std::string& layer = "") const;
   Answer trace(const std::string& id) const;
   // Returns the events of these runs from now on. Ignores unknown ids; null if all are unknown.
   std::shared_ptr<EventSource> events(const std::vector<std::string>& ids);

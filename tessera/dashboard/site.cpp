@@ -252,7 +252,10 @@ class Dashboard {
       return answer;
     }
     if (!what.empty()) return refusal(404, "not found");
-    Answer answer = options_.runs->run(id, static_cast<std::size_t>(points), from);
+    const auto layer = request.query.find("layer");
+    Answer answer =
+        options_.runs->run(id, static_cast<std::size_t>(points), from,
+                           layer == request.query.end() ? std::string() : layer->second);
     answer.headers["Cache-Control"] = "no-store";
     return answer;
   }

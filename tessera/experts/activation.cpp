@@ -9,6 +9,8 @@
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/threshold_backward.h>
 
+#include "tessera/experts/gpu.h"
+
 namespace tessera::experts {
 namespace {
 
@@ -39,6 +41,12 @@ at::Tensor gradient_of(const at::Tensor& dy, const at::Tensor& x, Activation act
 }  // namespace
 
 at::Tensor activate(const at::Tensor& h, const at::Tensor& weights, const ActivationKind& kind) {
+  if (gpu::takes(h)) return gpu::activate(h, weights, kind);
+  return activate_by_operations(h, weights, kind);
+}
+
+at::Tensor activate_by_operations(const at::Tensor& h, const at::Tensor& weights,
+                                  const ActivationKind& kind) {
   const at::Tensor w = weights.unsqueeze(1);
   if (!kind.gated) return (value_of(to_wide(h), kind.activation) * w).to(h.scalar_type());
   const std::int64_t width = h.size(1) / 2;
@@ -48,6 +56,13 @@ at::Tensor activate(const at::Tensor& h, const at::Tensor& weights, const Activa
 
 ActivationGradients activate_backward(const at::Tensor& h, const at::Tensor& weights,
                                       const at::Tensor& da, const ActivationKind& kind) {
+  if (gpu::takes(h) && gpu::takes(da)) return gpu::activate_backward(h, weights, da, kind);
+  return activate_backward_by_operations(h, weights, da, kind);
+}
+
+ActivationGradients activate_backward_by_operations(const at::Tensor& h, const at::Tensor& weights,
+                                                    const at::Tensor& da,
+                                                    const ActivationKind& kind) {
   const at::Tensor w = weights.unsqueeze(1), d = to_wide(da);
   ActivationGradients result;
   if (!kind.gated) {

@@ -21,8 +21,15 @@ struct ActivationGradients {
   at::Tensor dh;        // [n, columns of h]
   at::Tensor dweights;  // fp32 [n]
 };
-// Returns the gradients, given that of the result [n, F].
+// Returns the gradients, given that of the result [n, F], which may be replaced by `value`.
 ActivationGradients activate_backward(const at::Tensor& h, const at::Tensor& weights,
                                       const at::Tensor& da, const ActivationKind& kind);
+
+// Both as operations of ATen, for all devices.
+at::Tensor activate_by_operations(const at::Tensor& h, const at::Tensor& weights,
+                                  const ActivationKind& kind);
+ActivationGradients activate_backward_by_operations(const at::Tensor& h, const at::Tensor& weights,
+                                                    const at::Tensor& da,
+                                                    const ActivationKind& kind);
 
 }  // namespace tessera::experts

@@ -93,7 +93,7 @@ struct ApplyExperts : torch::autograd::Function<ApplyExperts> {
               std::move(outputs.h)};
     }
     const Exchange exchange(call.ep, pairs.counts, call.label);
-    rows.x = exchange.there(at::index_select(x, 0, tokens), call.label + " rows");
+    rows.x = exchange.there(rows_of(x, tokens), call.label + " rows");
     const at::Tensor received = exchange.there(own, call.label + " weights");
     rows.source = exchange.source().to(x.device());
     rows.weights = at::index_select(received, 0, rows.source);
@@ -144,8 +144,8 @@ struct ApplyExperts : torch::autograd::Function<ApplyExperts> {
       rows.counts =
           exchange.rows_of_experts(static_cast<std::int64_t>(params.size())).to(dy.device());
       const at::Tensor order = order_of(slots, exchange.sent());
-      const at::Tensor d = exchange.there(
-          at::index_select(dy, 0, tokens_of_pairs(order, slots.size(1))), call.label + " backward");
+      const at::Tensor d = exchange.there(rows_of(dy, tokens_of_pairs(order, slots.size(1))),
+                                          call.label + " backward");
       gradients = expert_gradients(d, saved[kProducts], rows, params, call.kind);
       dx = exchange.back(unsort(gradients.dx, rows.source), call.label + " rows backward");
       dweights =

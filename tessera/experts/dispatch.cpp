@@ -14,6 +14,8 @@
 #include <numeric>
 #include <vector>
 
+#include "tessera/experts/gpu.h"
+#include "tessera/kernels/cuda/experts.h"
 #include "tessera/nn/parallel_for.h"
 
 namespace tessera::experts {
@@ -51,6 +53,9 @@ void combine_rows(const at::Tensor& out, const at::Tensor& rows, const at::Tenso
 }  // namespace
 
 SortedPairs sort_pairs(const at::Tensor& experts, std::int64_t count) {
+  if (gpu::takes(experts) && count <= static_cast<std::int64_t>(kernels::cuda::kMaxExperts)) {
+    return gpu::sort_pairs(experts, count);
+  }
   if (!experts.is_cpu()) return sort_pairs_by_operations(experts, count);
   SortedPairs result;
   result.counts = at::zeros({count}, at::kLong);
@@ -93,6 +98,7 @@ SortedPairs sort_pairs_by_operations(const at::Tensor& experts, std::int64_t cou
 }
 
 at::Tensor order_of(const at::Tensor& slots, std::int64_t rows) {
+  if (gpu::takes(slots)) return gpu::order_of(slots, rows);
   if (!slots.is_cpu()) return order_of_by_operations(slots, rows);
   at::Tensor order = at::empty({rows}, slots.options());
   const auto* of = slots.const_data_ptr<std::int32_t>();
@@ -115,6 +121,7 @@ at::Tensor order_of_by_operations(const at::Tensor& slots, std::int64_t rows) {
 }
 
 at::Tensor combine(const at::Tensor& rows, const at::Tensor& slots) {
+  if (gpu::takes(rows) && gpu::takes(slots)) return gpu::combine(rows, slots);
   if (!rows.is_cpu() || !rows.is_contiguous()) return combine_by_operations(rows, slots);
   at::Tensor out = at::empty({slots.size(0), rows.size(1)}, rows.options());
   switch (rows.scalar_type()) {
@@ -134,6 +141,11 @@ at::Tensor combine_by_operations(const at::Tensor& rows, const at::Tensor& slots
     sum.add_(at::index_select(rows, 0, of.clamp_min(0)).masked_fill_(of.lt(0).unsqueeze(1), 0));
   }
   return sum.to(rows.scalar_type());
+}
+
+at::Tensor rows_of(const at::Tensor& x, const at::Tensor& source) {
+  if (gpu::takes(x) && gpu::takes(source)) return gpu::rows_of(x, source);
+  return at::index_select(x, 0, source);
 }
 
 at::Tensor values_of_pairs(const at::Tensor& values, const at::Tensor& slots) {

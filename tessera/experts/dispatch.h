@@ -29,6 +29,8 @@ at::Tensor order_of_by_operations(const at::Tensor& slots, std::int64_t rows);
 // fp32 (fp64 for fp64), rounded once.
 at::Tensor combine(const at::Tensor& rows, const at::Tensor& slots);
 at::Tensor combine_by_operations(const at::Tensor& rows, const at::Tensor& slots);
+// Returns a matrix with the rows of x at `source`, int32 [rows].
+at::Tensor rows_of(const at::Tensor& x, const at::Tensor& source);
 // Returns values[slot] of each pair, or 0: [N, k].
 at::Tensor values_of_pairs(const at::Tensor& values, const at::Tensor& slots);
 

@@ -1,5 +1,7 @@
 #include "tessera/experts/router.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones_like.h>
@@ -9,6 +11,8 @@
 #include <cmath>
 #include <utility>
 
+#include "tessera/experts/gpu.h"
+#include "tessera/kernels/cuda/experts.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/recompute.h"
 #include "tessera/nn/second_derivatives.h"
@@ -34,8 +38,20 @@ at::Tensor logits_of(const at::Tensor& x, const at::Tensor& weight, const Router
     nn::gpu::multiply_into(logits, x, false, weight, true, false);
     return logits;
   }
-  const at::Tensor in = router_steps(x).input(x, call);
+  const at::Tensor in = router_steps(x, call).input(x, call);
   return at::mm(in, weight.to(in.scalar_type()).t()).to(at::kFloat);
+}
+
+// Returns whether the logits and their gradients are products of 16-bit matrices on a GPU.
+bool multiplies_halves(const at::Tensor& x, const at::Tensor& weight, const RouterCall& call) {
+  return call.jitter.size == 0 && nn::gpu::takes(x) && x.scalar_type() == at::kBFloat16 &&
+         weight.scalar_type() == at::kBFloat16 && x.is_contiguous() && weight.is_contiguous();
+}
+
+// Returns x [n, m] as two bf16 matrices side by side, [n, 2m], whose sum is x to 16 bits.
+at::Tensor halves_of(const at::Tensor& x) {
+  const at::Tensor high = x.to(at::kBFloat16);
+  return at::cat({high, (x - high).to(at::kBFloat16)}, 1);
 }
 
 // Pairs by row and expert.
@@ -44,7 +60,7 @@ struct Counts {
   at::Tensor before;  // in the chunks before each one of this rank, int64 [rows, chunks, count]
 };
 Counts count_pairs(const at::Tensor& experts, const RouterCall& call) {
-  const at::Tensor own = router_steps(experts).count(experts, call);
+  const at::Tensor own = router_steps(experts, call).count(experts, call);
   if (call.cp.size() == 1) return {own.sum(1), at::zeros_like(own)};
   std::vector<std::int64_t> sizes = own.sizes().vec();
   sizes.insert(sizes.begin(), call.cp.size());
@@ -70,7 +86,7 @@ Counts count_pairs(const at::Tensor& experts, const RouterCall& call) {
 // Returns {logits, experts, counts of rows, pairs sent to each expert}.
 tensor_list selection(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       const RouterCall& call) {
-  const RouterSteps& steps = router_steps(x);
+  const RouterSteps& steps = router_steps(x, call);
   const at::Tensor logits = logits_of(x, weight, call);
   const at::Tensor experts = steps.choose(logits, bias, call);
   const Counts counts = count_pairs(experts, call);
@@ -98,7 +114,7 @@ struct Route : torch::autograd::Function<Route> {
     const RouterCall& call = state->call;
     const tensor_list chosen = nn::keep_in_selective(
         "router", {x, weight}, [&] { return selection(x, weight, state->bias, call); });
-    Weighed weighed = router_steps(x).weigh(chosen[0], chosen[1], chosen[2], call);
+    Weighed weighed = router_steps(x, call).weigh(chosen[0], chosen[1], chosen[2], call);
     state->experts = chosen[1];
     state->sent = chosen[3];
     state->sums = weighed.sums;
@@ -116,10 +132,23 @@ struct Route : torch::autograd::Function<Route> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1];
     if (!grads[0].defined() && !grads[1].defined()) return {{}, {}, {}};
-    const RouterSteps& steps = router_steps(x);
+    const RouterSteps& steps = router_steps(x, call);
     const at::Tensor dlogits =
         steps.backward(saved[2], saved[3], saved[4], grads[0], grads[1], call);
     at::Tensor dx, dw;
+    if (multiplies_halves(x, weight, call)) {
+      const at::Tensor halves = halves_of(dlogits);
+      if (ctx->needs_input_grad(0)) {
+        dx = at::empty(x.sizes(), x.options());
+        nn::gpu::multiply_into(dx, halves, false, at::cat({weight, weight}), false, false);
+      }
+      if (ctx->needs_input_grad(1)) {
+        at::Tensor both = at::empty({halves.size(1), x.size(1)}, dlogits.options());
+        nn::gpu::multiply_into(both, halves, true, x, false, false);
+        dw = both.view({2, weight.size(0), weight.size(1)}).sum(0).to(weight.scalar_type());
+      }
+      return {at::Tensor(), dx, dw};
+    }
     const at::Tensor wide = dlogits.to(at::kFloat);
     if (ctx->needs_input_grad(0)) {
       dx = at::mm(wide, weight.to(at::kFloat));
@@ -140,8 +169,10 @@ struct Route : torch::autograd::Function<Route> {
 
 }  // namespace
 
-const RouterSteps& router_steps(const at::Tensor& like) {
-  return like.is_cpu() ? kRouterLoops : kRouterOperations;
+const RouterSteps& router_steps(const at::Tensor& like, const RouterCall& call) {
+  if (like.is_cpu()) return kRouterLoops;
+  const bool fits = call.experts.count <= static_cast<std::int64_t>(kernels::cuda::kMaxExperts);
+  return fits && gpu::takes(like) ? kRouterKernels : kRouterOperations;
 }
 
 Routed route(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -150,6 +181,16 @@ Routed route(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bi
   state->bias = bias;
   const tensor_list results = Route::apply(state, x, weight);
   return {results[0], state->experts, state->sent, results[1], state->sums};
+}
+
+Chosen choose_experts(const at::Tensor& logits, const at::Tensor& bias, const Experts& options) {
+  RouterCall call;
+  call.experts = options;
+  call.rows.rows = 1;
+  call.rows.tokens = call.rows.row_tokens = logits.size(0);
+  const RouterSteps& steps = router_steps(logits, call);
+  const at::Tensor experts = steps.choose(logits, bias, call);
+  return {experts, steps.weigh(logits, experts, {}, call).weights};
 }
 
 }  // namespace tessera::experts

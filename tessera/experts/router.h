@@ -1,4 +1,5 @@
-// Selection of experts and the losses that balance them. Internal; tests compare both versions.
+// Selection of experts and the losses that balance them. Internal, also used by decoders; tests
+// compare both versions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -71,6 +72,14 @@ struct Routed {
 Routed route(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
              const RouterCall& call);
 
+struct Chosen {
+  at::Tensor experts;  // int32 [N, k], by score
+  at::Tensor weights;  // fp32 [N, k]
+};
+// Returns the experts of each token for logits [N, count], fp32, as route() does but without
+// gradients, losses and a capacity: no token is dropped.
+Chosen choose_experts(const at::Tensor& logits, const at::Tensor& bias, const Experts& options);
+
 struct Weighed {
   at::Tensor weights, loss, sums;  // as in Routed
 };
@@ -96,6 +105,7 @@ struct RouterSteps {
 };
 extern const RouterSteps kRouterLoops;       // for the CPU
 extern const RouterSteps kRouterOperations;  // ATen's operations, for all devices
-const RouterSteps& router_steps(const at::Tensor& like);
+// Returns the fastest steps for tokens, logits or numbers of experts like these.
+const RouterSteps& router_steps(const at::Tensor& like, const RouterCall& call);
 
 }  // namespace tessera::experts

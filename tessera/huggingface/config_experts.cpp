@@ -96,6 +96,35 @@ bool is_sparse(Family family) {
   return family == Family::mixtral || family == Family::qwen3_moe || family == Family::dots1;
 }
 
+std::string unsupported_property(std::string_view model_type) {
+  struct Property {
+    const char* type;
+    const char* text;
+  };
+  static constexpr const char* kLatent =
+      "multi-head latent attention, and experts selected within groups";
+  static constexpr Property kProperties[] = {
+      {"deepseek_v2", kLatent},
+      {"deepseek_v3", kLatent},
+      {"deepseek_v32", kLatent},
+      {"kimi_k2", kLatent},
+      {"longcat_flash", kLatent},
+      {"glm4_moe", "partial rotary positions"},
+      {"gpt_oss", "attention sinks"},
+      {"granitemoe", "multipliers of embeddings, branches and logits"},
+      {"llama4", "layers without positions, and chunks of attention"},
+      {"llama4_text", "layers without positions, and chunks of attention"},
+      {"olmoe", "norms over all heads of queries and keys together"},
+      {"phimoe", "experts selected by masked softmaxes"},
+      {"qwen2_moe", "a gate of its shared experts"},
+      {"qwen3_next", "layers of linear attention"},
+  };
+  for (const Property& each : kProperties) {
+    if (model_type == each.type) return each.text;
+  }
+  return "";
+}
+
 void read_experts(Fields& fields, ModelShape& shape, std::vector<std::string>& notes) {
   if (!is_sparse(shape.family)) return;
   Experts& experts = shape.experts;

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/core/model_shape.h"
@@ -11,6 +12,10 @@ namespace tessera::huggingface {
 
 // Returns true for families whose layers have experts.
 bool is_sparse(Family family);
+
+// Returns the property of a model_type with experts that Tessera does not support, or "" for types
+// that it reads or does not know.
+std::string unsupported_property(std::string_view model_type);
 
 // Reads the fields of experts for the families that have them; `shape` must already have its other
 // sizes. Appends notes for the user. Losses that balance the experts are settings of a training

@@ -384,8 +384,12 @@ Config parse_config(std::string_view json, const std::string& where) {
     if (type == name(family)) config.shape.family = family;
   }
   if (config.shape.family == Family::none) {
-    throw DataError(
-        str(where, ": \"model_type\" is ", quote(type), "; must be one of ", join(known, ", ")));
+    const std::string property = unsupported_property(type);
+    throw DataError(str(where, ": \"model_type\" is ", quote(type),
+                        property.empty() ? ""
+                                         : str(", whose models have ", property,
+                                               ", which Tessera does not support"),
+                        "; must be one of ", join(known, ", ")));
   }
   std::vector<std::string> unknown_rope;
   if (config.shape.family == Family::gpt2) {

@@ -22,6 +22,7 @@ constexpr std::int64_t kMaxConfigBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kMaxIndexBytes = std::int64_t{256} << 20;
 constexpr std::size_t kMaxFiles = 10'000;
 constexpr std::size_t kMaxListed = 100;
+constexpr std::int64_t kManyExperts = 20'000;  // of all layers
 constexpr const char* kHeadName = "lm_head.weight";
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
@@ -236,6 +237,20 @@ void Folder::resolve_head() {
       "false in the file."));
 }
 
+// A small config.json can ask for many experts, whose list of parameters would need much memory.
+void Folder::check_expert_count() const {
+  const std::int64_t experts = shape().experts.count, layers = shape().expert_layers();
+  double values = 0;
+  for (const auto& [name, place] : tensors_) {
+    values += static_cast<double>(place.entry->bytes() / size_of(place.entry->dtype));
+  }
+  const auto params = static_cast<double>(shape().params());
+  if (experts * layers <= kManyExperts || params <= 2 * values) return;
+  throw DataError(str(path_, ": config.json has ", experts, " experts in each of ",
+                      plural(layers, "layer"), ", a model of ", params, " parameters, but the ",
+                      "files have only ", values, " values"));
+}
+
 void Folder::check_tensors() {
   const std::string prefix = prefix_of(shape());
   // Files of a model saved without its head have no prefix.
@@ -243,6 +258,7 @@ void Folder::check_tensors() {
   for (const auto& [name, place] : tensors_) prefixed = prefixed || name.starts_with(prefix);
   bool stacked = false;
   for (const auto& [name, place] : tensors_) stacked = stacked || is_stacked(name);
+  check_expert_count();
   std::set<std::string> used;
   std::vector<std::string> missing, others;
   for (ParamPieces& param :

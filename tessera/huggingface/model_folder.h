@@ -74,6 +74,7 @@ class Folder {
   void open_files();
   void resolve_head();
   bool same_values(const TensorPlace& a, const TensorPlace& b) const;
+  void check_expert_count() const;
   void check_tensors();
   void run(const Job& job, DType as, std::byte* into, std::vector<std::byte>& raw,
            std::vector<std::byte>& converted) const;

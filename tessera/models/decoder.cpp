@@ -17,6 +17,7 @@
 #include "tessera/core/index.h"
 #include "tessera/core/lora.h"
 #include "tessera/core/text.h"
+#include "tessera/experts/router.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/unallocated.h"
 #include "tessera/tensor_parallel/collectives.h"
@@ -71,7 +72,8 @@ void use_large_pages(const at::Tensor& tensor) {
 }
 
 // Reads the weights of this rank: matrices in the type of the options, all others in the type
-// `vectors`. Norms are the factor, which is fp32 if the model adds 1 to the weight.
+// `vectors`. Routers of experts and their buffers are fp32. Norms are the factor, which is fp32 if
+// the model adds 1 to the weight.
 std::map<std::string, at::Tensor> read_weights(ModelShape shape, const DecoderOptions& options,
                                                at::ScalarType vectors, const ReadParam& read) {
   shape.lora = {};  // `read` merges adapters into their matrices
@@ -86,12 +88,18 @@ std::map<std::string, at::Tensor> read_weights(ModelShape shape, const DecoderOp
   for (const auto& item : model->named_parameters()) {
     const bool matrix = item.value().dim() > 1;
     const bool plus_one = !matrix && shape.norm_plus_one && !item.key().ends_with(".bias");
-    at::Tensor host = at::empty(item.value().sizes(), matrix     ? options.type
-                                                      : plus_one ? at::kFloat
-                                                                 : vectors);
+    const bool router = item.key().ends_with(".router.weight");
+    at::Tensor host = at::empty(item.value().sizes(), plus_one || router ? at::kFloat
+                                                      : matrix           ? options.type
+                                                                         : vectors);
     use_large_pages(host);
     read(specs.at(next++), host, axis.axes(), axis.coordinate());
     if (plus_one) host += 1;
+    weights[item.key()] = host.to(options.device);
+  }
+  for (const auto& item : model->named_buffers()) {
+    const at::Tensor host = at::empty(item.value().sizes(), at::kFloat);
+    read({item.key(), host.sizes().vec()}, host, axis.axes(), axis.coordinate());
     weights[item.key()] = host.to(options.device);
   }
   return weights;
@@ -142,6 +150,21 @@ Decoder::Decoder(const ModelShape& shape, const DecoderOptions& options,
     const auto kind = at::device(options_.device).dtype(options_.type);
     return ops_->traits.zeroed_cache ? at::zeros(sizes, kind) : at::empty(sizes, kind);
   };
+  const auto mlp = [&](const std::string& name) {
+    return Mlp{linear(name + "fc"), linear(name + "proj2")};
+  };
+  const auto expert_layer = [&](const std::string& name, std::int64_t layer) {
+    ExpertLayer result;
+    if (!shape.has_experts(layer)) return result;
+    result.router = take(name + "router.weight");
+    result.selection_bias = take(name + "selection_bias");
+    for (std::int64_t e = 0; e < shape.experts.count; ++e) {
+      result.experts.push_back(mlp(str(name, e, ".")));
+    }
+    result.shared = mlp(name + "shared.");
+    result.shared_gate = linear(name + "shared_gate");
+    return result;
+  };
   tok_ = take("tok.weight");
   pos_ = take("pos.weight");
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
@@ -155,8 +178,8 @@ Decoder::Decoder(const ModelShape& shape, const DecoderOptions& options,
                        .proj = linear(in + "proj"),
                        .post_norm1 = norm(in + "post_norm1"),
                        .norm2 = norm(in + "norm2"),
-                       .fc = linear(in + "fc"),
-                       .proj2 = linear(in + "proj2"),
+                       .mlp = mlp(in),
+                       .experts = expert_layer(in + "experts.", layer),
                        .post_norm2 = norm(in + "post_norm2")});
   }
   norm_ = norm("norm");
@@ -205,10 +228,23 @@ at::Tensor Decoder::run_block(const Block& block, at::Tensor x) {
                     .scale = part_.attention_scale > 0 ? part_.attention_scale : usual,
                     .cap = part_.attention_cap});
   x = end_branch(std::move(x), mixed, block.proj, block.post_norm1);
-  at::Tensor wide = ops_->linear(ops_->norm(x, block.norm2), block.fc);
-  wide =
-      ops_->activate(std::move(wide), part_.swiglu ? part_.gate : part_.activation, part_.swiglu);
-  return end_branch(std::move(x), wide, block.proj2, block.post_norm2);
+  const at::Tensor normed = ops_->norm(x, block.norm2);
+  if (block.experts.router.defined()) {
+    return add_branch(std::move(x), run_experts(block.experts, normed), block.post_norm2);
+  }
+  return end_branch(std::move(x), wide(normed, block.mlp.fc), block.mlp.proj2, block.post_norm2);
+}
+
+// Returns the activations between the matrices of an MLP.
+at::Tensor Decoder::wide(const at::Tensor& x, const LinearWeights& fc) {
+  return ops_->activate(ops_->linear(x, fc), part_.swiglu ? part_.gate : part_.activation,
+                        part_.swiglu);
+}
+
+// Returns this rank's part of a linear whose inputs are cut over the ranks.
+at::Tensor Decoder::own_linear(const at::Tensor& x, const LinearWeights& last) {
+  const bool adds_bias = options_.tp.rank() == 0;
+  return ops_->linear(x, {last.weight, adds_bias ? last.bias : at::Tensor()});
 }
 
 // Adds a residual branch, which ends with this linear, to x. With several ranks, each has a part of
@@ -216,11 +252,45 @@ at::Tensor Decoder::run_block(const Block& block, at::Tensor x) {
 at::Tensor Decoder::end_branch(at::Tensor x, const at::Tensor& inner, const LinearWeights& last,
                                const nn::NormWeights& post_norm) {
   if (alone() && !part_.post_norms) return ops_->add_linear(std::move(x), inner, last);
-  const bool adds_bias = options_.tp.rank() == 0;
-  at::Tensor branch =
-      summed(ops_->linear(inner, {last.weight, adds_bias ? last.bias : at::Tensor()}));
+  return add_branch(std::move(x), own_linear(inner, last), post_norm);
+}
+
+// Adds a residual branch, of which each rank has a part, to x.
+at::Tensor Decoder::add_branch(at::Tensor x, const at::Tensor& own,
+                               const nn::NormWeights& post_norm) {
+  at::Tensor branch = summed(own);
   if (part_.post_norms) branch = ops_->norm(branch, post_norm);
   return x.add_(branch);
+}
+
+// Returns this rank's part of the sum of the experts of each row: [Note: decoding with experts].
+at::Tensor Decoder::run_experts(const ExpertLayer& layer, const at::Tensor& x) {
+  const std::int64_t count = x.size(0), k = part_.experts.per_token;
+  const experts::Chosen chosen = experts::choose_experts(ops_->router_logits(x, layer.router),
+                                                         layer.selection_bias, part_.experts);
+  at::Tensor sum;  // fp32
+  if (layer.shared.fc.weight.defined()) {
+    sum = own_linear(wide(x, layer.shared.fc), layer.shared.proj2).to(at::kFloat);
+    if (layer.shared_gate.weight.defined()) {
+      sum.mul_(ops_->sigmoid(ops_->linear(x, layer.shared_gate)));
+    }
+  } else {
+    sum = at::zeros({count, shape_.hidden}, x.options().dtype(at::kFloat));
+  }
+  const at::Tensor on_host = chosen.experts.cpu();
+  const auto* const selected = on_host.const_data_ptr<std::int32_t>();
+  std::vector<std::vector<std::int64_t>> pairs(layer.experts.size());
+  for (std::int64_t i = 0; i < count * k; ++i) nth(pairs, selected[i]).push_back(i);
+  for (std::size_t e = 0; e < pairs.size(); ++e) {
+    if (pairs[e].empty()) continue;
+    const at::Tensor of_expert = at::tensor(pairs[e], at::kLong).to(x.device());
+    const at::Tensor factors = chosen.weights.view({-1}).index_select(0, of_expert).unsqueeze(1);
+    const at::Tensor rows = of_expert.div(k, "floor");
+    const Mlp& mlp = layer.experts[e];
+    const at::Tensor out = own_linear(wide(x.index_select(0, rows), mlp.fc), mlp.proj2);
+    sum.index_add_(0, rows, out * factors);
+  }
+  return sum.to(x.scalar_type());
 }
 
 // Returns the residual stream behind the last block.

@@ -16,8 +16,8 @@
 
 namespace tessera::models {
 
-// Reads the shard of a parameter of layers_of() for the rank at `coordinate` into `into`, which is
-// on the CPU, in its type. Padding becomes 0.
+// Reads the shard of a parameter or a buffer of layers_of() for the rank at `coordinate` into
+// `into`, which is on the CPU, in its type. Padding becomes 0.
 using ReadParam = std::function<void(const ParamSpec& spec, const at::Tensor& into,
                                      const Axes& axes, const Coordinate& coordinate)>;
 
@@ -36,6 +36,11 @@ struct DecoderOptions {
 // each text. Nothing is recorded for gradients. The block is written once, in decoder.cpp, over the
 // operations of DecoderOps. On the CPU everything except matrices and the cache is fp32, and the
 // numbers of a text are bitwise independent of other texts in the batch.
+//
+// [Note: decoding with experts] The router computes in fp32, from weights in fp32, and selects as
+// in training, but no row is dropped: Experts::capacity has no effect. Each expert multiplies the
+// rows of all texts that selected it at once, so its matrices are read once per call. A row sums
+// its experts in the order of their numbers. On a GPU the host waits for the numbers in each layer.
 //
 // [Note: decoding on ranks] Each tensor-parallel rank has some of the heads and their part of the
 // cache, its part of the MLP and its rows of the vocabulary. Callers use only the first rank, as if
@@ -71,7 +76,18 @@ class Decoder {
 
  private:
   using Row = DecoderRow;
-  // Weights of a block and its cache. Norms that the model does not have are undefined.
+  struct Mlp {
+    LinearWeights fc, proj2;
+  };
+  // Weights of a layer with experts. `shared` and `shared_gate` may be undefined.
+  struct ExpertLayer {
+    at::Tensor router, selection_bias;
+    std::vector<Mlp> experts;
+    Mlp shared;
+    LinearWeights shared_gate;
+  };
+  // Weights of a block and its cache. Norms that the model does not have are undefined, and either
+  // the MLP or the experts.
   struct Block {
     std::int64_t window;  // 0: unlimited
     nn::NormWeights norm1;
@@ -80,7 +96,8 @@ class Decoder {
     KeyValueCache cache;
     LinearWeights proj;
     nn::NormWeights post_norm1, norm2;
-    LinearWeights fc, proj2;
+    Mlp mlp;
+    ExpertLayer experts;
     nn::NormWeights post_norm2;
   };
   // Command of the first rank to the others: to return the logits of these rows, or to end.
@@ -98,6 +115,10 @@ class Decoder {
   at::Tensor run(Order order);
   at::Tensor hidden(std::span<const Row> rows);
   at::Tensor run_block(const Block& block, at::Tensor x);
+  at::Tensor wide(const at::Tensor& x, const LinearWeights& fc);
+  at::Tensor run_experts(const ExpertLayer& layer, const at::Tensor& x);
+  at::Tensor own_linear(const at::Tensor& x, const LinearWeights& last);
+  at::Tensor add_branch(at::Tensor x, const at::Tensor& own, const nn::NormWeights& post_norm);
   at::Tensor end_branch(at::Tensor x, const at::Tensor& inner, const LinearWeights& last,
                         const nn::NormWeights& post_norm);
   at::Tensor logits_of(const at::Tensor& x);

@@ -59,6 +59,9 @@ class AtenOps final : public DecoderOps {
                         const LinearWeights& weights) override {
     return sum + linear(x, weights);
   }
+  at::Tensor router_logits(const at::Tensor& x, const at::Tensor& weight) override {
+    return at::linear(x.to(at::kFloat), weight);
+  }
 
   void norm_heads(const at::Tensor& qkv, std::int64_t first, std::int64_t count,
                   const nn::NormWeights& weights) override {
@@ -110,6 +113,8 @@ class AtenOps final : public DecoderOps {
     }
     return x;
   }
+
+  at::Tensor sigmoid(const at::Tensor& x) override { return at::sigmoid(x.to(at::kFloat)); }
 
   at::Tensor capped(at::Tensor logits, double cap) override { return (logits / cap).tanh() * cap; }
 

@@ -128,6 +128,9 @@ class KernelOps final : public DecoderOps {
     multiply(x, weights, sum, true);
     return sum;
   }
+  at::Tensor router_logits(const at::Tensor& x, const at::Tensor& weight) override {
+    return linear(x, {weight, {}});
+  }
 
   void norm_heads(const at::Tensor& qkv, std::int64_t first, std::int64_t heads,
                   const nn::NormWeights& weights) override {
@@ -165,6 +168,14 @@ class KernelOps final : public DecoderOps {
       }
     });
     return gated ? x.narrow(1, 0, width).mul(x.narrow(1, width, width)) : x;
+  }
+
+  // Not ATen's, whose result for an element depends on how many there are.
+  at::Tensor sigmoid(const at::Tensor& x) override {
+    at::Tensor y = at::empty(x.sizes(), at::kFloat);
+    std::transform(floats(x), floats(x) + x.numel(), y.data_ptr<float>(),
+                   [](float value) { return 1 / (1 + std::exp(-value)); });
+    return y;
   }
 
   at::Tensor capped(at::Tensor logits, double cap) override {

@@ -58,6 +58,8 @@ class DecoderOps {
   // Returns sum + x · wᵀ + b.
   virtual at::Tensor add_linear(at::Tensor sum, const at::Tensor& x,
                                 const LinearWeights& weights) = 0;
+  // Returns x · wᵀ in fp32, for a matrix in fp32.
+  virtual at::Tensor router_logits(const at::Tensor& x, const at::Tensor& weight) = 0;
   // Normalizes heads [first, first + count) of each row in place.
   virtual void norm_heads(const at::Tensor& qkv, std::int64_t first, std::int64_t count,
                           const nn::NormWeights& weights) = 0;
@@ -70,6 +72,8 @@ class DecoderOps {
                             const ScoreOptions& options) = 0;
   // Returns f(x), or with a gate f(first half of the columns) · second half.
   virtual at::Tensor activate(at::Tensor x, Activation f, bool gated) = 0;
+  // Returns the sigmoid of each element in fp32.
+  virtual at::Tensor sigmoid(const at::Tensor& x) = 0;
   // Returns cap · tanh(logits / cap). Logits are fp32, on the CPU.
   virtual at::Tensor capped(at::Tensor logits, double cap) = 0;
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/sequence_part.h"
 #include "tessera/kernels/cuda/cuda.h"
 
 namespace tessera::nn::gpu {
@@ -96,7 +97,7 @@ std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor
 at::Tensor gelu(const at::Tensor& x, const at::Tensor& b);
 at::Tensor swiglu(const at::Tensor& x);
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
-                  const std::vector<double>& rates, double gain);
+                  const std::vector<double>& rates, double gain, const SequencePart& part);
 // Rows of the weight of a loss on this rank, if the classes are sharded over ranks.
 struct VocabShard {
   std::int64_t first = 0;  // class of the first row

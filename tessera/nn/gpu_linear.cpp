@@ -80,12 +80,17 @@ struct ActFunction : torch::autograd::Function<ActFunction> {
 };
 
 void rotate(const at::Tensor& x, std::int64_t heads, std::int64_t dim,
-            const std::vector<double>& rates, double gain, bool back) {
+            const std::vector<double>& rates, double gain, const SequencePart& part, bool back) {
   kernels::cuda::Rotary args;
   args.type = type_of(x);
   args.rows = count(x.size(0) * x.size(1)), args.stride = count(x.size(2));
   args.tokens = count(x.size(1)), args.heads = count(heads), args.dim = count(dim);
   args.rates = rates.data(), args.gain = static_cast<float>(gain), args.back = back;
+  if (part.parts > 1 && x.size(1) > 0) {
+    const std::vector<TokenRange> ranges = part.ranges(x.size(1));
+    args.chunk = count(ranges[0].count);
+    for (int c = 0; c < 2; ++c) args.first[c] = count(ranges[static_cast<std::size_t>(c)].position);
+  }
   kernels::cuda::rotary(args, address(x), stream_of(x));
   x.unsafeGetTensorImpl()->bump_version();  // invalidates its known sums
 }
@@ -93,14 +98,16 @@ void rotate(const at::Tensor& x, std::int64_t heads, std::int64_t dim,
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, std::int64_t heads,
                             std::int64_t dim, const std::vector<double>& rates, double gain,
-                            bool in_place) {
+                            const SequencePart& part, bool in_place) {
     ctx->saved_data["heads"] = heads;
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["rates"] = rates;
     ctx->saved_data["gain"] = gain;
+    ctx->saved_data["part"] = part.index;
+    ctx->saved_data["parts"] = part.parts;
     if (in_place) ctx->mark_dirty({x});
     const at::Tensor out = in_place ? x : x.clone(at::MemoryFormat::Contiguous);
-    rotate(out, heads, dim, rates, gain, false);
+    rotate(out, heads, dim, rates, gain, part, false);
     return out;
   }
   static tensor_list backward(AutogradContext* ctx, tensor_list grads) {
@@ -109,9 +116,12 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
     const bool own = grads[0].is_contiguous() && grads[0].use_count() == 1 &&
                      grads[0].storage().use_count() == 1;
     const at::Tensor dx = own ? grads[0] : grads[0].clone(at::MemoryFormat::Contiguous);
+    const SequencePart part{static_cast<int>(ctx->saved_data["part"].toInt()),
+                            static_cast<int>(ctx->saved_data["parts"].toInt())};
     rotate(dx, ctx->saved_data["heads"].toInt(), ctx->saved_data["dim"].toInt(),
-           ctx->saved_data["rates"].toDoubleVector(), ctx->saved_data["gain"].toDouble(), true);
-    return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+           ctx->saved_data["rates"].toDoubleVector(), ctx->saved_data["gain"].toDouble(), part,
+           true);
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -129,13 +139,13 @@ at::Tensor swiglu(const at::Tensor& x) {
 }
 
 at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
-                  const std::vector<double>& rates, double gain) {
+                  const std::vector<double>& rates, double gain, const SequencePart& part) {
   // In place if no one can notice: a fresh result of a linear that has no other owner and that no
   // selective segment keeps.
   const bool in_place = qkv.use_count() == 1 && qkv.is_contiguous() && !qkv.is_leaf() &&
                         !qkv.is_view() && at::GradMode::is_enabled() &&
                         Recorder::current() == nullptr;
-  return RotaryFunction::apply(qkv, heads, dim, rates, gain, in_place);
+  return RotaryFunction::apply(qkv, heads, dim, rates, gain, part, in_place);
 }
 
 }  // namespace tessera::nn::gpu

@@ -144,10 +144,12 @@ at::Tensor rotary(at::Tensor qkv, std::int64_t heads, std::int64_t dim,
                          " rates. The tensor must be [batch, tokens, at least heads · width], the "
                          "width even, with one rate for each pair of elements."));
   }
-  // The kernel counts positions from 0.
-  if (gpu::takes(qkv) && part.parts == 1) {
-    return gpu::rotary(std::move(qkv), heads, dim, rates, gain);
+  if (qkv.size(1) % part.chunks() != 0) {
+    throw UsageError(str("rotary: ", qkv.size(1),
+                         " tokens on a rank that has two chunks of each "
+                         "sequence. The number must be even."));
   }
+  if (gpu::takes(qkv)) return gpu::rotary(std::move(qkv), heads, dim, rates, gain, part);
   return Rotary::apply(qkv, heads, dim, rates, gain, part);
 }
 

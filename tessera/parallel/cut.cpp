@@ -165,13 +165,13 @@ comm::Group whole_model(const comm::Mesh& mesh, const comm::Group& model) {
   return mesh.group(AxisSet::all().without(kTokenAxes).with(Axis::ep));
 }
 
-std::string graph_problem(const Axes& axes, bool draws) {
+std::string graph_problem(const Axes& axes, bool draws, bool waits_for_experts) {
   if (draws) return "dropout masks change in every step and are chosen on the host";
-  if (axes.size(Axis::cp) > 1) {
-    return "layers of context-parallel ranks copy positions from the host";
-  }
   if (axes.size(Axis::ep) > 1) {
     return "the host waits for the numbers of tokens that expert-parallel ranks exchange";
+  }
+  if (waits_for_experts) {
+    return "the host waits for the numbers of tokens of experts whose parameters are not bf16";
   }
   return "";
 }

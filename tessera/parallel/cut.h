@@ -61,7 +61,7 @@ std::vector<TieGroup> tie_groups(const std::vector<Layer>& layers, const Pipelin
 comm::Group whole_model(const comm::Mesh& mesh, const comm::Group& model);
 // Returns the reason that steps on this mesh cannot run as a graph; "" if there is none. `draws`:
 // they draw random numbers.
-std::string graph_problem(const Axes& axes, bool draws);
+std::string graph_problem(const Axes& axes, bool draws, bool waits_for_experts);
 
 // Returns the traffic of this rank so far in the groups of a mesh, by axis.
 PerAxis<comm::TrafficCounts> axis_traffic(const comm::Mesh& mesh);

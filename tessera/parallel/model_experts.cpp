@@ -91,6 +91,15 @@ bool ModelExperts::has_losses() const {
   });
 }
 
+bool ModelExperts::wait_for_counts() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const Entry& entry) {
+    const auto params = entry.layer->parameters();
+    return std::any_of(params.begin(), params.end(), [](const at::Tensor& param) {
+      return param.scalar_type() != at::kBFloat16;
+    });
+  });
+}
+
 void ModelExperts::take_from(Entry& entry) {
   add(entry.sums, numbers_of(entry.layer->take_load()));
 }

@@ -19,6 +19,9 @@ class ModelExperts {
   bool any() const { return !layers_.empty(); }
   bool has_jitter() const;  // its random numbers change in every step
   bool has_losses() const;
+  // Returns whether the host waits for the numbers of rows of experts on a GPU: only products of
+  // bf16 matrices of all experts are one call.
+  bool wait_for_counts() const;
   // Collective over the ranks with other tokens, after a step. Moves the selection biases of layers
   // that have a rate.
   void end_step(const comm::Mesh& mesh);

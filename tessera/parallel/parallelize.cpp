@@ -133,7 +133,7 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
     for (const auto& [name, group] : parallel::data_groups(mesh)) groups.push_back(group);
     graphs = std::make_unique<parallel::GraphedSteps>(
         options.device, pipelined(), *engine, std::move(groups),
-        parallel::graph_problem(mesh.axes(), drops()));
+        parallel::graph_problem(mesh.axes(), drops(), experts.wait_for_counts()));
     if (const std::string problem = graphs->problem();
         options.graphs == Graphs::always && !problem.empty()) {
       throw UsageError(str("Steps cannot run as a CUDA graph: ", problem));

@@ -1,6 +1,7 @@
 #include "tessera/planner/context_costs.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/sequence_part.h"
@@ -93,6 +94,7 @@ ContextCost context_cost(const RunConfig& settled, ContextKind kind) {
 RunConfig without_context(const RunConfig& settled) {
   RunConfig whole = settled;
   whole.axes.set(Axis::cp, 1);
+  whole.axes.set(Axis::ep, std::gcd(settled.ep(), whole.shards()));
   return whole;
 }
 

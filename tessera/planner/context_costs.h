@@ -43,7 +43,8 @@ struct ContextCost {
 };
 // Throws UsageError if only the number of parameters is known.
 ContextCost context_cost(const RunConfig& settled, ContextKind kind);
-// Returns the same run without context parallelism, for its memory.
+// Returns the same run without context parallelism, for its memory. If that has too few ranks for
+// the expert parallelism, ep is smaller.
 RunConfig without_context(const RunConfig& settled);
 
 }  // namespace tessera::planner

@@ -50,6 +50,7 @@ Limits for_all(const RunConfig& q, const Find& find) {
   for (int dp = 1; dp <= std::max(q.dp(), q.per_node); dp *= 2) {
     if (dp != q.dp()) degrees.push_back(dp);
   }
+  std::erase_if(degrees, [&](int dp) { return dp * q.cp() % q.ep() != 0; });
   std::sort(degrees.begin(), degrees.end());
   for (int zero = 0; zero <= 3; ++zero) {
     for (const int dp : degrees) {

@@ -335,9 +335,10 @@ void ProgramBuilder::ring(Operation& op, TensorId heads_apart, double head) {
   op.forward.launches *= in.cp, op.backward_input.launches *= in.cp;
   // The blocks in use and in transit. Gradients in fp32 of the rank's own block, of the block in
   // use, of the one that arrives next and, with more than two ranks, of the one that leaves.
-  // Without fused kernels also the gradients of the result and of qkv.
+  // Without fused kernels also the gradients of the result and of qkv, otherwise the queries
+  // without the keys between them and their gradient in fp32.
   op.temporary += block * (2 * e + (in.cp == 2 ? 3 : 4) * 4);
-  if (!in.fused) op.temporary += rows * (context + qkv_width) * e;
+  op.temporary += rows * (in.fused ? context * (e + 4) : (context + qkv_width) * e);
 }
 
 // Product of queries and keys, softmax, and product with the values. Fused kernels compute only the
@@ -376,7 +377,7 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
     if (in.fused) op.backward_input.bytes = 2 * rows * qkv_width * e;
   }
   keep(op, heads_apart, kIfBackward);
-  // Backward of a ring on a CPU reads the result too.
+  // Backward of a ring reads the result too.
   if (rings()) keep_held(op, out, kIfBackward);
   // Dropout keeps one byte per value. Models without biases are trained without dropout.
   const double mask = m.biases.out ? 1 : 0;

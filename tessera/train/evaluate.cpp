@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "tessera/core/errors.h"
@@ -28,6 +29,7 @@ std::shared_ptr<models::LanguageModel> load_layers(ModelFiles& files, const comm
   models::Part part;
   part.tp = mesh.tp();
   part.cp = {mesh.group(Axis::cp), options.context};
+  part.ep = mesh.group(Axis::ep);
   part.first_layer = shape.layers * stage / pp;
   part.last_layer = shape.layers * (stage + 1) / pp;
   part.embedding = stage == 0;
@@ -42,6 +44,12 @@ std::shared_ptr<models::LanguageModel> load_layers(ModelFiles& files, const comm
     files.read(specs.at(next++), host, mesh.axes(), mesh.coordinate());
     item.value().set_data(host.to(options.device));
   }
+  for (auto& item : model->named_buffers()) {
+    const at::Tensor host = at::empty(item.value().sizes(), at::kFloat);
+    files.read({item.key(), host.sizes().vec()}, host);
+    item.value().copy_(host);
+  }
+  model->eval();  // routers draw random numbers in training
   return model;
 }
 
@@ -94,7 +102,13 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
   const std::int64_t replicas = mesh.dp().size();
 
   Evaluation own;
-  for (std::int64_t i = mesh.dp().rank(); i < count; i += replicas) {
+  const std::int64_t rounds = (count - 1) / replicas + 1;
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    const std::int64_t mine = round * replicas + mesh.dp().rank();
+    // Layers with experts are collective over replicas: one without a batch computes another's.
+    const bool counts = mine < count;
+    if (!counts && mesh.axes().size(Axis::ep) == 1) break;
+    const std::int64_t i = std::min(mine, count - 1);
     data::Batch whole = source.batch(static_cast<std::uint64_t>(i * options.batch), options.batch);
     const MicroBatch rows{whole.ids, whole.targets, whole.document_starts};
     const nn::PassScope scope(parallel::pass_for(rows, share, options.device));
@@ -108,12 +122,12 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
     if (part.head) {
       const double loss = model->loss(x, on_device(batch.targets)).item<double>();
       // All tensor-parallel ranks have the same loss: only one counts it.
-      if (here[Axis::tp] == 0) own.loss_sum += loss;
-      if (here[Axis::tp] == 0 && here[Axis::cp] == 0) own.tokens += whole.predicted;
+      if (counts && here[Axis::tp] == 0) own.loss_sum += loss;
+      if (counts && here[Axis::tp] == 0 && here[Axis::cp] == 0) own.tokens += whole.predicted;
     } else {
       pp.send(model->forward_part(x).contiguous(), pp.rank() + 1, call).wait();
     }
-    if (done) done(i / replicas + 1, (count - 1) / replicas + 1);
+    if (done) done(round + 1, rounds);
   }
   Evaluation all = sum_over(mesh.world(), own);
   all.bytes = static_cast<double>(all.tokens) * source.bytes_per_token();

@@ -18,11 +18,11 @@ struct EvaluateOptions {
   at::ScalarType type = at::kFloat;
   ContextKind context = ContextKind::automatic;
 };
-// Evaluates a stored model. Collective over the mesh: tp and pp split the model, cp the tokens of
-// each sequence and dp the data. Memory holds only the parameters and one batch. All ranks get the
-// same result on every mesh: the batches are the same, and their losses are summed in double
-// precision. `done` is called after each batch with the number of finished batches of this rank and
-// their total.
+// Evaluates a stored model. Collective over the mesh: tp and pp split the model, ep its experts, cp
+// the tokens of each sequence and dp the data. Memory holds only the parameters and one batch. All
+// ranks get the same result on every mesh: the batches are the same, and their losses are summed in
+// double precision. `done` is called after each batch with the number of finished batches of this
+// rank and their total.
 Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::Mesh& mesh,
                     const EvaluateOptions& options,
                     const std::function<void(std::int64_t, std::int64_t)>& done = {});

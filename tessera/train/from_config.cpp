@@ -24,6 +24,21 @@ schedule::Schedule schedule_of(const RunConfig& config, const Resolved& resolved
                         static_cast<int>(config.chunks));
 }
 
+// Throws UsageError for settings that --cp-kind ring does not support on a GPU.
+void check_ring_on_gpu(const RunConfig& config, const Resolved& resolved) {
+  const auto refuse = [](const std::string& setting, const char* other) {
+    throw UsageError(Flag("cp-kind"), str("ring on a GPU does not support ", setting,
+                                          ". Use --cp-kind ulysses, ", other, " or --device cpu"));
+  };
+  if (config.attention_dropout > 0) {
+    refuse(str("--attention-dropout ", config.attention_dropout), "--attention-dropout 0");
+  }
+  const std::int64_t window = resolved.model.window;
+  if (resolved.layout.param == 4 && window > 0 && window < resolved.seq) {
+    refuse(str("the window of ", window, " tokens of this model in fp32"), "--layout bf16");
+  }
+}
+
 }  // namespace
 
 void check_mesh(const RunConfig& config, const Resolved& resolved) {
@@ -35,8 +50,11 @@ void check_mesh(const RunConfig& config, const Resolved& resolved) {
   if (config.overlap_tp && tp == 1) {
     refuse("--overlap-tp needs --tp 2 or more: it hides the communication along that axis");
   }
-  context_kind_for(resolved.model, config.cp_kind, tp, config.axes.size(Axis::cp),
-                   config.device != Device::cpu);
+  const ContextKind kind = context_kind_for(
+      resolved.model, config.cp_kind, tp, config.axes.size(Axis::cp), config.device != Device::cpu);
+  if (kind == ContextKind::ring && config.axes.size(Axis::cp) > 1 && config.device != Device::cpu) {
+    check_ring_on_gpu(config, resolved);
+  }
   try {
     models::check_tp(resolved.model, tp);
   } catch (const UsageError& error) {

@@ -109,14 +109,21 @@ void check_host_memory(const RunConfig& config, const Resolved& resolved, int ra
 
 std::int64_t need_of_inference(const ModelShape& shape, const InferenceNeed& how) {
   // A block holds at the same time the residual stream, the norm's result, and the widest matrix.
+  // Experts run one after the other, each with some of the tokens.
   const std::int64_t attention = shape.q_width() + 2 * shape.kv_width();
-  const std::int64_t mlp = (shape.swiglu ? 2 : 1) * shape.ffn;
+  const bool dense = shape.expert_layers() < shape.layers;
+  const std::int64_t mlp =
+      (shape.swiglu ? 2 : 1) * (dense ? shape.ffn : shape.experts.shared_width);
   const double of_a_token =
       2.0 * static_cast<double>(shape.hidden) +
       static_cast<double>(std::max(attention, mlp)) / static_cast<double>(how.tp);
   const double parts = static_cast<double>(how.tp) * static_cast<double>(how.pp);
-  const double elements =
-      static_cast<double>(shape.params()) / parts + static_cast<double>(how.tokens) * of_a_token;
+  // Those of the other ranks' experts.
+  const double absent = static_cast<double>(shape.expert_layers() * shape.experts.count *
+                                            (shape.swiglu ? 3 : 2) * shape.hidden) *
+                        static_cast<double>(shape.experts.width) * (1 - 1.0 / how.ep);
+  const double elements = (static_cast<double>(shape.params()) - absent) / parts +
+                          static_cast<double>(how.tokens) * of_a_token;
   return static_cast<std::int64_t>(std::min(
       9e18, elements * static_cast<double>(how.element_bytes) + static_cast<double>(how.cache)));
 }

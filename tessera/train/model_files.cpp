@@ -16,6 +16,7 @@
 #include "tessera/huggingface/export.h"
 #include "tessera/huggingface/merge.h"
 #include "tessera/huggingface/model_folder.h"
+#include "tessera/huggingface/param_pieces.h"
 #include "tessera/huggingface/peft.h"
 #include "tessera/train/resuming.h"
 
@@ -86,7 +87,7 @@ class CheckpointFiles final : public ModelFiles {
     from_.expect({spec});
     checkpoint::WantedShard wanted;
     wanted.param = spec.name;
-    wanted.state = "param";
+    wanted.state = huggingface::state_of(spec.name);
     wanted.dtype = dtype_of(into);
     wanted.runs = local_runs(spec, axes, coordinate);
     wanted.into = static_cast<std::byte*>(into.data_ptr());

@@ -37,8 +37,8 @@ class ModelFiles {
   // Tokens that end a text, if the files name them.
   const std::vector<std::int64_t>& end_tokens() const { return end_tokens_; }
 
-  // Reads the tensor of the rank at a coordinate into memory of this shape on the CPU, float or
-  // bfloat16, rounded to nearest. Padding becomes 0. Throws DataError.
+  // Reads the parameter of the rank at a coordinate, or a buffer, into memory of this shape on the
+  // CPU, float or bfloat16, rounded to nearest. Padding becomes 0. Throws DataError.
   virtual void read(const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
                     const Coordinate& coordinate) = 0;
   // Reads a whole parameter.

@@ -8,6 +8,7 @@
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/engine.h"
 #include "tessera/zero/engine_of_part.h"
+#include "tessera/zero/plan.h"
 
 namespace tessera::zero {
 

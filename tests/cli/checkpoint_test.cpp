@@ -162,6 +162,15 @@ TEST_F(CheckpointCommand, ReshardAndExport) {
   EXPECT_EQ(command({"diff", first_, dir_ / "wide"}).status, 0);
   Checkpoint wide(dir_ / "wide/step-00000010");
   EXPECT_EQ(checkpoint::load_and_compare(model_, wide, "tp=4", true), "");
+  // For ranks that share sequences, as they save it, and back.
+  const Outcome context =
+      command({"reshard", first_, dir_ / "context", "--dp", "2", "--cp", "3", "--tp", "2"});
+  EXPECT_EQ(context.status, 0) << context.err;
+  EXPECT_TRUE(contains(context.out, "12 shards (dp 2 · cp 3 · tp 2")) << context.out;
+  EXPECT_EQ(command({"diff", first_, dir_ / "context"}).status, 0);
+  EXPECT_EQ(command({"reshard", dir_ / "context", dir_ / "back", "--dp", "2", "--tp", "2"}).status,
+            0);
+  EXPECT_EQ(command({"diff", first_, dir_ / "back"}).status, 0);
   const Outcome cannot = command({"reshard", first_, dir_ / "odd", "--tp", "5"});
   EXPECT_EQ(cannot.status, 2);
   EXPECT_TRUE(contains(cannot.err, "qkv.weight")) << cannot.err;

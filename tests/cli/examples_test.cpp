@@ -284,7 +284,8 @@ TEST_F(Examples, OfGenerateAndEvaluate) {
   std::ofstream(folder / "prompts.txt") << "3141592|\n2718281|\n";
   std::ofstream(folder / "question.txt") << "1234567|";
   const std::string train = "tessera train --ranks 1 --steps 2 --samples 0 --micro-batch 2 --save ";
-  for (const char* run : {"runs/a", "runs/b --data book.txt --model llama-tiny"}) {
+  for (const char* run : {"runs/a", "runs/b --data book.txt --model llama-tiny",
+                          "runs/moe --model llama-tiny --experts 4"}) {
     const Outcome trained = shell(train + run);
     ASSERT_EQ(trained.status, 0) << trained.err;
   }

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 TOKENS = 24
+torch.manual_seed(0)
 sizes = dict(vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, intermediate_size=56, max_position_embeddings=128,
              initializer_range=0.3, eos_token_id=None, bos_token_id=None, pad_token_id=None)
@@ -14,6 +15,7 @@ scaled = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_fre
           "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 yarn = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 2.0, "beta_fast": 8.0,
         "original_max_position_embeddings": 64}
+experts = dict(num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
 gemma = dict(**sizes, head_dim=12, query_pre_attn_scalar=20, sliding_window=9,
              tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh")
 models = {
@@ -37,8 +39,14 @@ models = {
         **gemma, layer_types=["sliding_attention", "sliding_attention", "full_attention"],
         rope_parameters={"full_attention": dict(rope_type="linear", factor=8.0, rope_theta=1e6),
                          "sliding_attention": dict(rope_type="default", rope_theta=1e4)})),
+    "mixtral": transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        **sizes, num_local_experts=5, num_experts_per_tok=2, sliding_window=9)),
+    "qwen3-moe": transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+        **sizes, **experts, head_dim=12, num_experts=6, mlp_only_layers=[0])),
+    "dots1": transformers.Dots1ForCausalLM(transformers.Dots1Config(
+        **sizes, **experts, n_routed_experts=6, n_shared_experts=2, first_k_dense_replace=1,
+        routed_scaling_factor=2.5, sliding_window=None)),
 }
-torch.manual_seed(0)
 answers = {}
 for family, model in models.items():
     model.eval()
@@ -46,6 +54,9 @@ for family, model in models.items():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer), alpha=0.3)
     model.save_pretrained(f"{sys.argv[1]}/{family}")
     answers[family] = []
     for length in (1, 5, 40):

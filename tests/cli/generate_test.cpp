@@ -313,6 +313,56 @@ TEST_F(Generate, EvaluatesTheSameOnEveryMesh) {
   EXPECT_TRUE(contains(many.err, "4294967296 ranks; must be at most 4096")) << many.err;
 }
 
+// A model with experts, and its export, on other ranks than those that trained it.
+TEST_F(Generate, GeneratesAndEvaluatesWithExperts) {
+  const std::string run = folder / "experts", exported = folder / "exported-experts";
+  const Outcome trained = tessera(
+      {"train", "--model",   "llama-tiny", "--layers", "2",  "--hidden",  "32", "--heads",
+       "4",     "--experts", "5",          "--steps",  "20", "--samples", "0",  "--dp",
+       "2",     "--ep",      "2",          "--save",   run,  "--threads", "1",  "--micro-batch",
+       "4"});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const Outcome out = tessera({"checkpoint", "export", run, exported, "--format", "huggingface"});
+  ASSERT_EQ(out.status, 0) << out.err;
+  std::set<std::string> texts;
+  std::vector<double> losses;
+  std::string seq = "0";  // as in training, which the export does not store
+  for (const std::string& from : {run, exported}) {
+    for (const char* tp : {"1", "2"}) {
+      const Outcome got = tessera({"generate", "--from", from, "--tokenizer", "ids", "--tp", tp,
+                                   "--tokens", "20", "--temperature", "0", "--prompt", "3 1 4"});
+      EXPECT_EQ(got.status, 0) << got.err;
+      texts.insert(got.out);
+    }
+    for (const Words& mesh :
+         {Words{}, Words{"--dp", "2", "--ep", "2"}, Words{"--cp", "2", "--ep", "2", "--tp", "2"}}) {
+      Words words = {"evaluate", "--from",    from, "--data", "synthetic", "--batch",
+                     "4",        "--batches", "5",  "--json", "--seq",     seq};
+      words.insert(words.end(), mesh.begin(), mesh.end());
+      const Outcome got = tessera(words);
+      ASSERT_EQ(got.status, 0) << got.err;
+      losses.push_back(Json::parse(got.out).at("loss"));
+      EXPECT_NEAR(losses.back(), losses.front(), 1e-6 * losses.front());
+      seq = Json::parse(got.out).at("seq").dump();
+    }
+  }
+  EXPECT_EQ(texts.size(), 1U);
+  const auto refusal = [&](const std::string& from, const char* data, const Words& mesh) {
+    Words words = {"evaluate", "--from", from, "--data", data, "--batches", "1"};
+    words.insert(words.end(), mesh.begin(), mesh.end());
+    const Outcome got = tessera(words);
+    EXPECT_EQ(got.status, 2) << got.out;
+    return got.err;
+  };
+  const std::string many = refusal(run, "synthetic", {"--dp", "6", "--ep", "6"});
+  EXPECT_TRUE(contains(many, "--ep: got 6, but each layer has 5 experts")) << many;
+  const std::string uneven = refusal(run, "synthetic", {"--dp", "3", "--ep", "2"});
+  EXPECT_TRUE(contains(uneven, "--ep 2: must divide the 3 ranks")) << uneven;
+  const std::string text = folder / "text.txt";
+  const std::string dense = refusal(folder / "bytes", text.c_str(), {"--dp", "2", "--ep", "2"});
+  EXPECT_TRUE(contains(dense, "the model has no experts. Omit --ep")) << dense;
+}
+
 // Validation of a run in its metrics, its tables and TensorBoard files.
 TEST_F(Generate, TrainingReportsItsValidation) {
   std::ifstream in(folder / "metrics.jsonl");

@@ -179,16 +179,29 @@ TEST(PlanProgram, ReportsExperts) {
                                           "64",      "--zero",       "1",          "--ep", "8"};
   const Answer text = plan(flags);
   for (const char* part :
-       {"12,879,925,248 active", "8 of width 14336 in 32 layers, 2 for each token",
-        "dp 64 (ep 8)", "all-to-all along ep 8, inside a host", "Memory of a rank by ep",
-        "this plan", "waiting for ep"}) {
+       {"12,879,925,248 active", "8 of width 14336 in 32 layers, 2 for each token", "dp 64 (ep 8)",
+        "all-to-all along ep 8, inside a host", "Memory of a rank by ep", "this plan",
+        "waiting for ep"}) {
     EXPECT_TRUE(contains(text.out, part)) << part << "\n" << text.out;
   }
   EXPECT_FALSE(contains(plan({}).out, "xpert"));
-  std::vector<std::string> ask = {"--search",  "--model",        "mixtral-8x7b", "--hardware", "h100",
-                                  "--gpus",    "16",             "--zero",       "1",
-                                  "--nodes",   "2",              "--ep",         "8",
-                                  "--gpus-per-node", "4",        "--global-batch", "64"};
+  std::vector<std::string> ask = {"--search",
+                                  "--model",
+                                  "mixtral-8x7b",
+                                  "--hardware",
+                                  "h100",
+                                  "--gpus",
+                                  "16",
+                                  "--zero",
+                                  "1",
+                                  "--nodes",
+                                  "2",
+                                  "--ep",
+                                  "8",
+                                  "--gpus-per-node",
+                                  "4",
+                                  "--global-batch",
+                                  "64"};
   ask[10] = "8";
   const Answer found = plan(ask);
   EXPECT_EQ(found.status, 0) << found.err;

@@ -299,11 +299,10 @@ TEST(ContextParallel, RejectsWhatDoesNotFit) {
       message_of(ring, x, 3, 1, options),
       "Context parallelism of \"blocks.0\": the scores have a cap of 30, which --cp-kind ring "
       "does not support. Use --cp-kind ulysses.");
-  // Stands for a tensor on a GPU.
   EXPECT_EQ(
       message_of(ring, torch::zeros({1, 4, 20}, torch::kMeta), 3, 1),
       "Context parallelism of \"blocks.0\": the tensor is on meta. --cp-kind ring runs on the "
-      "CPU; use --cp-kind ulysses on a GPU.");
+      "CPU and on CUDA devices. Use --cp-kind ulysses.");
 }
 
 TEST(ContextParallel, RejectsSecondDerivatives) {

@@ -48,6 +48,27 @@ TEST(Answers, StagesWithReplicasEqualThoseOfTheCommand) {
   EXPECT_TRUE(contains(got["formula"][3]["text"].get<std::string>(), "2/8 + 2/8 + 12/8"));
 }
 
+// Expert parallelism adds no ranks, and its experts are sharded over fewer ranks than the rest.
+TEST(Answers, ExpertsAreShardedOverTheRanksWithTheSameOnes) {
+  const std::string body = R"({"model":"mixtral-8x7b","dp":16,"ep":4,"zero":3})";
+  const Json got = answer(zero_answer, body);
+  const auto formula = got["formula"][3]["text"].get<std::string>();
+  EXPECT_TRUE(contains(formula, "(2/16 + 2/16 + 12/16) B + experts ")) << formula;
+  EXPECT_TRUE(contains(formula, "(2/4 + 2/4 + 12/4) B = ")) << formula;
+  // 16 bytes of each parameter are stored once, over 16 ranks.
+  const auto share = got["parameters"].get<double>();
+  const Json& memory = got["stages"][3]["memory"];
+  const auto state = memory["params"].get<double>() + memory["grads"].get<double>() +
+                     memory["optimizer"].get<double>();
+  EXPECT_NEAR(state, share, 0.01 * share);
+  EXPECT_EQ(got["fits_from_dp"]["3"].get<int>() % 4, 0);
+  std::string mesh;
+  for (const Json& question : answer(questions_answer, body)["questions"]) {
+    if (question["id"] == "mesh") mesh = question["explanation"];
+  }
+  EXPECT_EQ(mesh, "16 × 1 × 1 = 16.");
+}
+
 TEST(Answers, StagesSendAlongEveryAxis) {
   const Json plan =
       answer(plan_answer, R"({"model":"llama2-7b","dp":8,"tp":2,"pp":2,"zero":2})")["traffic"];
@@ -119,6 +140,15 @@ TEST(Answers, ContextHasTheKeysAndTheWorkOfEachRank) {
   EXPECT_EQ(got["kinds"][0]["sent"]["forward"], 3 * 8192 * 2 * 8 * 128 * 2);
   const Json whole =
       answer(plan_answer, R"({"model":"llama3-8b","dp":2,"seq":32768,"zero":2})")["memory"];
+  EXPECT_EQ(got["without_cp"]["memory"], whole);
+}
+
+// Without cp there are fewer ranks than ep, so the comparison has as much ep as they allow.
+TEST(Answers, ContextOfExpertsHasAPlanWithoutCp) {
+  const Json got = answer(context_answer,
+                          R"({"model":"mixtral-8x7b","dp":2,"cp":4,"ep":8,"seq":32768,"zero":2})");
+  const Json whole = answer(
+      plan_answer, R"({"model":"mixtral-8x7b","dp":2,"ep":2,"seq":32768,"zero":2})")["memory"];
   EXPECT_EQ(got["without_cp"]["memory"], whole);
 }
 

@@ -124,6 +124,35 @@ def three_d(tessera, program):
     refused("the product of the axes must be the number of ranks", program, "dp=3")
 
 
+def mixture_of_experts(tessera, program):
+    def run(mesh, ranks):
+        text = output(tessera, "run", "-n", ranks, "--no-prefix", "--", program, mesh)
+        rows = re.findall(r"^  (blocks\.[01]\.mix)  tokens ((?:\d+ ){8}) ?busiest (\S+) x mean  entropy (\S+)$",
+                          text, re.MULTILINE)
+        check(len(rows) == 8, text)
+        for name, tokens, busiest, entropy in rows:
+            tokens = list(map(int, tokens.split()))
+            # 15 steps of 16 rows with 32 points, each with 2 experts.
+            check(sum(tokens) == 15 * 16 * 32 * 2, f"{name}: {tokens} in all {sum(tokens)}")
+            check(abs(float(busiest) - max(tokens) / (sum(tokens) / 8)) < 0.0051, f"{name}: {busiest} of {tokens}")
+            check(0 < float(entropy) < 2.0795, f"{name}: entropy {entropy}, at most log 8")
+        return losses(text, 4), [(name, list(map(int, tokens.split()))) for name, tokens, _, _ in rows]
+    alone, routed = run("dp=1", "1")
+    values = [float(loss) for loss in alone.values()]
+    check(values[-1] < 0.5 * values[0], f"does not learn: {values}")
+    for ranks, mesh in (("2", "dp=2,ep=2"), ("4", "dp=4,ep=4"), ("4", "dp=4,ep=2"), ("4", "dp=2,tp=2,ep=2"),
+                        ("3", "pp=3")):
+        run_losses, run_routed = run(mesh, ranks)
+        for step, loss in run_losses.items():
+            check(abs(float(loss) - float(alone[step])) <= 2e-3 * float(alone["15"]),
+                  f"{mesh}, step {step}: {loss}, one process: {alone[step]}")
+        # A rounding error may change the expert of a token whose scores are nearly equal.
+        for (name, mine), (_, others) in zip(run_routed, routed):
+            moved = sum(abs(a - b) for a, b in zip(mine, others)) / sum(others)
+            check(moved < 0.01, f"{mesh}, {name}: {mine}, one process: {others}")
+    refused("--ep 2: must divide the 1 ranks that shard state", program, "ep=2")
+
+
 def zero3_units(tessera, program):
     def run(stage):
         text = output(tessera, "run", "-n", "4", "--no-prefix", "--", program, stage)

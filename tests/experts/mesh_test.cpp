@@ -11,7 +11,7 @@ namespace {
 
 using test::Case;
 
-Case base() {
+Case mesh_case() {
   Case of;
   of.batch = 3;
   of.tokens = 16;
@@ -128,17 +128,17 @@ void compare(const Case& of, const char* sizes, bool sequence, const std::vector
 }
 
 TEST(MixtureOfExpertsOnAMesh, ExpertParallelRanksMatchOne) {
-  compare(base(), "dp=2,ep=2", false, {{0, 2}, {2, 3}});
-  compare(base(), "dp=3,ep=3", false, {{0, 1}, {1, 2}, {2, 3}});
-  compare(base(), "dp=4,ep=4", false, {{0, 1}, {1, 1}, {1, 3}, {3, 3}});
-  compare(base(), "dp=4,ep=2", false, {{0, 0}, {0, 1}, {1, 2}, {2, 3}});
-  compare(base(), "dp=2", false, {{0, 1}, {1, 3}});
+  compare(mesh_case(), "dp=2,ep=2", false, {{0, 2}, {2, 3}});
+  compare(mesh_case(), "dp=3,ep=3", false, {{0, 1}, {1, 2}, {2, 3}});
+  compare(mesh_case(), "dp=4,ep=4", false, {{0, 1}, {1, 1}, {1, 3}, {3, 3}});
+  compare(mesh_case(), "dp=4,ep=2", false, {{0, 0}, {0, 1}, {1, 2}, {2, 3}});
+  compare(mesh_case(), "dp=2", false, {{0, 1}, {1, 3}});
 }
 
 TEST(MixtureOfExpertsOnAMesh, TensorParallelRanksMatchOne) {
   for (const bool sequence : {false, true}) {
     for (const bool shared : {false, true}) {
-      Case of = base();
+      Case of = mesh_case();
       of.layer.biases = true;
       if (shared) {
         of.layer.experts.shared_width = 6;
@@ -156,7 +156,7 @@ TEST(MixtureOfExpertsOnAMesh, TensorParallelRanksMatchOne) {
 TEST(MixtureOfExpertsOnAMesh, ContextParallelRanksMatchOne) {
   for (const double capacity : {0.0, 0.75}) {
     for (const std::int64_t row_tokens : {0, 13}) {
-      Case of = base();
+      Case of = mesh_case();
       of.row_tokens = row_tokens;
       of.layer.experts.capacity = capacity;
       of.layer.experts.jitter = 0.1;
@@ -168,7 +168,7 @@ TEST(MixtureOfExpertsOnAMesh, ContextParallelRanksMatchOne) {
 }
 
 TEST(MixtureOfExpertsOnAMesh, AllAxesTogetherMatchOne) {
-  Case of = base();
+  Case of = mesh_case();
   of.layer.experts.capacity = 1.0;
   of.layer.experts.jitter = 0.1;
   of.layer.experts.shared_width = 6;
@@ -184,7 +184,7 @@ TEST(MixtureOfExpertsOnAMesh, AllAxesTogetherMatchOne) {
 
 // Most experts get no token.
 TEST(MixtureOfExpertsOnAMesh, RanksWithoutTokensMatchOne) {
-  Case of = base();
+  Case of = mesh_case();
   of.batch = 1;
   of.tokens = 2;
   of.layer.experts.count = 7;
@@ -194,7 +194,7 @@ TEST(MixtureOfExpertsOnAMesh, RanksWithoutTokensMatchOne) {
 }
 
 TEST(MixtureOfExpertsOnAMesh, ComputesInBfloat16) {
-  Case of = base();
+  Case of = mesh_case();
   of.type = at::kBFloat16;
   compare(of, "tp=2,dp=2,ep=2", true, {{0, 1}, {1, 3}}, 2e-2);
 }

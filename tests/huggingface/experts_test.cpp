@@ -351,6 +351,11 @@ TEST(ExpertsAdapters, AreInAttentionOnly) {
     EXPECT_TRUE(contains(problem, "attention of models with experts only")) << problem;
     EXPECT_TRUE(contains(problem, "q, k, v, o")) << problem;
   }
+  shape.lora.targets = "q";
+  shape.experts.bias_rate = 0.001;
+  EXPECT_TRUE(contains(error_of([&] { check_lora(shape); }), "biases of the frozen model"));
+  shape.experts.bias_rate = 0;
+  EXPECT_NO_THROW(check_lora(shape));
   shape.lora.targets = "x";
   EXPECT_TRUE(contains(error_of([&] { check_lora(shape); }), "got \"x\""));
 }

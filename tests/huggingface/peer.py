@@ -26,6 +26,10 @@ GEMMA = dict(**LLAMA, head_dim=12, pad_token_id=None)
 LLAMA3 = dict(rope_type="llama3", rope_theta=5e3, factor=8.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=16)
 
+# Experts of a layer, with an odd number of them.
+MOE = dict(num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=True)
+ONE_KV_HEAD = {**LLAMA, "num_key_value_heads": 1}
+
 # With this base the ramp covers all four pairs of a head.
 YARN = dict(rope_type="yarn", rope_theta=50.0, factor=4.0, original_max_position_embeddings=64)
 
@@ -76,6 +80,23 @@ def configs():
                                                                      rope_theta=1e4)}), {}
     # config.json ties the head to the embedding, but the file has a different head.
     yield "llama-head", t.LlamaConfig(**LLAMA), {"says_tied": True}
+    yield "mixtral", t.MixtralConfig(**LLAMA, num_local_experts=5, num_experts_per_tok=2), {
+        "max_shard_size": "40KB"}
+    yield "mixtral-odd", t.MixtralConfig(**ONE_KV_HEAD, head_dim=12, num_local_experts=3,
+                                         num_experts_per_tok=1, sliding_window=7,
+                                         tie_word_embeddings=True), {"bf16": True}
+    yield "qwen3-moe", t.Qwen3MoeConfig(**LLAMA, **MOE, head_dim=12, num_experts=7), {}
+    yield "qwen3-moe-dense", t.Qwen3MoeConfig(**{**ONE_KV_HEAD, **MOE, "num_hidden_layers": 3,
+                                                 "norm_topk_prob": False}, num_experts=6,
+                                              head_dim=8, mlp_only_layers=[0], attention_bias=True,
+                                              use_sliding_window=True, sliding_window=6), {}
+    # Selected by the sigmoids and biases of DeepSeek-V3, with shared experts.
+    dots = dict(n_routed_experts=6, n_shared_experts=2, routed_scaling_factor=2.5)
+    yield "dots1", t.Dots1Config(**{**LLAMA, **MOE, **dots, "num_hidden_layers": 3},
+                                 first_k_dense_replace=1, sliding_window=None), {}
+    yield "dots1-odd", t.Dots1Config(**{**ONE_KV_HEAD, **MOE, **dots, "num_experts_per_tok": 1,
+                                        "norm_topk_prob": False}, head_dim=12, attention_bias=True,
+                                     sliding_window=6, max_window_layers=1), {}
 
 
 def logits_of(model, ids):
@@ -102,14 +123,22 @@ def losses_of(model, batches):
     return torch.stack(losses)
 
 
+def load(path):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32)
+
+
 def make(folder, seed, config, options):
     torch.manual_seed(seed)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():  # otherwise norms and biases would be constant
         for parameter in model.parameters():
             if parameter.dim() < 2:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.add_(0.1 * torch.randn_like(buffer))
     path = os.path.join(folder, options["name"])
     sizes = {k: v for k, v in options.items() if k == "max_shard_size"}
     if options.get("bf16"):
@@ -124,8 +153,7 @@ def make(folder, seed, config, options):
             said = json.load(file)
         with open(os.path.join(path, "config.json"), "w") as file:
             json.dump({**said, "tie_word_embeddings": True}, file)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            path, attn_implementation="eager", dtype=torch.float32)
+        model = load(path)
     with open(os.path.join(path, "tokenizer.json"), "w") as file:
         json.dump({"of": options["name"]}, file)
     ids = torch.randint(0, VOCAB, (ROWS, TOKENS))
@@ -138,8 +166,7 @@ def make(folder, seed, config, options):
 
 
 def check(folder, path, companions, ids, logits):
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager",
-                                                              dtype=torch.float32)
+    model = load(path)
     got = logits_of(model, ids)
     if not torch.equal(got, logits):
         return f"logits differ by {(got - logits).abs().max().item()}"

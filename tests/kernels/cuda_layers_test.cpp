@@ -259,6 +259,33 @@ TEST(CudaRotary, KeepsPrecisionForDistantTokens) {
   expect_close(x, wanted, 1e-6, 1, "angle");
 }
 
+TEST(CudaRotary, CountsPositionsOfTwoChunks) {
+  TESSERA_NEEDS_GPU();
+  std::mt19937 random(6);
+  const std::size_t chunk = 3, tokens = 2 * chunk, rows = 2 * tokens, dim = 8;
+  DeviceArray x = normal_array(DType::f32, rows * dim, random);
+  std::vector<double> wanted;
+  for (std::size_t i = 0; i < x.size(); ++i) wanted.push_back(x[i]);
+  Rotary how{DType::f32, rows, dim, tokens, 1, dim, 1e4, false};
+  how.chunk = chunk;
+  how.first[0] = 1000003, how.first[1] = 1048570;
+  for (std::size_t r = 0; r < rows; ++r) {
+    const std::size_t t = r % tokens;
+    const auto position = static_cast<double>(how.first[t / chunk] + t % chunk);
+    for (std::size_t i = 0; i < dim / 2; ++i) {
+      const double angle = position * std::pow(1e4, -2.0 * i / dim);
+      double &a = wanted[r * dim + i], &b = wanted[r * dim + i + dim / 2];
+      const double old = a;
+      a = old * std::cos(angle) - b * std::sin(angle);
+      b = b * std::cos(angle) + old * std::sin(angle);
+    }
+  }
+  rotary(how, x.data(), nullptr);
+  expect_close(x, wanted, 1e-6, 4, "two chunks");
+  how.chunk = 2;
+  EXPECT_THROW(rotary(how, x.data(), nullptr), UsageError);
+}
+
 TEST(CudaLayers, RejectsInvalidArguments) {
   TESSERA_NEEDS_GPU();
   DeviceArray x(DType::f32, 64);

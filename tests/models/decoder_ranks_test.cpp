@@ -22,6 +22,7 @@ using test::families;
 using test::make_random;
 using test::random_text;
 using test::reader;
+using test::sparse_families;
 using Texts = std::vector<std::vector<std::int64_t>>;
 using MakeDecoder = decltype(&make_decoder);
 
@@ -39,6 +40,13 @@ void on_ranks(int tp, MakeDecoder make, const ModelShape& shape, const DecoderOp
     ask(*decoder);
     decoder->finish();
   });
+}
+
+// Returns the families that 2 and 4 ranks divide.
+std::vector<ModelShape> divisible() {
+  std::vector<ModelShape> all = families();
+  for (ModelShape& shape : sparse_families()) all.push_back(std::move(shape));
+  return all;
 }
 
 // Returns the logits of a decoder for the same calls: short and long texts, together and alone,
@@ -61,7 +69,8 @@ std::vector<at::Tensor> answers_of(Decoder& decoder) {
 }
 
 void expect_the_same(MakeDecoder make, at::ScalarType type, double bound) {
-  for (const ModelShape& shape : families()) {
+  for (const ModelShape& shape : divisible()) {
+    if (shape.experts.any() && type == at::kBFloat16) continue;  // rounding changes the experts
     const auto model = make_random(shape);
     const DecoderOptions options{.type = type, .slots = 3, .capacity = 60};
     const std::vector<at::Tensor> wanted = answers_of(*make(shape, options, reader(model)));
@@ -106,7 +115,7 @@ Texts written_by(Decoder& decoder, double temperature) {
 }
 
 TEST(DecoderRanks, GenerateTheTextsOfOneProcess) {
-  for (const ModelShape& shape : families()) {
+  for (const ModelShape& shape : divisible()) {
     const auto model = make_random(shape);
     for (const double temperature : {0.0, 0.9}) {
       SCOPED_TRACE(testing::Message() << shape.name << " at " << temperature);
@@ -152,6 +161,14 @@ TEST(DecoderRanks, RejectInvalidCalls) {
   });
   const std::string problem = error_of([&] { over(3, [&](const comm::Group& tp) { make(tp); }); });
   EXPECT_TRUE(contains(problem, "heads is 4")) << problem;
+  ModelShape sparse = sparse_families().front();
+  sparse.experts.width = 21;
+  const std::string odd = error_of([&] {
+    over(2, [&](const comm::Group& tp) {
+      make_decoder(sparse, {.capacity = 8, .tp = tp}, reader(make_random(sparse)));
+    });
+  });
+  EXPECT_TRUE(contains(odd, "expert-ffn is 21")) << odd;
 }
 
 }  // namespace

@@ -55,16 +55,16 @@ std::vector<ModelShape> shapes() {
   for (const ModelShape& shape : test::families()) {
     if (shape.qk_norm || shape.post_norms) all.push_back(shape);  // Qwen3, Gemma 2 and 3
   }
+  for (ModelShape shape : test::sparse_families()) {
+    if (shape.positions > 0) shape.positions = 320;
+    all.push_back(shape);
+  }
   return all;
 }
 
 at::Tensor full(LanguageModel& model, const std::vector<std::int64_t>& text) {
   const at::NoGradGuard no_gradients;
   return model.forward(at::tensor(text, at::kLong).unsqueeze(0)).select(0, 0);  // [T, V]
-}
-
-double apart(const at::Tensor& a, const at::Tensor& b) {
-  return (a - b).abs().max().item<double>();
 }
 
 using Make = decltype(&make_decoder);
@@ -80,6 +80,12 @@ void expect_equal_at_every_position(Make make, at::ScalarType type, double bound
     const std::size_t lengths[] = {1, 7, 280}, more = 12;
     std::vector<std::vector<std::int64_t>> texts;
     std::vector<at::Tensor> wanted;
+    int rows = 0, beyond = 0;  // rows whose logits differ by more than the bound
+    const auto compare = [&](const at::Tensor& got, const at::Tensor& want) {
+      const at::Tensor differences = (got - want).abs().amax(-1).view({-1});
+      rows += static_cast<int>(differences.numel());
+      beyond += differences.gt(bound).sum().item<int>();
+    };
     for (std::int64_t slot = 0; slot < 3; ++slot) {
       const std::size_t length = lengths[slot];
       texts.push_back(random_text(shape, length + more, static_cast<int>(slot)));
@@ -87,9 +93,9 @@ void expect_equal_at_every_position(Make make, at::ScalarType type, double bound
       const std::vector<std::int64_t> prompt(
           texts.back().begin(), texts.back().begin() + static_cast<std::ptrdiff_t>(length));
       const at::Tensor all = decoder->read(slot, prompt, true);
-      ASSERT_LE(apart(all, wanted.back().narrow(0, 0, static_cast<std::int64_t>(length))), bound);
+      compare(all, wanted.back().narrow(0, 0, static_cast<std::int64_t>(length)));
       const at::Tensor last = decoder->read(slot, prompt);
-      ASSERT_LE(apart(last, wanted.back().select(0, static_cast<std::int64_t>(length) - 1)), bound);
+      compare(last, wanted.back().select(0, static_cast<std::int64_t>(length) - 1));
     }
     for (std::size_t i = 0; i < more; ++i) {
       // All of them, in a different order each time, and sometimes only one.
@@ -102,13 +108,14 @@ void expect_equal_at_every_position(Make make, at::ScalarType type, double bound
         const at::Tensor logits = decoder->step(group, tokens);
         for (std::size_t k = 0; k < group.size(); ++k) {
           const auto at = static_cast<std::int64_t>(lengths[group[k]] + i);
-          ASSERT_LE(apart(logits.select(0, static_cast<std::int64_t>(k)),
-                          nth(wanted, group[k]).select(0, at)),
-                    bound)
-              << "slot " << group[k] << " position " << at;
+          compare(logits.select(0, static_cast<std::int64_t>(k)),
+                  nth(wanted, group[k]).select(0, at));
         }
       }
     }
+    // Rounding to 8 bits changes the experts of some tokens.
+    const bool some = shape.experts.any() && type == at::kBFloat16;
+    EXPECT_LE(beyond, some ? rows / 5 : 0) << "of " << rows;
   }
 }
 
@@ -155,6 +162,7 @@ TEST(Generate, MatchesTheWholeModelTokenByToken) {
 // Several texts at once, short and long in any order, have the bits of each text read alone.
 TEST(Decoder, ReadsTextsTogetherWithTheBitsOfEachAlone) {
   for (const ModelShape& shape : shapes()) {
+    SCOPED_TRACE(shape.name);
     const auto model = make_random(shape);
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       const DecoderOptions options{.type = type, .slots = 9, .capacity = 60};
@@ -231,6 +239,17 @@ TEST(Decoder, IsBitwiseEqualOnAnyNumberOfThreads) {
     ASSERT_EQ(one.size(), three.size());
     for (std::size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], three[i])) << i;
   }
+}
+
+// In training experts with a capacity skip tokens.
+TEST(Decoder, ExpertsTakeEveryToken) {
+  ModelShape shape = test::sparse_families().front();
+  const auto model = make_random(shape);
+  const auto text = random_text(shape, 30, 1);
+  shape.experts.capacity = 0.5;
+  shape.experts.jitter = 0.3;
+  const auto decoder = make_decoder(shape, {.capacity = 64}, reader(model));
+  EXPECT_LE((decoder->read(0, text, true) - full(*model, text)).abs().max().item<double>(), 1e-4);
 }
 
 TEST(Decoder, RejectsInvalidCalls) {

@@ -19,15 +19,21 @@ inline std::shared_ptr<LanguageModel> make_random(const ModelShape& shape) {
   const at::NoGradGuard no_gradients;
   at::manual_seed(1);
   for (at::Tensor& p : model->parameters()) p.add_(at::randn_like(p), 0.2);
+  for (at::Tensor& b : model->buffers()) b.add_(at::randn_like(b), 0.1);
   return model;
 }
 
-// Reads a rank's shard of each parameter from a model in this process.
+// Reads a rank's shard of each parameter, and buffers, from a model in this process.
 inline ReadParam reader(const std::shared_ptr<LanguageModel>& model) {
   return [model](const ParamSpec& spec, const at::Tensor& into, const Axes& axes,
                  const Coordinate& coordinate) {
     const at::NoGradGuard no_gradients;
-    const at::Tensor whole = model->named_parameters()[spec.name].detach().contiguous().view(-1);
+    const auto buffers = model->named_buffers();
+    const at::Tensor whole =
+        (buffers.contains(spec.name) ? buffers[spec.name] : model->named_parameters()[spec.name])
+            .detach()
+            .contiguous()
+            .view(-1);
     into.zero_();
     for (const Run& run : local_runs(spec, axes, coordinate)) {
       into.view(-1).narrow(0, run.local, run.count).copy_(whole.narrow(0, run.whole, run.count));

@@ -98,6 +98,40 @@ inline std::vector<ModelShape> families(std::int64_t vocab = 101) {
   return all;
 }
 
+// Models with experts: the kinds of routers, shared experts, layers without experts.
+inline std::vector<ModelShape> sparse_families(std::int64_t vocab = 101) {
+  std::vector<ModelShape> all;
+  ModelShape mixtral = small_llama("mixtral", vocab);
+  mixtral.window = 7;
+  mixtral.experts = {.count = 5, .per_token = 2, .width = 20};
+  all.push_back(mixtral);
+  ModelShape qwen3 = small_llama("qwen3-moe", vocab);
+  qwen3.qk_norm = true;
+  qwen3.head_width = 12;
+  qwen3.kv_heads = 1;
+  qwen3.experts = {.count = 7, .per_token = 3, .width = 12, .normalized = false};
+  qwen3.experts.dense_layers = 1;
+  all.push_back(qwen3);
+  ModelShape dots = small_llama("dots1", vocab);
+  dots.qk_norm = dots.tied = true;
+  dots.experts = {.count = 6, .per_token = 2, .width = 8, .shared_width = 16};
+  dots.experts.scores = RouterScores::sigmoid;
+  dots.experts.scale = 2.5;
+  dots.experts.selection_bias = true;
+  dots.experts.dense_layers = 1;
+  all.push_back(dots);
+  ModelShape gpt = gpt_shape(3, 32, 4, vocab, 64);
+  gpt.name = "gpt with biases, a gate of the shared expert, and every expert used";
+  gpt.experts = {.count = 3, .per_token = 3, .width = 28, .shared_width = 12, .shared_gate = true};
+  all.push_back(gpt);
+  ModelShape gemma = small_llama("experts between two norms", vocab);
+  gemma.norm_plus_one = gemma.post_norms = true;
+  gemma.gate = Activation::gelu_tanh;
+  gemma.experts = {.count = 4, .per_token = 1, .width = 24, .normalized = false};
+  all.push_back(gemma);
+  return all;
+}
+
 // Returns the sum of cross entropies. `starts`: beginnings of documents (undefined: none).
 inline at::Tensor family_loss(const ModelShape& s, Params& p, const at::Tensor& ids,
                               const at::Tensor& targets, const at::Tensor& starts = {}) {

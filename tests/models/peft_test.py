@@ -32,10 +32,13 @@ TARGETS = {
     "phi3": ["qkv_proj", "gate_up_proj", "down_proj"],
     "gemma2": ["q_proj", "o_proj", "gate_proj"],
     "gemma3_text": ["v_proj", "down_proj"],
+    "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "qwen3_moe": ["q_proj", "v_proj"],
+    "dots1": ["k_proj", "o_proj"],
 }
 OURS = {"gpt2": "all", "llama": "all", "qwen2": "auto", "mistral": "k,o,down_proj",
         "qwen3": "q,k,up", "phi3": "qkv_proj,gate_up_proj,down", "gemma2": "q,o,gate",
-        "gemma3_text": "v,down"}
+        "gemma3_text": "v,down", "mixtral": "q,k,v,o", "qwen3_moe": "auto", "dots1": "k,o"}
 
 
 def small_config(family):
@@ -45,10 +48,15 @@ def small_config(family):
     kind = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config,
             "mistral": transformers.MistralConfig, "qwen3": transformers.Qwen3Config,
             "phi3": transformers.Phi3Config, "gemma2": transformers.Gemma2Config,
-            "gemma3_text": transformers.Gemma3TextConfig}[family]
+            "gemma3_text": transformers.Gemma3TextConfig, "mixtral": transformers.MixtralConfig,
+            "qwen3_moe": transformers.Qwen3MoeConfig, "dots1": transformers.Dots1Config}[family]
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
     gemma = {"head_dim": 12, "query_pre_attn_scalar": 10, "sliding_window": 16, "pad_token_id": None}
     more = {"mistral": {"sliding_window": 16}, "qwen3": {"head_dim": 12},
-            "phi3": {"pad_token_id": None}, "gemma2": gemma, "gemma3_text": gemma}.get(family, {})
+            "phi3": {"pad_token_id": None}, "gemma2": gemma, "gemma3_text": gemma,
+            "mixtral": {"num_local_experts": 4}, "qwen3_moe": {**experts, "num_experts": 5},
+            "dots1": {**experts, "n_routed_experts": 4, "n_shared_experts": 1,
+                      "sliding_window": None}}.get(family, {})
     return kind(vocab_size=256, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                 num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
                 tie_word_embeddings=family == "qwen2" or family.startswith("gemma"), **more)

@@ -206,17 +206,17 @@ TEST(GpuOps, ActivationsAndActivationLinearMatchDoublePrecision) {
 }
 
 // x is not a leaf, so it may be rotated in place if it is moved in.
-TEST(GpuOps, RotaryMatchesDoublePrecisionAlsoInPlace) {
-  NEEDS_GPU();
+void compare_rotary(const SequencePart& part) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    const auto f = [](const at::Tensor& leaf) {
+    const auto f = [&](const at::Tensor& leaf) {
       const at::Tensor x = leaf * 2;
       // The first must be unchanged when the second is added to it.
       const std::vector<double> rates = rotary_rates(16, 1e4);
-      return x + nn::rotary(x, 3, 16, rates, 1.25) + nn::rotary(leaf * 3, 3, 16, rates, 1.25);
+      return x + nn::rotary(x, 3, 16, rates, 1.25, part) +
+             nn::rotary(leaf * 3, 3, 16, rates, 1.25, part);
     };
     at::manual_seed(3);
-    const at::Tensor start = at::randn({2, 9, 80}).to(type);
+    const at::Tensor start = at::randn({2, part.parts == 1 ? 9 : 10, 80}).to(type);
     at::Tensor results[2], gradients[2];
     for (const int gpu : {0, 1}) {
       const c10::Device device = gpu ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
@@ -230,6 +230,15 @@ TEST(GpuOps, RotaryMatchesDoublePrecisionAlsoInPlace) {
     EXPECT_LT((results[0] - results[1]).abs().max().item<double>(), tolerance);
     EXPECT_LT((gradients[0] - gradients[1]).abs().max().item<double>(), 2 * tolerance);
   }
+}
+
+TEST(GpuOps, RotaryMatchesDoublePrecisionAlsoInPlace) {
+  NEEDS_GPU();
+  compare_rotary({});
+}
+TEST(GpuOps, RotaryOfContextParallelRanksUsesTheirPositions) {
+  NEEDS_GPU();
+  for (int rank = 0; rank < 3; ++rank) compare_rotary({rank, 3});
 }
 
 TEST(GpuOps, LossMatchesDoublePrecisionOverManyBlocks) {

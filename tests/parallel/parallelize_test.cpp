@@ -15,6 +15,7 @@
 #include "tessera/comm/threads.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tests/combinations.h"
 #include "tests/ranks.h"
 #include "tests/text.h"
 
@@ -150,32 +151,42 @@ void expect_near(const Trained& got, const Trained& want, const std::string& whe
 }
 
 TEST(Parallelize, EveryMeshStageAndScheduleTrainsLikeOneProcess) {
+  std::map<bool, Trained> alone;
   for (const bool tied : {false, true}) {
-    const Trained alone = train(layers(tied), "dp=1", options_of());
-    ASSERT_LT(alone.losses.back(), alone.losses.front());
-    int stage = 0;
-    for (const char* mesh : {"dp=2", "tp=2", "pp=2", "pp=4", "dp=2,tp=2", "tp=2,pp=2", "dp=2,pp=2",
-                             "dp=2,tp=2,pp=2"}) {
-      for (const nn::Recompute recompute : {nn::Recompute::none, nn::Recompute::full}) {
-        ParallelOptions options = options_of(stage++ % 4);
-        options.recompute = recompute;
-        expect_near(train(layers(tied), mesh, options), alone,
-                    str(mesh, tied ? " tied" : "", ", stage ", options.engine.stage));
-      }
-    }
+    alone[tied] = train(layers(tied), "dp=1", options_of());
+    ASSERT_LT(alone[tied].losses.back(), alone[tied].losses.front());
+  }
+  const auto check = [&](bool tied, const Axes& axes, const ParallelOptions& options,
+                         const std::vector<Layer>& list) {
+    expect_near(train(list, axes, options), alone[tied],
+                str(axes.text(), tied ? " tied" : "", ", stage ", options.engine.stage, ", ",
+                    options.schedule));
+  };
+  const auto meshes = [](bool, int dp, int tp, int pp, auto&&...) {
+    return dp * tp * pp > 1 && dp * tp * pp <= 8;
+  };
+  for (const auto& [tied, dp, tp, pp, stage, recompute] :
+       combinations_where(meshes, std::vector{false, true}, std::vector{1, 2}, std::vector{1, 2},
+                          std::vector{1, 2, 4}, std::vector{0, 1, 2, 3},
+                          std::vector{nn::Recompute::none, nn::Recompute::full})) {
+    ParallelOptions options = options_of(stage);
+    options.recompute = recompute;
+    check(tied, {{Axis::dp_shard, dp}, {Axis::tp, tp}, {Axis::pp, pp}}, options, layers(tied));
+  }
+  for (const bool tied : {false, true}) {
     for (const char* schedule : {"gpipe", "interleaved", "zb-h1", "zb-v"}) {
       if (tied && std::string(schedule) == "zb-v") continue;  // rejected, see NamesMistakes
       ParallelOptions options = options_of(2);
       options.schedule = schedule;
       if (std::string(schedule) == "interleaved") options.model_chunks = 2;
-      expect_near(train(layers(tied), "pp=2", options), alone, str(schedule, tied ? " tied" : ""));
+      check(tied, "pp=2", options, layers(tied));
     }
     std::vector<Layer> heavy = layers(tied);
     heavy[1].cost = 5;  // a separate stage, with the words
-    expect_near(train(heavy, "pp=2", options_of(1)), alone, str("costs", tied ? " tied" : ""));
+    check(tied, "pp=2", options_of(1), heavy);
     ParallelOptions uneven = options_of(3);
     uneven.split = {1, 7};
-    expect_near(train(layers(tied), "pp=2", uneven), alone, str("1,7", tied ? " tied" : ""));
+    check(tied, "pp=2", uneven, layers(tied));
   }
 }
 

@@ -36,9 +36,6 @@ struct Runner {
 constexpr Runner kRunners[] = {
     {Software::tessera, false}, {Software::tessera, true}, {Software::megatron, true}};
 
-// Tessera's ring runs on the CPU only.
-bool has_ring(const Runner& runner) { return runner.software != Software::tessera || !runner.gpu; }
-
 RunConfig run_of(const ModelShape& model, const Runner& runner, int tp, int cp, ContextKind kind,
                  Recompute recompute, bool sequence_parallel = false) {
   RunConfig q = RunConfig::for_plan();
@@ -62,7 +59,6 @@ void for_all(const std::function<void(const RunConfig&, const Runner&)>& each) {
       for (const int tp : {1, 2, 4}) {
         for (const int cp : {1, 2, 4, 8}) {
           for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
-            if (cp > 1 && kind == ContextKind::ring && !has_ring(runner)) continue;
             for (const Recompute recompute :
                  {Recompute::none, Recompute::selective, Recompute::full}) {
               for (const bool sequence : {false, true}) {
@@ -184,7 +180,6 @@ TEST(Context, OneRankChangesNothing) {
 
 TEST(Context, BackwardOfARingHoldsBlocksInTransit) {
   for (const Runner& runner : kRunners) {
-    if (!has_ring(runner)) continue;
     const RunConfig q = run_of(grouped_shape(8), runner, 2, 4, ContextKind::ring, Recompute::none);
     const Sizes s(q);
     const auto temporary = [](const RunConfig& run) {
@@ -194,7 +189,12 @@ TEST(Context, BackwardOfARingHoldsBlocksInTransit) {
       return -1.0;
     };
     const double block = s.rows * 2 * s.kv * s.d, travel = block * (2 * s.e + 4 * 4);  // cp is 4
-    const double own = s.rows * (2 * s.heads + 2 * s.kv) * s.d * s.e;
+    const double width = s.heads * s.d, all = (s.heads + 2 * s.kv) * s.d;
+    double own = s.rows * (width + all) * s.e;
+    if (q.fused_activations()) {  // and what attention of one rank holds
+      const auto hidden = static_cast<double>(q.model.hidden);
+      own = s.rows * (width * (s.e + 4) + 2 * (hidden + all) * s.e + 4 * hidden);
+    }
     EXPECT_EQ(temporary(q), own + travel);
   }
 }
@@ -217,8 +217,7 @@ TEST(Context, EngineWorksAsWithOneLargerDp) {
       if (zero == 0 && replicas > 1) continue;
       for (const Runner& runner : kRunners) {
         const auto of = [&](int cp, int dp) {
-          const ContextKind kind = has_ring(runner) ? ContextKind::ring : ContextKind::ulysses;
-          RunConfig q = run_of(grouped_shape(8), runner, 2, 1, kind, Recompute::none);
+          RunConfig q = run_of(grouped_shape(8), runner, 2, 1, ContextKind::ring, Recompute::none);
           q.axes = Axes{{Axis::tp, 2}, {Axis::cp, cp}};
           q.axes.set_dp(dp);
           q.axes.set_given(Axis::dp_replicate, replicas);
@@ -273,6 +272,14 @@ TEST(Context, ChoosesTheKindByTheHeads) {
   EXPECT_EQ(kind(8, 1, 8), ContextKind::ulysses);
   EXPECT_EQ(kind(8, 2, 8), ContextKind::ring);
   EXPECT_EQ(kind(32, 2, 8), ContextKind::ulysses);
+  // Tessera on a GPU repeats KV heads rather than use a ring.
+  const auto on_gpu = [](std::int64_t kv_heads, int tp, int cp) {
+    return run_of(grouped_shape(kv_heads), kRunners[1], tp, cp, ContextKind::automatic,
+                  Recompute::none)
+        .cp_kind;
+  };
+  EXPECT_EQ(on_gpu(8, 2, 8), ContextKind::ulysses);
+  EXPECT_EQ(on_gpu(8, 1, 3), ContextKind::ring);
   const auto of = [](int cp, ContextKind kind) {
     return error_of([&] { run_of(grouped_shape(8), kRunners[0], 1, cp, kind, Recompute::none); });
   };

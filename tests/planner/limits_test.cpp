@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "tessera/planner/plan.h"
 #include "tests/planner/built_in.h"
 
@@ -51,6 +53,18 @@ TEST(Limits, MoreShardingNeverFitsLess) {
   for (std::size_t i = 4; i < limits.rows.size(); ++i) {
     EXPECT_GE(limits.rows[i].micro_batch, limits.rows[i - 4].micro_batch);
   }
+}
+
+// Other numbers of ranks are those that expert parallelism divides.
+TEST(Limits, ExpertsAreSharedByAllRanksOfARow) {
+  RunConfig q = RunConfig::for_plan();
+  q.model = find_model_shape("mixtral-8x7b");
+  q.hardware = built_in().find("h100");
+  q.axes.set_dp(8);
+  q.axes.set(Axis::ep, 4);
+  std::set<int> degrees;
+  for (const BatchLimit& limit : largest_batches(resolve(q)).rows) degrees.insert(limit.dp);
+  EXPECT_EQ(degrees, (std::set<int>{4, 8}));
 }
 
 TEST(Limits, LargestModelKeepsItsProportionsAndFits) {

@@ -1,7 +1,7 @@
 // Compares the answers of the WebAssembly module with those of the program, byte by byte.
 //   node answers_test.mjs --program site_answers --module DIR [--questions N] [--seed N] [--fresh]
 // Exits with 77 (skipped) if there is no module, or with --fresh if it is older than the program.
-import { execFileSync } from "node:child_process";
+import { spawnSync } from "node:child_process";
 import fs from "node:fs";
 import path from "node:path";
 import { parseArgs } from "node:util";
@@ -27,12 +27,18 @@ if (!fs.existsSync(wasm))
 if (options.fresh && fs.statSync(wasm).mtimeMs < fs.statSync(options.program).mtimeMs)
   skip("the WebAssembly module is older than the program: scripts/site.sh module");
 
-const ask = (list) =>
-  execFileSync(options.program, {
+function ask(list) {
+  const { stdout, status, signal } = spawnSync(options.program, {
     input: list.map((q) => `${q.method} ${q.path} ${q.body}\n`).join(""),
     encoding: "utf8",
     maxBuffer: 2 ** 31 - 1,
-  }).split("\n");
+  });
+  const answers = stdout.split("\n");
+  if (status === 0) return answers;
+  const last = list[answers.length - 1];
+  console.log(`the program ended with ${signal ?? status} at the question ${last?.path} ${last?.body}`);
+  process.exit(1);
+}
 const [about] = ask([{ method: "GET", path: "/api/about", body: "" }]);
 const list = questions(Number(options.questions), Number(options.seed), JSON.parse(about.slice(4)));
 let began = performance.now();

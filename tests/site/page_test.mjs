@@ -87,9 +87,6 @@ await check("every calculator answers", async () => {
 
 await check("a pasted config.json is planned like the model of that name", async () => {
   const total = () => page.textContent('[data-figure="total"]');
-  await go("calculators/#/memory?by=model&model=llama3-8b", '[data-figure="total"]');
-  const named = await total();
-  await go("calculators/#/memory?by=config", '[data-field="config"] textarea');
   const config = {
     model_type: "llama",
     num_hidden_layers: 32,
@@ -101,10 +98,20 @@ await check("a pasted config.json is planned like the model of that name", async
     max_position_embeddings: 8192,
     tie_word_embeddings: false,
   };
+  const experts = { model_type: "mixtral", vocab_size: 32000, num_local_experts: 8, num_experts_per_tok: 2 };
   const area = page.locator('[data-field="config"] textarea');
-  await area.fill(JSON.stringify(config));
-  await area.blur();
-  await until("the numbers of the named model", async () => (await total().catch(() => "")) === named);
+  for (const [name, settings, pasted] of [
+    ["llama3-8b", "", config],
+    ["mixtral-8x7b", "&seq=4096&ep=4", { ...config, ...experts }],
+  ]) {
+    await go(`calculators/#/memory?by=model&model=${name}${settings}`, '[data-figure="total"]');
+    const named = await total();
+    await go(`calculators/#/memory?by=config${settings}`, '[data-field="config"] textarea');
+    await area.fill(JSON.stringify(pasted));
+    await area.blur();
+    await until(`the numbers of ${name}`, async () => (await total().catch(() => "")) === named);
+    same(await page.locator(".reason").count(), 0, `messages of ${name}`);
+  }
   await area.fill('{"model_type": "opt"}');
   await area.blur();
   await until("the reason", async () =>

@@ -12,7 +12,7 @@ export function generator(seed) {
 }
 
 // Settings that say where something is, or repeat others.
-const SKIPPED = /file|runs|dir|path|gpus|nodes|^params$|^dp$|^cp$|^tp$|^pp$|^model$|^hardware$|^layout$|^schedule$|^layers$|^hidden$|^heads$|^vocab$/;
+const SKIPPED = /file|runs|dir|path|gpus|nodes|^params$|^dp$|^cp$|^ep$|^tp$|^pp$|^model$|^hardware$|^layout$|^schedule$|^layers$|^hidden$|^heads$|^vocab$/;
 
 // Returns n questions: {method, path, body}. `about`: the answer of /api/about.
 export function questions(n, seed, about) {
@@ -25,6 +25,7 @@ export function questions(n, seed, about) {
   const real = (least, most) =>
     Number((least * (most / least) ** random()).toPrecision(1 + below(15)));
   const models = about.models.map((m) => m.name);
+  const sparse = about.models.filter((m) => m.experts > 0).map((m) => m.name);
   const small = about.models.filter((m) => m.params < 2e10).map((m) => m.name);
   const hardware = about.hardware.map((h) => h.name);
   const layouts = about.layouts.map((l) => l.name);
@@ -44,7 +45,7 @@ export function questions(n, seed, about) {
   const config = () => {
     const heads = power(64);
     const context = 1024 * power(32);
-    const type = pick(["gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "opt"]);
+    const type = pick(["gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe", "dots1", "opt"]);
     const sizes =
       type === "gpt2"
         ? { n_embd: 64 * heads, n_layer: 1 + below(96), n_head: heads, n_positions: context }
@@ -60,10 +61,28 @@ export function questions(n, seed, about) {
             ...(chance(0.2) ? { rope_scaling: { rope_type: "linear", factor: real(1, 32) } } : {}),
             ...(chance(0.3) ? { sliding_window: pick([null, 0, 512, 4096]) } : {}),
           };
+    const experts = {
+      mixtral: { num_local_experts: power(64), num_experts_per_tok: 1 + below(4) },
+      qwen3_moe: {
+        num_experts: power(128),
+        num_experts_per_tok: 1 + below(8),
+        moe_intermediate_size: 64 * (1 + below(32)),
+        norm_topk_prob: chance(0.5),
+        ...(chance(0.3) ? { mlp_only_layers: pick([[], [0], [0, 1], [1]]) } : {}),
+      },
+      dots1: {
+        n_routed_experts: power(128),
+        num_experts_per_tok: 1 + below(8),
+        n_shared_experts: 1 + below(2),
+        moe_intermediate_size: 64 * (1 + below(32)),
+        first_k_dense_replace: below(3),
+      },
+    };
     return {
       model_type: type,
       vocab_size: pick([32000, 50257, 128256, 262144]),
       ...sizes,
+      ...experts[type],
       ...(chance(0.5) ? { tie_word_embeddings: chance(0.5) } : {}),
       ...(chance(0.2) ? { initializer_range: real(1e-4, 1) } : {}),
       ...(chance(0.3) ? { [pick(["bos_token_id", "my_field", "num_local_experts", "quantization_config"])]: below(3) } : {}),
@@ -93,6 +112,15 @@ export function questions(n, seed, about) {
     }
     return all;
   };
+  // A model with experts, by name or by its shape.
+  const mixture = (most) => ({
+    ...(chance(0.6)
+      ? { model: pick(sparse) }
+      : { ...model([pick(small)]), experts: power(64), experts_per_token: 1 + below(3), expert_ffn: 64 * (1 + below(64)) }),
+    ep: power(8),
+    dp: power(most),
+    ...(chance(0.3) ? { expert_imbalance: real(1, 4) } : {}),
+  });
   const pipeline = () => {
     const pp = power(8);
     return { pp, schedule: pick(about.schedules), grad_accum: pp * (1 + below(4)) };
@@ -100,6 +128,7 @@ export function questions(n, seed, about) {
   const run = (most = 64, names = models, sized = false) => ({
     ...planned(names, sized),
     dp: power(most),
+    ...(chance(0.12) ? { config: undefined, ...mixture(most) } : {}),
     ...(chance(0.4) ? { tp: power(8) } : {}),
     ...(chance(0.2) ? { cp: power(8) } : {}),
     ...(chance(0.7) ? { zero: below(4) } : {}),

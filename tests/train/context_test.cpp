@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tessera/train/from_config.h"
+#include "tests/combinations.h"
 #include "tests/temporary_folder.h"
 #include "tests/text.h"
 #include "tests/train/small_runs.h"
@@ -50,25 +52,27 @@ void expect_same_losses(const RunConfig& config) {
   }
 }
 
+const std::vector<ContextKind> kKinds = {ContextKind::ring, ContextKind::ulysses};
+const std::vector<const char*> kRecompute = {"none", "selective", "full"};
+
 TEST(Context, EveryMeshAndStageMatchesOneProcess) {
-  int turn = 0;
-  const std::vector<Cut> meshes = {
-      {.cp = 2},          {.cp = 3},          {.cp = 4},          {.cp = 8},
-      {.dp = 2, .cp = 2}, {.tp = 2, .cp = 2}, {.pp = 2, .cp = 2}, {.tp = 2, .pp = 2, .cp = 2}};
-  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
-    for (const Cut& mesh : meshes) {
-      for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
-        // 3 ranks do not divide the heads.
-        if (kind == ContextKind::ulysses && mesh.cp == 3) continue;
-        RunConfig config = on_cut(small(model), mesh, mesh.pp > 1 ? 4 : 1);
-        config.zero = turn % 4;
-        config.cp_kind = kind;
-        config.sequence_parallel = mesh.tp > 1 && turn % 2 == 0;
-        config.set("recompute", std::vector{"none", "selective", "full"}[turn % 3]);
-        expect_same_losses(config);
-        ++turn;
-      }
-    }
+  const auto allowed = [](const char*, int dp, int tp, int pp, int cp, ContextKind kind, int,
+                          const char*, bool sequence) {
+    // 3 ranks do not divide the heads.
+    return dp * tp * pp * cp <= 8 && !(kind == ContextKind::ulysses && cp == 3) &&
+           (tp > 1 || !sequence);
+  };
+  for (const auto& [model, dp, tp, pp, cp, kind, stage, recompute, sequence] :
+       combinations_where(allowed, std::vector{"gpt-tiny", "llama-tiny"}, std::vector{1, 2},
+                          std::vector{1, 2}, std::vector{1, 2}, std::vector{2, 3, 4, 8}, kKinds,
+                          std::vector{0, 1, 2, 3}, kRecompute, std::vector{false, true})) {
+    RunConfig config =
+        on_cut(small(model), {.dp = dp, .tp = tp, .pp = pp, .cp = cp}, pp > 1 ? 4 : 1);
+    config.zero = stage;
+    config.cp_kind = kind;
+    config.sequence_parallel = sequence;
+    config.set("recompute", recompute);
+    expect_same_losses(config);
   }
 }
 
@@ -89,7 +93,7 @@ TEST(Context, OtherSettingsMatchOneProcess) {
   for (int i = 0; i < 400; ++i) text << "line " << i * i % 97 << (i % 7 == 0 ? "\n\n" : " of it ");
   text.close();
   const auto with = [&](const Cut& mesh, int accumulation, auto&&... flags) {
-    for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+    for (const ContextKind kind : kKinds) {
       RunConfig config = on_cut(small("llama-tiny"), mesh, accumulation);
       config.cp_kind = kind;
       const auto set = [&](const char* key, const char* value) { config.set(key, value); };
@@ -105,9 +109,71 @@ TEST(Context, OtherSettingsMatchOneProcess) {
   with({.pp = 2, .cp = 2}, 4, Flag{"schedule", "interleaved"}, Flag{"chunks", "2"});
 }
 
+// A window that is shorter than a chunk of a rank, and one that reaches over several.
+TEST(Context, SlidingWindowsMatchOneProcess) {
+  for (const int window : {3, 11}) {
+    const TemporaryFolder folder;
+    std::ofstream(folder / "config.json")
+        << R"({"architectures": ["MistralForCausalLM"], "model_type": "mistral",
+"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8,
+"num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 4096, "rope_theta": 10000.0,
+"rms_norm_eps": 1e-05, "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "float32",
+"sliding_window": )"
+        << window << "}";
+    for (const Cut& mesh : {Cut{.cp = 2}, Cut{.cp = 4}, Cut{.tp = 2, .cp = 2}}) {
+      for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+        RunConfig config = on_cut(small(folder.path), mesh, 1);
+        config.cp_kind = kind;
+        config.zero = mesh.cp == 4 ? 3 : 1;
+        expect_same_losses(config);
+      }
+    }
+  }
+}
+
+// 16-bit parameters, and gradients that are sent in 16 bits: losses within their rounding, and the
+// planned traffic.
+TEST(Context, SixteenBitsMatchOneProcess) {
+  const auto near = [](RunConfig config) {
+    RunConfig one = config;
+    one.axes = Axes();
+    one.zero = 0;
+    one.micro_batch = kBatch;
+    one.grad_compression = GradCompression::none;
+    const Outcomes got = run_all(config), want = run_all(one);
+    ASSERT_EQ(got.steps.size(), want.steps.size());
+    for (std::size_t i = 0; i < want.steps.size(); ++i) {
+      EXPECT_NEAR(got.steps[i].loss, want.steps[i].loss, 3e-3 * want.steps[i].loss)
+          << "step " << i << ": " << words(config);
+    }
+    for (const Summary& rank : got.summaries) {
+      for (const Axis axis : kAllAxes) {
+        EXPECT_EQ((*rank.predicted.sent)[axis], (*rank.measured.sent)[axis])
+            << axis_name(axis) << ", " << words(config);
+      }
+    }
+  };
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+      for (const int stage : {1, 3}) {
+        RunConfig config = on_cut(small(model), {.dp = 2, .cp = 2}, 1);
+        config.cp_kind = kind;
+        config.zero = stage;
+        config.layout = parse_state_layout("bf16");
+        near(config);
+        config.layout = parse_state_layout("fp32");
+        for (const char* compression : {"bf16", "fp16"}) {
+          config.set("grad-compression", compression);
+          near(config);
+        }
+      }
+    }
+  }
+}
+
 TEST(Context, DropoutIsEqualOnEveryMesh) {
   for (const Cut& mesh : {Cut{.cp = 2}, Cut{.tp = 2, .cp = 2}, Cut{.cp = 4}}) {
-    for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+    for (const ContextKind kind : kKinds) {
       RunConfig config = on_cut(small("gpt-tiny"), mesh, 1);
       config.dropout = config.attention_dropout = 0.1;
       config.cp_kind = kind;
@@ -136,7 +202,7 @@ TEST(Context, EvaluationEqualsThatOfOneProcess) {
   };
   const double alone = loss({}, ContextKind::ring);
   for (const Cut& mesh : {Cut{.cp = 2}, Cut{.dp = 2, .cp = 2}, Cut{.pp = 2, .cp = 2}}) {
-    for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
+    for (const ContextKind kind : kKinds) {
       EXPECT_NEAR(loss(mesh, kind), alone, 1e-6 * alone) << mesh.dp << " " << mesh.pp;
     }
   }
@@ -152,27 +218,21 @@ TEST(Context, AdaptersMatchOneProcess) {
 }
 
 TEST(Context, KeptActivationsAreThoseOfThePlan) {
-  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
-    for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses}) {
-      for (const char* recompute : {"none", "selective", "full"}) {
-        for (const int ranks : {1, 2, 4}) {
-          RunConfig config = on_cut(small(model, 64), {.cp = ranks}, 1);
-          config.cp_kind = kind;
-          config.set("recompute", recompute);
-          config.steps = 2;
-          for (const Summary& rank : run_all(config).summaries) {
-            const auto planned = [&](const char* what) {
-              return static_cast<double>(rank.predicted.memory.at(what));
-            };
-            EXPECT_EQ(rank.measured.memory.at("activations"),
-                      rank.predicted.memory.at("activations"))
-                << words(config);
-            EXPECT_NEAR(static_cast<double>(rank.measured.memory.at("peak")), planned("peak"),
-                        0.04 * planned("peak"))
-                << words(config);
-          }
-        }
-      }
+  for (const auto& [model, kind, recompute, ranks] : combinations(
+           std::vector{"gpt-tiny", "llama-tiny"}, kKinds, kRecompute, std::vector{1, 2, 4})) {
+    RunConfig config = on_cut(small(model, 64), {.cp = ranks}, 1);
+    config.cp_kind = kind;
+    config.set("recompute", recompute);
+    config.steps = 2;
+    for (const Summary& rank : run_all(config).summaries) {
+      const auto planned = [&](const char* what) {
+        return static_cast<double>(rank.predicted.memory.at(what));
+      };
+      EXPECT_EQ(rank.measured.memory.at("activations"), rank.predicted.memory.at("activations"))
+          << words(config);
+      EXPECT_NEAR(static_cast<double>(rank.measured.memory.at("peak")), planned("peak"),
+                  0.04 * planned("peak"))
+          << words(config);
     }
   }
 }
@@ -190,6 +250,21 @@ TEST(Context, RefusesKindsThatCannotRun) {
   };
   EXPECT_TRUE(contains(refusal(ContextKind::ulysses, 3, "gpt-tiny"), "--cp-kind ring"));
   EXPECT_EQ(refusal(ContextKind::automatic, 3, "gpt-tiny"), "");
+}
+
+// Checked before a GPU is used.
+TEST(Context, RefusesSettingsThatARingOnAGpuDoesNotSupport) {
+  RunConfig config = on_cut(small("gpt-tiny"), {.cp = 2}, 1);
+  const auto refusal = [&] { return error_of([&] { check_mesh(config, resolve(config, 2)); }); };
+  config.cp_kind = ContextKind::ring;
+  config.attention_dropout = 0.1;
+  EXPECT_EQ(refusal(), "");
+  config.device = Device::cuda;
+  EXPECT_TRUE(contains(refusal(),
+                       "ring on a GPU does not support --attention-dropout 0.1. Use "
+                       "--cp-kind ulysses, --attention-dropout 0 or --device cpu"));
+  config.cp_kind = ContextKind::ulysses;
+  EXPECT_EQ(refusal(), "");
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/dry/backend.h"
+#include "tessera/comm/dry/device_backend.h"
 #include "tessera/core/errors.h"
 #include "tessera/memory/device_memory.h"
 #include "tessera/train/trainer.h"
@@ -164,6 +166,95 @@ TEST_F(CudaTrain, MuonStepsRunAsAGraph) {
     for (std::size_t i = 0; i < losses[0].size(); ++i) {
       EXPECT_NEAR(losses[1][i], losses[0][i], 2e-2 * losses[0][i])
           << "stage " << stage << ", " << i;
+    }
+  }
+}
+
+// One rank of four that share sequences. The others are simulated, so losses have no meaning:
+// tests/train/meshes_agree.py compares those.
+TEST_F(CudaTrain, ContextParallelStepsRunAsAGraph) {
+  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
+    for (const char* kind : {"ring", "ulysses"}) {
+      for (const char* recompute : {"none", "selective", "full"}) {
+        for (const char* graph : {"off", "on"}) {
+          RunConfig run = config();
+          run.set("model", model);
+          run.kv_heads = std::string(model) == "gpt-tiny" ? 8 : 4;
+          run.backend = BackendName::dry;
+          run.set("cp-kind", kind);
+          run.set("recompute", recompute);
+          run.set("cuda-graph", graph);
+          run.axes = Axes{{Axis::cp, 4}};
+          const std::string what = std::string(model) + " " + kind + " " + recompute;
+          Trainer trainer(run, comm::Group(comm::dry::make_device_backend(
+                                   comm::dry::make_backend(1, 4, "world"), {c10::kCUDA, 0})));
+          for (int i = 0; i < run.steps; ++i) trainer.step();
+          EXPECT_EQ(trainer.graph_note().find("ran as one") != std::string::npos,
+                    graph == std::string("on"))
+              << what << ": " << trainer.graph_note();
+          const Summary summary = trainer.summary();
+          for (const char* part : {"activations", "peak"}) {
+            const auto want = static_cast<double>(summary.predicted.memory.at(part));
+            const auto got = static_cast<double>(summary.measured.memory.at(part));
+            std::printf("%s, graph %s: %s predicted %.0f, measured %.0f\n", what.c_str(), graph,
+                        part, want, got);
+            EXPECT_NEAR(got, want, 0.05 * want + 4e6)
+                << what << ", graph " << graph << ": " << part;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaTrain, ExpertsHaveTheLossesOfTheCpu) {
+  for (const char* capacity : {"0", "1"}) {
+    std::vector<std::vector<double>> losses;
+    for (const Device device : {Device::cpu, Device::cuda}) {
+      RunConfig run = config();
+      run.layers = 2;
+      run.seq = 64;
+      run.micro_batch = 4;
+      run.hidden = 128;
+      run.experts = 8;
+      run.experts_per_token = 2;
+      run.device = device;
+      run.set("layout", "fp32");
+      run.set("expert-capacity", capacity);
+      run.set("balance-loss", "0.01");
+      Trainer trainer(run, comm::Group());
+      std::vector<double>& mine = losses.emplace_back();
+      for (int i = 0; i < run.steps; ++i) mine.push_back(trainer.step().loss);
+      EXPECT_LT(mine.back(), mine.front());
+    }
+    for (std::size_t i = 0; i < losses[0].size(); ++i) {
+      // A token near a capacity's limit, or between two experts, can go the other way.
+      EXPECT_NEAR(losses[1][i], losses[0][i], 1e-3 * losses[0][i]) << capacity << ", " << i;
+    }
+  }
+}
+
+// Routing and the products of all experts never wait for the host, so they are part of the
+// graph.
+TEST_F(CudaTrain, StepsWithExpertsRunAsAGraph) {
+  for (const char* capacity : {"0", "1"}) {
+    std::vector<std::vector<double>> losses;
+    for (const char* graph : {"off", "on"}) {
+      RunConfig run = config();
+      run.experts = 16;
+      run.experts_per_token = 4;
+      run.set("cuda-graph", graph);
+      run.set("expert-capacity", capacity);
+      run.set("balance-loss", "0.01");
+      Trainer trainer(run, comm::Group());
+      std::vector<double>& mine = losses.emplace_back();
+      for (int i = 0; i < run.steps; ++i) mine.push_back(trainer.step().loss);
+      EXPECT_LT(mine.back(), mine.front());
+      const bool ran = trainer.graph_note().find("ran as one") != std::string::npos;
+      EXPECT_EQ(ran, std::string(graph) == "on") << trainer.graph_note();
+    }
+    for (std::size_t i = 0; i < losses[0].size(); ++i) {
+      EXPECT_NEAR(losses[1][i], losses[0][i], 1e-2 * losses[0][i]) << capacity << ", " << i;
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/core/errors.h"
+#include "tests/combinations.h"
 #include "tests/train/small_runs.h"
 
 namespace tessera::train {
@@ -32,20 +33,23 @@ void expect_same(const RunConfig& config) {
   train::expect_same(config, run_all(config, 1), alone[config.model_name]);
 }
 
-const std::vector<Cut> kMeshes = {{1, 2, 1}, {1, 1, 2}, {1, 2, 2}, {2, 2, 1}, {2, 1, 2}, {2, 2, 2}};
+const std::vector<const char*> kRecompute = {"none", "selective", "full"};
+const std::vector<int> kStages = {0, 1, 2, 3};
 
 TEST(Mesh, EveryMeshAndStageMatchesOneProcess) {
-  int turn = 0;
-  for (const char* model : {"gpt-tiny", "llama-tiny"}) {
-    for (const Cut& mesh : kMeshes) {
-      for (int stage = 0; stage < 4; ++stage) {
-        RunConfig config = on_cut(small(model), mesh, ++turn % 2 == 0 && mesh.pp == 1 ? 1 : 4);
-        config.zero = stage;
-        config.sequence_parallel = mesh.tp > 1 && turn % 3 == 0;
-        config.set("recompute", turn % 5 == 0 ? "full" : "none");
-        expect_same(config);
-      }
-    }
+  const auto allowed = [](const char*, int dp, int tp, int pp, int, const char*, bool sequence,
+                          int accumulation) {
+    return dp * tp * pp > 1 && (tp > 1 || !sequence) && (pp == 1 || accumulation == 4);
+  };
+  for (const auto& [model, dp, tp, pp, stage, recompute, sequence, accumulation] :
+       combinations_where(allowed, std::vector{"gpt-tiny", "llama-tiny"}, std::vector{1, 2},
+                          std::vector{1, 2}, std::vector{1, 2}, kStages, kRecompute,
+                          std::vector{false, true}, std::vector{1, 4})) {
+    RunConfig config = on_cut(small(model), {dp, tp, pp}, accumulation);
+    config.zero = stage;
+    config.sequence_parallel = sequence;
+    config.set("recompute", recompute);
+    expect_same(config);
   }
 }
 
@@ -71,55 +75,40 @@ TEST(Mesh, AnySplitOfLayersMatchesOneProcess) {
   }
 }
 
-TEST(Mesh, EveryScheduleMatchesOneProcess) {
-  for (const Cut& mesh : {Cut{1, 1, 2}, Cut{2, 1, 2}, Cut{1, 2, 2}}) {
-    for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
-      for (int stage = 0; stage < 4; ++stage) {
-        const std::string name = schedule;
-        if (name.starts_with("zb") && stage == 3) continue;  // rejected, see below
-        RunConfig config = on_cut(small(name == "zb-v" ? "llama-tiny" : "gpt-tiny"), mesh, 4);
-        config.zero = stage;
-        config.set("schedule", schedule);
-        config.chunks = name == "interleaved" ? 2 : 1;
-        expect_same(config);
-      }
-    }
+TEST(Mesh, EveryScheduleAndReducePolicyMatchesOneProcess) {
+  const auto allowed = [](auto&&, const std::string& schedule, int stage, auto&&...) {
+    return !schedule.starts_with("zb") || stage < 3;  // rejected, see below
+  };
+  for (const auto& [mesh, schedule, stage, policy, recompute] :
+       combinations_where(allowed, std::vector{Cut{1, 1, 2}, Cut{2, 1, 2}, Cut{1, 2, 2}},
+                          std::vector<std::string>{"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"},
+                          kStages, std::vector{"each", "last"}, kRecompute)) {
+    RunConfig config = on_cut(small(schedule == "zb-v" ? "llama-tiny" : "gpt-tiny"), mesh, 4);
+    config.zero = stage;
+    config.set("schedule", schedule);
+    config.set("grad-reduce", policy);
+    config.set("recompute", recompute);
+    config.chunks = schedule == "interleaved" ? 2 : 1;
+    expect_same(config);
   }
 }
 
 TEST(Mesh, OverlapMatchesOneProcess) {
-  int turn = 0;
-  for (const Cut& mesh : {Cut{1, 2, 1}, Cut{2, 2, 2}}) {
-    for (const char* recompute : {"none", "selective", "full"}) {
-      for (const bool sequence : {true, false}) {
-        RunConfig config = on_cut(small(++turn % 2 == 0 ? "gpt-tiny" : "llama-tiny"), mesh, 4);
-        config.zero = turn % 4;
-        config.overlap_tp = true;
-        config.sequence_parallel = sequence;
-        config.set("recompute", recompute);
-        expect_same(config);
-      }
-    }
+  for (const auto& [model, mesh, recompute, sequence, stage] :
+       combinations(std::vector{"gpt-tiny", "llama-tiny"}, std::vector{Cut{1, 2, 1}, Cut{2, 2, 2}},
+                    kRecompute, std::vector{true, false}, kStages)) {
+    RunConfig config = on_cut(small(model), mesh, 4);
+    config.zero = stage;
+    config.overlap_tp = true;
+    config.sequence_parallel = sequence;
+    config.set("recompute", recompute);
+    expect_same(config);
   }
   // Deferred weight gradients.
   RunConfig config = on_cut(small("gpt-tiny"), {1, 2, 2}, 4);
   config.schedule = ScheduleChoice::zb_h1;
   config.overlap_tp = config.sequence_parallel = true;
   expect_same(config);
-}
-
-TEST(Mesh, ReducePoliciesAndRecomputationWorkInPipelines) {
-  for (const char* policy : {"each", "last"}) {
-    for (const char* recompute : {"none", "selective", "full"}) {
-      for (int stage = 0; stage < 4; ++stage) {
-        RunConfig config = on_cut(small("gpt-tiny"), {2, 1, 2}, 4);
-        config.zero = stage;
-        config.set("grad-reduce", policy);
-        config.set("recompute", recompute);
-        expect_same(config);
-      }
-    }
-  }
 }
 
 TEST(Mesh, RejectsUnsupportedMeshes) {

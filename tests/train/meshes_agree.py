@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the same small model on several meshes, each rank a process, and compares the losses.
 
-    meshes_agree.py build/bin/tessera [--device cuda [--backend nccl]] [--jobs N] [--report FILE]
+    meshes_agree.py build/bin/tessera [--device cuda [--backend nccl]] [--jobs N] [--only TEXT] [--report FILE]
 """
 import argparse
 import concurrent.futures
@@ -24,6 +24,8 @@ MESHES = [
     "--dp 4 --dp-replicate 2 --zero 3",
     "--dp 4 --dp-replicate 2 --zero 1 --backend tcp",
     "--dp 4 --dp-replicate 2 --zero 2 --tp 2 --backend tcp",
+    "--cp 2 --dp 2 --zero 3 --cp-kind ring",
+    "--cp 4 --cp-kind ulysses --recompute selective",
 ]
 # On a GPU also with one rank, where a step is a graph, and with all features of graphs.
 ON_A_GPU = [
@@ -36,6 +38,13 @@ ON_A_GPU = [
     "--dp 2 --zero 2",
     "--dp 2 --dp-replicate 2 --zero 2",
     "--pp 2 --recompute selective",
+    "--cp 4 --cp-kind ring --recompute selective",
+    "--cp 2 --tp 2 --sequence-parallel --cp-kind ring --recompute full --zero 1",
+]
+# Only over NCCL, whose transfers can be part of a graph.
+ON_NCCL = [
+    "--cp 2 --cp-kind ring --cuda-graph on",
+    "--cp 2 --cp-kind ulysses --cuda-graph on",
 ]
 # Other models and settings, on a GPU on every tensor-parallel mesh: their operations are fused there.
 VARIANTS = [
@@ -50,7 +59,10 @@ VARIED = [
     "--tp 4 --recompute selective",
     "--tp 2 --sequence-parallel --recompute full",
     "--tp 2 --sequence-parallel --zero 2 --dp 2",
+    "--cp 2 --cp-kind ulysses",
 ]
+# Rings have no capped scores.
+RINGS = ["--model llama-tiny", "--model qwen3-0.6b --kv-heads 2 --ffn 96", "--lora-rank 4 --lora-targets all"]
 COMMON = ("--layers 4 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 16 --steps 6 "
           "--warmup 0 --samples 0 --threads 1").split()
 
@@ -99,6 +111,7 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--backend", default="auto", help="nccl: only meshes that use a backend")
     parser.add_argument("--jobs", type=int, default=1, help="meshes at the same time (1)")
+    parser.add_argument("--only", default="", help="meshes whose flags contain this text")
     parser.add_argument("--report", type=pathlib.Path, help="write the rows as JSON")
     given = parser.parse_args()
     device = ["--device", given.device]
@@ -106,8 +119,11 @@ def main():
     if given.device == "cuda":
         runs += [("", mesh) for mesh in ON_A_GPU]
         runs += [(variant, mesh) for variant in VARIANTS for mesh in VARIED]
+        runs += [(variant, "--cp 4 --cp-kind ring") for variant in RINGS]
     if given.backend == "nccl":
+        runs += [("", mesh) for mesh in ON_NCCL]
         runs = [(variant, mesh) for variant, mesh in runs if not has_own_backend(mesh)]
+    runs = [(variant, mesh) for variant, mesh in runs if given.only in mesh]
     want = {}  # by variant
     try:
         for variant in dict(runs):

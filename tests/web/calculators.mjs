@@ -49,6 +49,30 @@ const LLAMA = {
 export async function checkCalculators({ tessera, dashboard, open }) {
   const page = await open({ reducedMotion: "reduce" });
 
+  await check("expert parallelism is offered for models with experts, with the numbers of tessera explain zero", async () => {
+    const control = page.locator('[data-field="ep"]');
+    await go(page, dashboard.address, "memory", "by=model&model=llama2-7b");
+    same(await control.count(), 0, "controls of a model without experts");
+    await go(page, dashboard.address, "memory", "by=model&model=mixtral-8x7b&dp=16&zero=3");
+    const stageOf = (ep) =>
+      json(tessera, "explain", "zero", "--model", "mixtral-8x7b", "--dp", "16", "--ep", ep, "--json").stages[3];
+    await shows(page, "total", bytes(stageOf("1").needed));
+    await enter(page, "ep", "4");
+    const stage = stageOf("4");
+    await shows(page, "total", bytes(stage.needed));
+    await shows(page, "sent", bytes(stage.sent_by_axis.total));
+    const note = await page.textContent('[data-figure="sent"] + .note');
+    expect(stage.sent_by_axis.ep > 0 && note.includes(`ep ${bytes(stage.sent_by_axis.ep)}`), note);
+    expect((await page.textContent("[data-command]")).includes("--ep 4"), "command");
+    const formula = await page.textContent(".formula li.on");
+    expect(/\(2\/16 .* \+ experts .*\(2\/4 \+ 2\/4 \+ 12\/4\) B = /.test(formula), formula);
+    await enter(page, "ep", "3");
+    await page.waitForSelector('[data-field="ep"] .reason');
+    await go(page, dashboard.address, "trace", "model=mixtral-8x7b&dp=8&ep=4&pp=2");
+    await page.waitForSelector('[data-figure="exposed-ep"]');
+    same(await control.count(), 1, "controls of the trace view");
+  });
+
   await check("the cost of a plan follows from its tokens/s", async () => {
     await go(page, dashboard.address, "plan", "gpus=8&global_batch=64&compare=false&tokens=2e11&price_per_hour=2.5");
     const words =

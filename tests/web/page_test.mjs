@@ -39,6 +39,7 @@ const { chromium } = await import("playwright-core");
 const { checkAccess } = await import("./access.mjs");
 const { checkCalculators } = await import("./calculators.mjs");
 const { checkContext } = await import("./context.mjs");
+const { checkExperts } = await import("./experts.mjs");
 const { checkExport } = await import("./export.mjs");
 const { checkLive } = await import("./live.mjs");
 const { checkPlans } = await import("./plans.mjs");
@@ -95,6 +96,7 @@ const suites = {
   export: checkExport,
   calculators: checkCalculators,
   context: checkContext,
+  experts: checkExperts,
   access: checkAccess,
   live: checkLive,
   sync: checkSync,

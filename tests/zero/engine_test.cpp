@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/core/errors.h"
+#include "tests/combinations.h"
 #include "tests/zero/oracle.h"
 
 namespace tessera::zero::test {
@@ -28,64 +29,57 @@ Case make_case(const std::string& net, int ranks, int stage, const std::string& 
   return run;
 }
 
-struct Matrix : ::testing::TestWithParam<std::tuple<std::string, int>> {};
+const std::vector<std::string> kNets = {"mlp", "conv", "tied", "odd"};
 
 // Without accumulation all stages have the same bits. With it stages 0 and 1 agree, and 2 and 3,
 // which reduce after every micro-batch. The bytes sent equal the formula.
-TEST_P(Matrix, StagesAreBitwiseEqual) {
-  const auto [net, ranks] = GetParam();
+TEST(Oracle, StagesAreBitwiseEqual) {
+  std::vector<StateLayout> layouts;
   for (const StateLayout& layout : state_layouts()) {
-    if (layout.fp16()) continue;  // on GPUs only
-    for (const int micro_batches : {1, 3}) {
-      std::vector<Result> stages;
-      for (int stage = 0; stage < 4; ++stage) {
-        const Case run = make_case(net, ranks, stage, layout.name, micro_batches);
-        stages.push_back(train(run));
-        EXPECT_EQ(stages.back().sent, stages.back().expected) << run.describe();
-      }
-      const std::string what = make_case(net, ranks, 0, layout.name, micro_batches).describe();
-      EXPECT_EQ(stages[0].hash, stages[1].hash) << what;
-      EXPECT_EQ(stages[2].hash, stages[3].hash) << what;
-      EXPECT_EQ(stages[0].norms, stages[1].norms) << what;
-      EXPECT_EQ(stages[2].norms, stages[3].norms) << what;
-      if (micro_batches == 1) {
-        EXPECT_EQ(stages[0].hash, stages[2].hash) << what;
-        EXPECT_EQ(stages[0].norms, stages[2].norms) << what;
-      } else {
-        // Compares losses, not parameters: if a gradient is zero except for rounding, AdamW still
-        // makes a full step.
-        for (std::size_t step = 0; step < stages[0].losses.size(); ++step) {
-          EXPECT_NEAR(stages[0].losses[step], stages[2].losses[step],
-                      layout.param == 4 ? 1e-4 : 0.05)
-              << what;
-        }
+    if (!layout.fp16()) layouts.push_back(layout);  // on GPUs only
+  }
+  for (const auto& [net, ranks, layout, micro_batches] :
+       combinations(kNets, std::vector{1, 2, 3, 4}, layouts, std::vector{1, 3})) {
+    std::vector<Result> stages;
+    for (int stage = 0; stage < 4; ++stage) {
+      const Case run = make_case(net, ranks, stage, layout.name, micro_batches);
+      stages.push_back(train(run));
+      EXPECT_EQ(stages.back().sent, stages.back().expected) << run.describe();
+    }
+    const std::string what = make_case(net, ranks, 0, layout.name, micro_batches).describe();
+    EXPECT_EQ(stages[0].hash, stages[1].hash) << what;
+    EXPECT_EQ(stages[2].hash, stages[3].hash) << what;
+    EXPECT_EQ(stages[0].norms, stages[1].norms) << what;
+    EXPECT_EQ(stages[2].norms, stages[3].norms) << what;
+    if (micro_batches == 1) {
+      EXPECT_EQ(stages[0].hash, stages[2].hash) << what;
+      EXPECT_EQ(stages[0].norms, stages[2].norms) << what;
+    } else {
+      // Compares losses, not parameters: if a gradient is zero except for rounding, AdamW still
+      // makes a full step.
+      for (std::size_t step = 0; step < stages[0].losses.size(); ++step) {
+        EXPECT_NEAR(stages[0].losses[step], stages[2].losses[step], layout.param == 4 ? 1e-4 : 0.05)
+            << what;
       }
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Nets, Matrix,
-                         ::testing::Combine(::testing::Values("mlp", "conv", "tied", "odd"),
-                                            ::testing::Values(1, 2, 3, 4)));
 
 TEST(Oracle, EqualsOneProcessAfterTwentySgdSteps) {
-  for (const std::string net : {"mlp", "conv", "tied", "odd32"}) {
-    for (const int ranks : {1, 2, 3, 4}) {
-      for (const int micro_batches : {1, 3}) {
-        for (const int stage : {0, 3}) {
-          Case run = make_case(net, ranks, stage, "fp32", micro_batches);
-          run.steps = 20;
-          run.options.clip_norm = 0;
-          run.options.optimizer = SGD{.lr = 0.05, .momentum = 0.9};
-          const Result engine = train(run);
-          const Result alone = train_alone(run);
-          EXPECT_LT(distance(engine, alone), 1e-5) << run.describe();
-          for (std::size_t i = 0; i < alone.buffers.size(); ++i) {
-            EXPECT_TRUE(at::allclose(engine.buffers[i].to(at::kFloat),
-                                     alone.buffers[i].to(at::kFloat), 1e-4, 1e-5))
-                << run.describe();
-          }
-        }
-      }
+  for (const auto& [net, ranks, micro_batches, stage] :
+       combinations(std::vector<std::string>{"mlp", "conv", "tied", "odd32"},
+                    std::vector{1, 2, 3, 4}, std::vector{1, 3}, std::vector{0, 3})) {
+    Case run = make_case(net, ranks, stage, "fp32", micro_batches);
+    run.steps = 20;
+    run.options.clip_norm = 0;
+    run.options.optimizer = SGD{.lr = 0.05, .momentum = 0.9};
+    const Result engine = train(run);
+    const Result alone = train_alone(run);
+    EXPECT_LT(distance(engine, alone), 1e-5) << run.describe();
+    for (std::size_t i = 0; i < alone.buffers.size(); ++i) {
+      EXPECT_TRUE(at::allclose(engine.buffers[i].to(at::kFloat), alone.buffers[i].to(at::kFloat),
+                               1e-4, 1e-5))
+          << run.describe();
     }
   }
 }

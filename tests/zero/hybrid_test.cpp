@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/memory/ledger.h"
+#include "tests/combinations.h"
 #include "tests/zero/oracle.h"
 
 namespace tessera::zero::test {
@@ -23,34 +24,25 @@ Case hybrid_case(const std::string& net, int ranks, int replicas, int stage,
   return run;
 }
 
-struct HybridMatrix : ::testing::TestWithParam<std::tuple<std::string, std::pair<int, int>>> {};
-
 // Ranks that share memory sum gradients in the order of all ranks, for any sharding of state.
-TEST_P(HybridMatrix, EqualsPlainShardingBitByBitAndSendsTheBytesOfTheFormula) {
-  const auto [net, mesh] = GetParam();
-  for (const std::string layout : {"fp32", "bf16", "bf16-fp32grad"}) {
-    for (const int micro_batches : {1, 3}) {
-      for (int stage = 1; stage < 4; ++stage) {
-        const Case plain = hybrid_case(net, mesh.first, 1, stage, layout, micro_batches);
-        const Case hybrid = hybrid_case(net, mesh.first, mesh.second, stage, layout, micro_batches);
-        const Result want = train(plain), got = train(hybrid);
-        EXPECT_EQ(got.hash, want.hash) << hybrid.describe();
-        EXPECT_EQ(got.losses, want.losses) << hybrid.describe();
-        EXPECT_EQ(got.sent, got.expected) << hybrid.describe();
-        EXPECT_EQ(got.sent_across, got.expected_across) << hybrid.describe();
-        EXPECT_EQ(want.sent_across, 0u) << plain.describe();
-        for (std::size_t step = 0; step < want.norms.size(); ++step) {
-          EXPECT_NEAR(got.norms[step], want.norms[step], 1e-12 * want.norms[step])
-              << hybrid.describe();
-        }
-      }
+TEST(Hybrid, EqualsPlainShardingBitByBitAndSendsTheBytesOfTheFormula) {
+  for (const auto& [net, mesh, layout, micro_batches, stage] : combinations(
+           std::vector<std::string>{"mlp", "conv", "tied", "odd"},
+           std::vector{std::pair(2, 2), std::pair(4, 2), std::pair(6, 3)},
+           std::vector{"fp32", "bf16", "bf16-fp32grad"}, std::vector{1, 3}, std::vector{1, 2, 3})) {
+    const Case plain = hybrid_case(net, mesh.first, 1, stage, layout, micro_batches);
+    const Case hybrid = hybrid_case(net, mesh.first, mesh.second, stage, layout, micro_batches);
+    const Result want = train(plain), got = train(hybrid);
+    EXPECT_EQ(got.hash, want.hash) << hybrid.describe();
+    EXPECT_EQ(got.losses, want.losses) << hybrid.describe();
+    EXPECT_EQ(got.sent, got.expected) << hybrid.describe();
+    EXPECT_EQ(got.sent_across, got.expected_across) << hybrid.describe();
+    EXPECT_EQ(want.sent_across, 0u) << plain.describe();
+    for (std::size_t step = 0; step < want.norms.size(); ++step) {
+      EXPECT_NEAR(got.norms[step], want.norms[step], 1e-12 * want.norms[step]) << hybrid.describe();
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Nets, HybridMatrix,
-                         ::testing::Combine(::testing::Values("mlp", "conv", "tied", "odd"),
-                                            ::testing::Values(std::pair(2, 2), std::pair(4, 2),
-                                                              std::pair(6, 3))));
 
 // Every element is counted once in the norm, so clipping equals that of one process.
 TEST(Hybrid, ClipsAndCompressesLikeOneProcess) {

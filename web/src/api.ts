@@ -1,6 +1,7 @@
 // Requests to the planner and simulator, which compute every number on the page.
 import { answers } from "#answers";
 import type { Answer, Progress } from "./answers";
+import { modelFields } from "./route";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 export interface ErrorInfo {
@@ -169,23 +170,60 @@ export function requestBody(values: Record<string, string | boolean>): Record<st
 
 export interface About {
   version: string;
-  models: { name: string; params: number; layers: number; hidden: number; heads: number }[];
+  models: {
+    name: string;
+    params: number;
+    layers: number;
+    hidden: number;
+    heads: number;
+    experts: number; // in a layer; 0: none
+  }[];
   hardware: { name: string; memory: number; per_node: number }[];
   layouts: { name: string; param: number; grad: number; optimizer: number; total: number }[];
   schedules: string[];
   axes: string[];
+  settings: Setting[];
 }
+// Setting of the planner, as in `tessera plan --help`.
+export interface Setting {
+  name: string;
+  group: string;
+  type: string;
+  default: string;
+  help: string;
+  choices: string[];
+  least?: number;
+  most?: number;
+}
+
+// Axes with a slider in the views that have a use for them.
+const OWN_AXES = ["dp", "dp_replicate", "ep", "cp", "tp", "pp"];
+// Settings that every view with a model has controls for, without code of its own: further axes of
+// the mesh, and the experts.
+export const furtherSettings = (about: About | undefined): Setting[] =>
+  (about?.settings ?? []).filter((s) =>
+    about?.axes.includes(s.name)
+      ? !OWN_AXES.includes(s.name)
+      : s.group === "Experts",
+  );
 
 // Requested at startup: every view lists the models, hardware or schedules.
 let about: Promise<About> | undefined = tracked(get<About>("api/about"));
 let known: About | undefined;
-about.then((it) => (known = it)).catch(() => (about = undefined));
+function knows(it: About): void {
+  known = it;
+  modelFields.value = Object.fromEntries(furtherSettings(it).map((s) => [s.name, ""]));
+}
+about.then((it) => knows(it)).catch(() => (about = undefined));
 export function useAbout(): About | undefined {
   const [value, setValue] = useState<About | undefined>(known);
   useEffect(() => {
     if (value) return;
     about ??= get<About>("api/about");
-    about.then(setValue, () => {
+    about.then((it) => {
+      knows(it);
+      setValue(it);
+    }, () => {
       about = undefined;
     });
   }, []);

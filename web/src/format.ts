@@ -119,6 +119,7 @@ export const withDefault = (unit: Unit, text: string): Unit => ({
   read: (typed) => (["", "default", text].includes(typed) ? "" : unit.read(typed)),
 });
 export const INTEGER = unit(String, { "": 1 }, "2048");
+export const NUMBER = unit(String, { "": 1 }, "1.25");
 // Fraction, printed and typed as a percentage, with or without the sign.
 export const PERCENT = unit((v) => `${plain(v * 100)}%`, { "": 0.01, "%": 0.01 }, "10%");
 

@@ -173,6 +173,19 @@ export interface RunRow {
   command?: string;
 }
 export type Column = (number | null)[];
+// Use of experts in columns of steps, of one layer or of all.
+export interface ExpertLoads {
+  layers: string[];
+  layer: string; // "": all
+  from: number[]; // first step of each column
+  to: number[];
+  tokens: number[][]; // [expert][column]
+  mean: number[]; // over the experts
+  imbalance: number[]; // tokens of the busiest expert over the mean; a mean over the layers
+  dropped: number[];
+  entropy: number[];
+}
+
 export interface RunSeries extends Partial<Record<string, unknown>> {
   id?: string;
   name?: string;
@@ -189,6 +202,7 @@ export interface RunSeries extends Partial<Record<string, unknown>> {
   predicted?:
     { memory?: Record<string, number | null> | null } | Record<string, number | null> | null;
   phases?: PhaseRow[];
+  experts?: ExpertLoads | { layers: string[]; tokens?: undefined }; // without tokens: unknown layer
   marks?: { step: number; kind: string; text?: string }[];
   gpu_utilization?: Column;
   gpu_memory?: Column;

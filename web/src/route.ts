@@ -103,15 +103,20 @@ export interface FieldProps {
   onChange: (value: string) => void;
 }
 
+// Fields of every view that has a model, with their defaults: see furtherSettings(). Empty until the
+// server has described them.
+export const modelFields = signal<Values>({});
+
 // Settings of a plan that views have controls for. A plan lists those that differ from the defaults.
-const PLAN_SETTINGS = ["seq", "recompute", "sequence_parallel", "dp_replicate", "cp", "cp_kind"];
+const PLAN_SETTINGS = ["seq", "recompute", "sequence_parallel", "dp_replicate", "cp", "cp_kind", "ep"];
 
 // `fromPlan` returns the fields that follow from a plan under another name.
 export function useFields<D extends Values>(
   view: ViewId,
-  defaults: D,
+  own: D,
   fromPlan?: (settings: Values) => Partial<D>,
 ): Fields<D> {
+  const defaults: D = "model" in own ? { ...modelFields.value, ...own } : own;
   const query = route.value.view === view ? route.value.query : (kept[view] ?? {});
   const settings = planSettings(query.plan ?? "");
   const base: Values = { ...defaults };
@@ -133,7 +138,7 @@ export function useFields<D extends Values>(
   };
   const current = { ...settings };
   for (const key of Object.keys(settings)) current[key] = at[key] ?? current[key] ?? "";
-  if (query.plan) for (const key of PLAN_SETTINGS) if (query[key]) current[key] = query[key];
+  if (query.plan) for (const key of [...PLAN_SETTINGS, ...Object.keys(modelFields.value)]) if (query[key]) current[key] = query[key];
   const plan: OpenPlan = {
     others,
     settings: current,

@@ -36,7 +36,8 @@ export interface Followed {
 
 // Returns the series of the selected runs, read again whenever the server reports new points. All
 // runs share one event stream, and are read one after the other: browsers open few connections.
-export function useFollowed(ids: string[]): Followed {
+// `layer` selects the experts that the first run's series describe.
+export function useFollowed(ids: string[], layer = ""): Followed {
   const [series, setSeries] = useState<Record<string, RunSeries>>({});
   const [errors, setErrors] = useState<Record<string, ErrorInfo | undefined>>({});
   const [lost, setLost] = useState(false);
@@ -50,7 +51,8 @@ export function useFollowed(ids: string[]): Followed {
     const readOne = async (id: string): Promise<boolean> => {
       let problem: ErrorInfo | undefined;
       try {
-        const got = await get<RunSeries>(`api/runs/${encodeURIComponent(id)}?points=1000`);
+        const one = id === ids[0] && layer ? `&layer=${encodeURIComponent(layer)}` : "";
+        const got = await get<RunSeries>(`api/runs/${encodeURIComponent(id)}?points=1000${one}`);
         if (over) return true;
         setSeries((all) => ({ ...all, [id]: got }));
         setLost(false);
@@ -117,7 +119,7 @@ export function useFollowed(ids: string[]): Followed {
       clearTimeout(retry);
       events?.close();
     };
-  }, [ids.join(",")]);
+  }, [ids.join(","), layer]);
   return { series, error: ids.map((id) => errors[id]).find((e) => e), lost };
 }
 

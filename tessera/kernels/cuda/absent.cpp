@@ -2,6 +2,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/kernels/cuda/convert.h"
 #include "tessera/kernels/cuda/dropout.h"
+#include "tessera/kernels/cuda/experts.h"
 #include "tessera/kernels/cuda/gemm.h"
 #include "tessera/kernels/cuda/gemm_runtime.h"
 #include "tessera/kernels/cuda/layers.h"
@@ -20,6 +21,34 @@ constexpr const char* kAbsent =
 }  // namespace
 
 bool built() { return false; }
+
+// experts.h
+void choose_experts(const Router&, const float*, std::int32_t, std::int32_t*, Stream) { absent(); }
+void count_experts(const Router&, const std::int32_t*, std::int32_t, std::size_t,
+                   unsigned long long*, Stream) {
+  absent();
+}
+void weigh_experts(const Router&, const std::int32_t*, const std::int64_t*, float*, double*,
+                   Stream) {
+  absent();
+}
+void weigh_experts_backward(const Router&, const std::int32_t*, const std::int64_t*, const float*,
+                            const float*, float*, Stream) {
+  absent();
+}
+std::size_t sort_scratch(const SortPairs&) { absent(); }
+void sort_pairs(const SortPairs&, std::int32_t*, std::int32_t*, std::int64_t*, std::int32_t*,
+                Stream) {
+  absent();
+}
+void order_pairs(const std::int32_t*, std::size_t, std::int32_t*, Stream) { absent(); }
+void gather_rows(const GatherRows&, void*, Stream) { absent(); }
+void combine_rows(const CombineRows&, void*, Stream) { absent(); }
+void expert_activation(const ExpertActivation&, void*, Stream) { absent(); }
+void expert_activation_backward(const ExpertActivation&, const void*, void*, void*, float*,
+                                Stream) {
+  absent();
+}
 
 // layers.h
 std::size_t column_scratch(std::size_t, std::size_t) { absent(); }

@@ -67,8 +67,10 @@ void swiglu_forward(const SwiGlu& in, void* y, Stream stream);
 void swiglu_backward(const SwiGlu& in, const void* dy, void* dx, void* y, Stream stream);
 
 // Rotates the first `heads` heads of width `dim` in each row of x (of `stride` elements) in place:
-// elements i and i + dim / 2 together by the angle t · base^(-2i / dim), where t = row % tokens; if
-// `back`, by the negative angle. Both directions multiply by the gain.
+// elements i and i + dim / 2 together by the angle t · base^(-2i / dim), where t is the position of
+// the row; if `back`, by the negative angle. Both directions multiply by the gain. Row r is token
+// r % tokens of its sequence, at that position, or, if `chunk` is not 0, at position first[c] + i
+// for token i of chunk c of that many tokens.
 struct Rotary {
   DType type = DType::bf16;
   std::size_t rows = 0, stride = 0, tokens = 0, heads = 0, dim = 0;
@@ -76,6 +78,7 @@ struct Rotary {
   bool back = false;
   const double* rates = nullptr;  // [dim / 2], host memory; replaces base^(-2i / dim) if not null
   float gain = 1;
+  std::size_t chunk = 0, first[2] = {};  // half of `tokens`, and the positions of two chunks
 };
 void rotary(const Rotary& args, void* x, Stream stream);
 

@@ -57,7 +57,12 @@ __global__ void __launch_bounds__(kRotaryThreads)
   };
   read(threadIdx.x);  // loads overlap with computing the angles
 
-  const double token = static_cast<double>(row % args.tokens);
+  std::size_t position = row % args.tokens;
+  if (args.chunk > 0) {
+    const std::size_t c = position >= args.chunk ? 1 : 0;
+    position = args.first[c] + position - c * args.chunk;
+  }
+  const double token = static_cast<double>(position);
   for (unsigned i = threadIdx.x; i < half; i += kRotaryThreads) {
     const double angle = token * turns.per_token[i];
     float s, c;
@@ -151,6 +156,11 @@ void rotary(const Rotary& args, void* x, Stream stream) {
                      " tokens: the width must be even and at most " +
                      std::to_string(2 * kRotaryPairs) +
                      ", the heads must fit into a row, and there must be at least one token.");
+  }
+  if (args.chunk > 0 && 2 * args.chunk != args.tokens) {
+    throw UsageError("rotary: chunks of " + std::to_string(args.chunk) +
+                     " tokens in sequences of " + std::to_string(args.tokens) +
+                     ": a sequence must have two chunks.");
   }
   Turns turns{};
   for (std::size_t i = 0; i < args.dim / 2; ++i) {

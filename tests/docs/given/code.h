@@ -89,6 +89,10 @@ struct context_parallel {
   std::int64_t heads, kv_heads;
 };
 
+struct mixture_of_experts : torch::nn::Module {
+  tessera::LayerContext at;
+};
+
 struct parallel : torch::nn::Module {
   using AnyModule = torch::nn::AnyModule;
   std::vector<tessera::Layer> layers;

@@ -5,7 +5,7 @@ import { useAbout } from "../api";
 export const useAxes = (): string[] => useAbout()?.axes ?? [];
 
 // Name of a color: that of the axis, or of the axis that it is a part of (dp_replicate: dp).
-const COLORS = ["dp", "cp", "tp", "pp"];
+const COLORS = ["dp", "ep", "cp", "tp", "pp"];
 export const axisColor = (axis: string): string =>
   COLORS.find((name) => axis.split("_")[0] === name) ?? "accent";
 

@@ -1,10 +1,11 @@
 // Controls and memory categories that several views share.
 import type { ComponentChildren } from "preact";
+import { useContext } from "preact/hooks";
 import type { Memory } from "../responses";
-import { useAbout, useRequest } from "../api";
-import { bytes, count, INTEGER, withDefault } from "../format";
-import type { FieldProps, Values } from "../route";
-import { Choice, type ControlProps, doublings, Segments, Slider, TextArea, Toggle } from "./controls";
+import { furtherSettings, type Setting, useAbout, useRequest } from "../api";
+import { bytes, count, INTEGER, NUMBER, withDefault } from "../format";
+import { type FieldProps, modelFields, type Values } from "../route";
+import { Choice, type ControlProps, doublings, FieldError, Segments, Slider, TextArea, Toggle } from "./controls";
 
 export const SHAPE = {
   model: "llama2-7b",
@@ -18,7 +19,7 @@ export const SHAPE = {
   vocab: "32000",
   config: "",
 };
-export const PARALLEL = { dp: "8", dp_replicate: "1", cp: "1", tp: "1", pp: "1" };
+export const PARALLEL = { dp: "8", dp_replicate: "1", cp: "1", ep: "1", tp: "1", pp: "1" };
 export const BATCH = { micro_batch: "1", seq: "", recompute: "none", sequence_parallel: "false" };
 
 export const MEMORY_PARTS = [
@@ -46,11 +47,18 @@ const GATED = "llama2-7b";
 
 export function modelBody(at: Shape): Record<string, string> {
   // An empty config.json is sent too, so that the server explains what it needs.
-  if (at.by === "config") return { config: at.config || "{}" };
-  if (at.by !== "shape") return { model: at.model };
+  const further = furtherOf(at);
+  if (at.by === "config") return { config: at.config || "{}", ...further };
+  if (at.by !== "shape") return { model: at.model, ...further };
   const { layers, hidden, heads, kv_heads, ffn, vocab } = at;
-  const sizes = { layers, hidden, heads, kv_heads, ffn, vocab };
+  const sizes = { layers, hidden, heads, kv_heads, ffn, vocab, ...further };
   return at.gated === "true" ? { model: GATED, ...sizes } : sizes;
+}
+
+function furtherOf(at: Values): Values {
+  return Object.fromEntries(
+    Object.keys(modelFields.value).flatMap((key) => (at[key] ? [[key, at[key]]] : [])),
+  );
 }
 
 // Returns the model controls of a plan that is opened in a view.
@@ -112,9 +120,25 @@ export function ReplicasSlider(bound: FieldProps) {
 export function replicas(at: { dp_replicate: string }): Record<string, string> {
   return at.dp_replicate === "1" ? {} : { dp_replicate: at.dp_replicate };
 }
-// Context parallelism of a request, if there is any.
-export function context(at: { cp: string }): Record<string, string> {
-  return at.cp === "1" ? {} : { cp: at.cp };
+// Context and expert parallelism of a request, if there is any.
+export function contextAndExperts(at: { cp: string; ep: string }): Record<string, string> {
+  return { ...(at.cp === "1" ? {} : { cp: at.cp }), ...(at.ep === "1" ? {} : { ep: at.ep }) };
+}
+
+// Expert parallelism, for models with experts and for pasted ones.
+export function ExpertSlider({ at, ...bound }: FieldProps & { at: Pick<Shape, "by" | "model"> & Values }) {
+  const model = useAbout()?.models.find((m) => m.name === at.model);
+  const named = at.by === "model" && (model?.experts ?? 0) > 0;
+  const possible = at.by === "config" || named || (at.by !== "size" && Number(at.experts) > 0);
+  if (!possible && bound.value === "1") return null;
+  return (
+    <Slider
+      label="Expert parallel"
+      {...bound}
+      stops={doublings(1, 64)}
+      hint="GPUs that share the experts of a layer. They are those of data and context parallelism."
+    />
+  );
 }
 
 // `used` is the sequence length of the last response, which states the default as a number.
@@ -150,6 +174,7 @@ export function ModelFields({
   children?: ComponentChildren;
 }) {
   const by = field("by");
+  const further = furtherSettings(useAbout());
   return (
     <>
       <Segments
@@ -161,9 +186,53 @@ export function ModelFields({
       {by.value === "model" && <ModelChoice label="Name" {...field("model")} />}
       {by.value === "shape" && <ShapeFields field={field} />}
       {by.value === "config" && <ConfigField {...field("config")} />}
+      {by.value !== "size" && further.length > 0 && (
+        <Further settings={further} field={field as (name: string) => FieldProps} />
+      )}
     </>
   );
 }
+
+// Controls of settings as the server describes them, closed unless one is set or refused.
+function Further({ settings, field }: { settings: Setting[]; field: (name: string) => FieldProps }) {
+  const error = useContext(FieldError);
+  const set = settings.some((s) => field(s.name).value !== "" || error?.field === s.name);
+  return (
+    <details class="further" open={set}>
+      <summary>Experts</summary>
+      {settings.map((s) =>
+        s.choices.length > 0 ? (
+          <Choice
+            key={s.name}
+            label={titleOf(s)}
+            {...field(s.name)}
+            options={[["", defaultOf(s)], ...s.choices.map((c): [string, string] => [c, c])]}
+            hint={s.help}
+          />
+        ) : (
+          <Slider
+            key={s.name}
+            label={titleOf(s)}
+            {...field(s.name)}
+            stops={stopsOf(s)}
+            unit={withDefault(s.type === "INT" ? INTEGER : NUMBER, defaultOf(s))}
+            hint={s.help}
+          />
+        ),
+      )}
+    </details>
+  );
+}
+const titleOf = (s: Setting): string => {
+  const words = s.name.replace(/_/g, " ");
+  return words.length <= 2 ? words : words.charAt(0).toUpperCase() + words.slice(1);
+};
+const defaultOf = (s: Setting): string => s.default || "model's";
+const NUMBERS = [0, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 1.1, 1.2, 1.3, 1.5, 2, 3, 4];
+const stopsOf = (s: Setting): (number | string)[] => {
+  const all = s.type === "INT" ? [0, ...doublings(1, 16384)] : NUMBERS;
+  return ["", ...all.filter((v) => v >= (s.least ?? 0) && v <= (s.most ?? Infinity))];
+};
 
 function ShapeFields({ field }: { field: (name: keyof Shape) => FieldProps }) {
   return (
@@ -215,6 +284,7 @@ interface ParsedModel {
   ffn: number;
   vocab: number;
   context: number;
+  experts: number;
   family: string;
   gated: boolean;
   notes: string[];
@@ -237,7 +307,7 @@ function ConfigField(bound: FieldProps) {
         <p class="hint" data-figure="parsed-model">
           {count(m.params)} parameters, {m.family}: {m.layers} layers × {m.hidden}, {m.heads} heads
           {m.kv_heads !== m.heads ? ` (${m.kv_heads} KV)` : ""}, {m.gated ? "gated MLP" : "MLP"}{" "}
-          {m.ffn}, vocabulary {m.vocab}, context {m.context}.{" "}
+          {m.ffn}, {m.experts > 0 ? `${m.experts} experts, ` : ""}vocabulary {m.vocab}, context {m.context}.{" "}
           {m.notes.map((note) => `${note}. `)}Commands expect the file in the folder <code>./model</code>.
         </p>
       )}

@@ -48,7 +48,7 @@ function figuresOf(list: Element): Rows {
 }
 
 export function rowsOf(card: Element): Rows[] {
-  const found = card.querySelectorAll("table:not(.u-legend), dl.figures, [data-values]");
+  const found = card.querySelectorAll("table:not(.u-legend, .loads), dl.figures, [data-values]");
   return [...found]
     .map((e) =>
       e.matches("table") ? tableOf(e) : e.matches("dl") ? figuresOf(e) : values.get(e)?.(),

@@ -14,6 +14,7 @@ import {
   modelBody,
   ModelFields,
   modelOfPlan,
+  ExpertSlider,
   PARALLEL,
   pieces,
   ReplicasSlider,
@@ -81,6 +82,7 @@ export function ContextView() {
     dp: at.dp,
     ...replicas(at),
     cp: at.cp,
+    ...(at.ep === "1" ? {} : { ep: at.ep }),
     ...(at.cp_kind === "auto" ? {} : { cp_kind: at.cp_kind }),
     tp: at.tp,
     pp: at.pp,
@@ -130,6 +132,7 @@ export function ContextView() {
           <hr />
           <Slider label="Data parallel" {...field("dp")} also={["gpus"]} stops={doublings(1, 1024)} />
           <ReplicasSlider {...field("dp_replicate")} />
+          <ExpertSlider at={at} {...field("ep")} />
           <Slider label="Tensor parallel" {...field("tp")} stops={doublings(1, 16)} />
           <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 64)} />
           <StageChoice {...field("zero")} />

@@ -15,12 +15,13 @@ import {
   RunChart,
   some,
 } from "../parts/run_charts";
+import { ExpertCards } from "../parts/expert_loads";
 import { MemoryCompared, Phases, slowness } from "../parts/run_bars";
 import { Table } from "../parts/table";
 import { useFields } from "../route";
 import { useFollowed, useRuns } from "../runs";
 
-const DEFAULTS = { runs: "", axis: "step", smoothing: "0", log: "false" };
+const DEFAULTS = { runs: "", axis: "step", smoothing: "0", log: "false", layer: "", table: "false" };
 const CURVES = [
   {
     title: "Loss",
@@ -50,7 +51,7 @@ export function LiveView() {
   const first = useRef<string | undefined>(undefined);
   first.current ??= rows[0]?.id;
   const chosen = requested.length > 0 ? requested : first.current ? [first.current] : [];
-  const { series, error, lost } = useFollowed(chosen);
+  const { series, error, lost } = useFollowed(chosen, at.layer);
   const shown = chosen
     .map((id) => [id, series[id]] as const)
     .filter((p): p is [string, RunSeries] => !!p[1]);
@@ -124,6 +125,16 @@ export function LiveView() {
           stops={[0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99]}
         />
         <Toggle label="Log scale of loss and gradient norm" {...field("log")} />
+        {main?.experts && (
+          <>
+            <Choice
+              label="Experts of"
+              {...field("layer")}
+              options={[["", "all layers, mean"], ...main.experts.layers.map((l): [string, string] => [l, l])]}
+            />
+            <Toggle label="Experts as a table" {...field("table")} />
+          </>
+        )}
         </>
       }
       tries={
@@ -217,6 +228,7 @@ export function LiveView() {
               <Phases rows={main.phases} stragglers={main.stragglers ?? []} />
             )}
           </div>
+          <ExpertCards run={main} table={at.table === "true"} />
           {some(main.gpu_utilization) && (
             <RunChart
               title="GPU utilization"
@@ -258,6 +270,8 @@ function wrongSetting(at: typeof DEFAULTS, run: RunSeries | undefined): ErrorInf
   const x = at.axis === "tokens" ? run?.tokens_total : run?.elapsed_s;
   if (run && at.axis !== "step" && !some(x))
     return { field: "axis", message: `The metrics of this run have no ${name}.` };
+  if (run?.experts && !run.experts.tokens && at.layer)
+    return { field: "layer", message: "The run has no such layer with experts." };
   const smoothing = Number(at.smoothing);
   if (!(smoothing >= 0 && smoothing < 1))
     return { field: "smoothing", message: "must be from 0 to less than 1" };

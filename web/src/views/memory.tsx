@@ -14,7 +14,8 @@ import {
   ModelFields,
   modelBody,
   modelOfPlan,
-  context,
+  contextAndExperts,
+  ExpertSlider,
   PARALLEL,
   ReplicasSlider,
   replicas,
@@ -68,7 +69,7 @@ export function MemoryView() {
     ...(sized ? { params: at.params } : modelBody(at)),
     dp: at.dp,
     ...replicas(at),
-    ...context(at),
+    ...contextAndExperts(at),
     tp: at.tp,
     pp: at.pp,
     layout: at.layout,
@@ -111,6 +112,7 @@ export function MemoryView() {
           />
           <ReplicasSlider {...field("dp_replicate")} />
           <Slider label="Context parallel" {...field("cp")} stops={doublings(1, 64)} />
+          <ExpertSlider at={at} {...field("ep")} />
           <Slider label="Tensor parallel" {...field("tp")} stops={doublings(1, 16)} />
           <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 64)} />
           <StageChoice label="Highlight stage" {...field("zero")} />

@@ -7,7 +7,8 @@ import { Choice, doublings, Slider } from "../parts/controls";
 import { Card, View } from "../parts/frame";
 import {
   BATCH,
-  context,
+  contextAndExperts,
+  ExpertSlider,
   HardwareChoice,
   LayoutChoice,
   modelBody,
@@ -53,12 +54,12 @@ const DEFAULTS = {
 export function QuestionsView() {
   const { at, plan, field } = useFields("questions", DEFAULTS, modelOfPlan);
   const about = useAbout();
-  const { dp_replicate, cp: _cp, ...rest } = shapeless(at);
+  const { dp_replicate, cp: _cp, ep: _ep, ...rest } = shapeless(at);
   const settings = {
     ...plan.others,
     ...modelBody(at),
     ...rest,
-    ...context(at),
+    ...contextAndExperts(at),
     ...(dp_replicate === "1" ? {} : { dp_replicate: dp_replicate ?? "" }),
   };
   const { data, error, busy } = useRequest<QuestionsResponse>(
@@ -80,6 +81,7 @@ export function QuestionsView() {
           <LayoutChoice {...field("layout")} />
           <Slider label="Data parallel" {...field("dp")} also={["gpus"]} stops={doublings(1, 1024)} />
           <Slider label="Context parallel" {...field("cp")} stops={doublings(1, 64)} />
+          <ExpertSlider at={at} {...field("ep")} />
           <Slider label="Tensor parallel" {...field("tp")} stops={doublings(1, 16)} />
           <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 64)} />
           <StageChoice {...field("zero")} />

@@ -7,7 +7,8 @@ import { Card, Figures, Legend, View } from "../parts/frame";
 import { Lanes } from "../parts/lanes";
 import { MeasuredMemory, MemoryOverStep, useMemoryOverStep } from "../parts/memory_over_step";
 import {
-  context,
+  contextAndExperts,
+  ExpertSlider,
   HardwareChoice,
   modelBody,
   ModelFields,
@@ -40,6 +41,7 @@ const DEFAULTS = {
   dp: "8",
   dp_replicate: "1",
   cp: "1",
+  ep: "1",
   tp: "1",
   pp: "1",
   zero: "3",
@@ -62,13 +64,13 @@ export function TraceView() {
   const about = useAbout();
   const simulated = at.source === "simulated";
   const runs = useRuns();
-  const { source: _source, shown, memory_rank: _rank, memory_step: _step, overlap, dp_replicate: _replicas, cp: _cp, ...rest } = at;
+  const { source: _source, shown, memory_rank: _rank, memory_step: _step, overlap, dp_replicate: _replicas, cp: _cp, ep: _ep, ...rest } = at;
   const body = requestBody({
     ...plan.others,
     ...modelBody(at),
     ...shapeless(rest),
     ...replicas(at),
-    ...context(at),
+    ...contextAndExperts(at),
     overlap_grad_reduce: overlap,
     overlap_param_gather: overlap,
     prefetch: overlap,
@@ -124,6 +126,7 @@ export function TraceView() {
               />
               <ReplicasSlider {...field("dp_replicate")} />
               <Slider label="Context parallel" {...field("cp")} stops={doublings(1, 16)} />
+              <ExpertSlider at={at} {...field("ep")} />
               <Slider label="Tensor parallel" {...field("tp")} stops={doublings(1, 8)} />
               <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 16)} />
               <StageChoice {...field("zero")} />
