@@ -188,7 +188,7 @@ Chosen choose_experts(const at::Tensor& logits, const at::Tensor& bias, const Ex
   call.experts = options;
   call.rows.rows = 1;
   call.rows.tokens = call.rows.row_tokens = logits.size(0);
-  const RouterSteps& steps = router_steps(logits);
+  const RouterSteps& steps = router_steps(logits, call);
   const at::Tensor experts = steps.choose(logits, bias, call);
   return {experts, steps.weigh(logits, experts, {}, call).weights};
 }
