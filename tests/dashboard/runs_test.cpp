@@ -100,6 +100,22 @@ TEST_F(Runs, DownsamplesFromAStep) {
   EXPECT_EQ(Json::parse(store.run(id, 100, 4991).body)["loss"].size(), 10U);
 }
 
+TEST_F(Runs, ReturnsTheExpertsOfOneLayerOrOfAll) {
+  append(
+      "{\"step\":1,\"experts\":[{\"layer\":\"blocks.0.experts\",\"tokens\":[3,1]},"
+      "{\"layer\":\"blocks.1.experts\",\"tokens\":[2,2]}]}\n");
+  RunStore store({(folder / "a.jsonl").string()}, 0.01);
+  store.catch_up();
+  const std::string id = store.list()[0]["id"];
+  const auto experts_of = [&](const std::string& layer) {
+    return Json::parse(store.run(id, 100, 0, layer).body)["experts"];
+  };
+  EXPECT_EQ(experts_of("")["tokens"], Json::parse("[[5.0], [3.0]]"));
+  EXPECT_EQ(experts_of("blocks.1.experts")["tokens"], Json::parse("[[2.0], [2.0]]"));
+  EXPECT_FALSE(experts_of("blocks.2.experts").contains("tokens"));
+  EXPECT_EQ(experts_of("blocks.2.experts")["layers"].size(), 2U);
+}
+
 Json run_of(const RunStore& store) {
   return Json::parse(store.run(store.list()[0]["id"], 10, 0).body);
 }
