@@ -63,7 +63,8 @@ TEST(Answers, ExpertsAreShardedOverTheRanksWithTheSameOnes) {
   EXPECT_NEAR(state, share, 0.01 * share);
   EXPECT_EQ(got["fits_from_dp"]["3"].get<int>() % 4, 0);
   std::string mesh;
-  for (const Json& question : answer(questions_answer, body)["questions"]) {
+  const Json questions = answer(questions_answer, body);
+  for (const Json& question : questions["questions"]) {
     if (question["id"] == "mesh") mesh = question["explanation"];
   }
   EXPECT_EQ(mesh, "16 × 1 × 1 = 16.");
