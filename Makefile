@@ -3,7 +3,7 @@
 # TORCH_DIR=…  LibTorch 2.11 to 2.13 to use instead of the one in .venv
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test test-gpu sanitize soak bench package docs site lint format clean
+.PHONY: help setup build programs train test test-gpu sanitize soak bench package docs site lint format clean
 export JOBS TORCH_DIR
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo 'make test-gpu build and run the tests that need a GPU; installs nothing'
 	@echo 'make sanitize set up and run the torch-free tests under the sanitizers (.ci/run runs it after make test)'
 	@echo 'make build    set up and build into build/ (programs in build/bin)'
+	@echo 'make programs set up and build everything, with benchmarks and the tests that need a GPU'
 	@echo 'make bench    set up, build, and compare with Gloo, Open MPI, DDP, FSDP2 and DeepSpeed'
 	@echo 'make soak     set up, build, and run every test, including the long matrices'
 	@echo 'make package  set up, build, and make the Debian packages and a tarball in build/packages'
@@ -39,6 +40,10 @@ test: setup
 # Without setup: machines with GPUs often have no package installation.
 test-gpu:
 	@scripts/test_gpu.py
+
+# Compiles what `make test` leaves out, so that CI notices what no longer compiles.
+programs: setup
+	@scripts/build.sh release all bench_programs gpu_programs
 
 sanitize: setup
 	@scripts/test.sh sanitize

@@ -95,6 +95,17 @@ function(tessera_fmt target)
                COMPILE_DEFINITIONS FMT_HEADER_ONLY=1)
 endfunction()
 
+# tessera_by_name(<group> <target>…): leaves programs out of the default build. The target <group> builds
+# them, and so does each name.
+function(tessera_by_name group)
+  foreach(target ${ARGN})
+    if(TARGET ${target})
+      set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON)
+      add_dependencies(${group} ${target})
+    endif()
+  endforeach()
+endfunction()
+
 # Sets `out` to TRUE if the libraries include torch.
 function(tessera_links_torch out)
   set(${out} FALSE PARENT_SCOPE)
@@ -152,6 +163,8 @@ endfunction()
 # COST: approximate duration. ctest starts long tests first, and has no measured times in a fresh clone.
 # GPU: --gtest_filter of the cases that need a GPU; "*" for all. They are one test with the label gpu,
 # named <name>.gpu if the program has others too. `make test-gpu` builds and runs the tests with this label.
+# Without a CUDA build of LibTorch, programs with "*" are built by `make programs` only, and their tests
+# are skipped.
 # COMBINATIONS: --gtest_filter of the cases that use tests/combinations.h. A second test, labeled soak, runs
 # them with all combinations.
 # ONE_THREAD: torch computes with one thread. For programs whose ranks are threads: each rank would start
@@ -190,8 +203,7 @@ function(tessera_test)
     return()
   endif()
   if("soak" IN_LIST arg_LABELS)  # only `make soak` builds them
-    set_target_properties(${arg_NAME} PROPERTIES EXCLUDE_FROM_ALL ON)
-    add_dependencies(soak_programs ${arg_NAME})
+    tessera_by_name(soak_programs ${arg_NAME})
     set(arg_WHOLE TRUE)
   endif()
   if(TESSERA_SANITIZE MATCHES "address")  # the library is under test, not the test program
@@ -228,6 +240,13 @@ function(tessera_test)
   unset(others)  # filter of the cases that need no GPU
   if(arg_GPU)
     add_dependencies(gpu_programs ${arg_NAME})
+    if(arg_GPU STREQUAL "*" AND NOT TESSERA_HAVE_CUDA)
+      tessera_by_name(gpu_programs ${arg_NAME})
+      add_test(NAME ${arg_NAME} COMMAND "${CMAKE_COMMAND}" -E echo
+               "skipped: needs a GPU and a CUDA build of LibTorch, and this LibTorch is for CPUs")
+      set_tests_properties(${arg_NAME} PROPERTIES SKIP_REGULAR_EXPRESSION "^skipped: ")
+      return()
+    endif()
     set(gpu_test ${arg_NAME})
     if(NOT arg_GPU STREQUAL "*")
       string(APPEND gpu_test .gpu)

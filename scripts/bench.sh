@@ -43,7 +43,7 @@ if [ "$what" = gpu ]; then
   scripts/build.sh release tessera_cli tessera_torch_cli
   exec python3 benchmarks/compare_gpu.py --build "$(realpath "${TESSERA_BUILD_DIR:-build}")" "$@"
 fi
-scripts/build.sh release
+scripts/build.sh release all bench_programs
 scripts/peers.sh
 if [ "$what" = peers ]; then exec python3 benchmarks/peers.py "$@"; fi
 for part in "${parts[@]}"; do

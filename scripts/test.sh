@@ -97,7 +97,7 @@ case "${1:-all}" in
   sanitize) sanitizers ;;
   soak)
     start_tools
-    if step "build, release" scripts/build.sh release all soak_programs; then
+    if step "build, release" scripts/build.sh release all soak_programs bench_programs gpu_programs; then
       step "tools of the tests" wait_for_tools
       step "tests, release and soak" tests release build
     fi
