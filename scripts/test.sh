@@ -52,11 +52,12 @@ wait_for_tools() {
 }
 
 # tests <preset> <build folder> <ctest arguments…>
+# One test more than cores, because tests also wait: for ranks that die, and for deadlines.
 tests() {
   local preset="$1" report="$root/$2/tests.xml" result=0 names
   shift 2
   rm -f "$report"
-  ctest --preset "$preset" --no-tests=error --output-junit "$report" \
+  ctest --preset "$preset" -j $(($(jobs_count) + 1)) --no-tests=error --output-junit "$report" \
     --test-output-size-passed 1000000 "$@" || result=1
   names="$(python3 scripts/skipped_tests.py "$preset" "$report")" || result=1
   if [ -n "$names" ]; then skipped+=("$names"); fi

@@ -131,8 +131,6 @@ run("${CMAKE_COMMAND}" --build "${work}/torch")
 run("${work}/torch/training")
 message(STATUS "training says: ${text}")
 # tests/examples checks the output of all examples, so a few are enough here.
-run("${work}/moved/bin/tessera" run -n 4 -- "${work}/torch/pipeline_stages")
-message(STATUS "pipeline_stages says: ${text}")
 run("${python}" "${consumer}/../newcomer.py" "${work}/moved/bin/tessera" "${work}/torch/first_step"
     "${work}/torch/save_and_load")
 message(STATUS "the newcomer: ${text}")

@@ -20,13 +20,13 @@ TorchOptimizer of(const Options& options) {
   return [options](Groups groups) { return std::make_unique<O>(std::move(groups), options); };
 }
 
-struct Kind {
+struct OptimizerCase {
   std::string name;
   TorchOptimizer make;
   std::vector<std::string> states;
 };
 
-std::vector<Kind> kinds() {
+std::vector<OptimizerCase> optimizers() {
   return {
       {"Adam", of<optim::Adam>(optim::AdamOptions(0.02)), {"exp_avg", "exp_avg_sq"}},
       {"Adam, amsgrad",
@@ -47,32 +47,32 @@ std::vector<Kind> kinds() {
   };
 }
 
-Case case_of(const Kind& kind, const std::string& net, int ranks, int stage,
+Case case_of(const OptimizerCase& optimizer, const std::string& net, int ranks, int stage,
              const std::string& layout = "fp32") {
   Case run;
   run.net = net;
   run.ranks = ranks;
   run.options.stage = stage;
   run.options.layout = parse_state_layout(layout);
-  run.options.optimizer = kind.make;
+  run.options.optimizer = optimizer.make;
   return run;
 }
 
 // Five steps, a load, five more: the bits of ten steps on the same mesh, close to them on another.
 TEST(TorchOptimizer, ContinuesAfterALoadOnAnyNumberOfRanksAndStage) {
-  for (const Kind& kind : kinds()) {
-    const std::string net = kind.name == "Adam" ? "tied" : "mlp";
-    const Case two = case_of(kind, net, 2, 1);
+  for (const OptimizerCase& optimizer : optimizers()) {
+    const std::string net = optimizer.name == "Adam" ? "tied" : "mlp";
+    const Case two = case_of(optimizer, net, 2, 1);
     const WholeState ten = train_from(two, 0, 10, nullptr);
     const WholeState five = train_from(two, 0, 5, nullptr);
     std::set<std::string> states;
     for (const auto& [name, values] : five.values) states.insert(name.substr(name.find(' ') + 1));
     states.erase("param");
-    EXPECT_EQ(std::vector(states.begin(), states.end()), kind.states) << kind.name;
-    expect_same_bits(train_from(two, 5, 10, &five), ten, kind.name);
+    EXPECT_EQ(std::vector(states.begin(), states.end()), optimizer.states) << optimizer.name;
+    expect_same_bits(train_from(two, 5, 10, &five), ten, optimizer.name);
     for (const auto& [ranks, stage] : {std::pair{1, 0}, {2, 0}, {3, 2}, {2, 3}}) {
-      const Case other = case_of(kind, net, ranks, stage);
-      const std::string what = kind.name + ", " + other.describe();
+      const Case other = case_of(optimizer, net, ranks, stage);
+      const std::string what = optimizer.name + ", " + other.describe();
       const WholeState got = train_from(other, 5, 10, &five);
       if (ranks == 2) {
         expect_same_bits(got, ten, what);  // all stages give the same bits
@@ -85,24 +85,24 @@ TEST(TorchOptimizer, ContinuesAfterALoadOnAnyNumberOfRanksAndStage) {
 
 // The optimizer then updates the master copy.
 TEST(TorchOptimizer, ContinuesAfterALoadWithAMasterCopy) {
-  const Case run = case_of(kinds()[2], "odd", 2, 2, "bf16");
+  const Case run = case_of(optimizers()[2], "odd", 2, 2, "bf16");
   const WholeState five = train_from(run, 0, 5, nullptr);
   expect_same_bits(train_from(run, 5, 8, &five), train_from(run, 0, 8, nullptr), "AdamW, bf16");
 }
 
 // Saving before the first step changes nothing, and loading such a state starts again.
 TEST(TorchOptimizer, StateBeforeTheFirstStepIsThatOfANewOptimizer) {
-  for (const Kind& kind : kinds()) {
-    const Case run = case_of(kind, "mlp", 2, 2);
+  for (const OptimizerCase& optimizer : optimizers()) {
+    const Case run = case_of(optimizer, "mlp", 2, 2);
     const WholeState none = train_from(run, 0, 0, nullptr);
-    expect_same_bits(train_from(run, 0, 3, &none), train_from(run, 0, 3, nullptr), kind.name);
+    expect_same_bits(train_from(run, 0, 3, &none), train_from(run, 0, 3, nullptr), optimizer.name);
   }
 }
 
 // A load resets an optimizer that has advanced.
 TEST(TorchOptimizer, LoadResetsAnOptimizerThatHasAdvanced) {
-  for (const Kind& kind : kinds()) {
-    const Case run = case_of(kind, "mlp", 1, 0);
+  for (const OptimizerCase& optimizer : optimizers()) {
+    const Case run = case_of(optimizer, "mlp", 1, 0);
     over(1, [&](const comm::Group& group) {
       auto net = make_net(run.net);
       net->initialize(7);
@@ -122,7 +122,7 @@ TEST(TorchOptimizer, LoadResetsAnOptimizerThatHasAdvanced) {
         for (std::size_t i = 0; i < saved.size(); ++i) shards[i].values.copy_(saved[i]);
         engine.resume(progress);
       }
-      EXPECT_EQ(hashes[0], hashes[1]) << kind.name;
+      EXPECT_EQ(hashes[0], hashes[1]) << optimizer.name;
     });
   }
 }
