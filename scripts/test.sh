@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Runs tests, and builds what they need.
 #   scripts/test.sh            lint, release build and tests: `make test`
+#   scripts/test.sh programs   compiles benchmarks and, for a LibTorch without CUDA, the tests that need
+#                              a GPU, which the release build leaves out: `make programs`
 #   scripts/test.sh sanitize   the torch-free tests under AddressSanitizer and UBSan, and under
 #                              ThreadSanitizer: `make sanitize`
 #   scripts/test.sh soak       every test of the release build including the long matrices, the
 #                              sanitizers and libFuzzer: `make soak`
-# CI runs the first two (.ci/run).
+# CI runs the first three (.ci/run).
 # Expects scripts/setup.sh to have run.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -95,6 +97,7 @@ case "${1:-all}" in
       step "tests, release" tests release build -LE soak
     fi
     ;;
+  programs) step "build, programs" scripts/build.sh release all bench_programs gpu_programs ;;
   sanitize) sanitizers ;;
   soak)
     start_tools
@@ -105,6 +108,6 @@ case "${1:-all}" in
     sanitizers
     step "libFuzzer" scripts/fuzz.sh
     ;;
-  *) fail "test.sh: \"$1\": must be sanitize, soak or nothing" ;;
+  *) fail "test.sh: \"$1\": must be programs, sanitize, soak or nothing" ;;
 esac
 finish
