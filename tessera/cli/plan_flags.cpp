@@ -68,8 +68,10 @@ void choose_as_run(const std::string& name, const std::string& text, planner::Ru
 void take_run_setting(const std::string& name, const std::string& text,
                       planner::RunConfig& settings) {
   const planner::Field* const plan = find_setting(name, planner::Command::plan);
-  const bool chosen = text.empty() || (text == "0" && name != "zero");
-  if (plan == nullptr || chosen) return;
+  if (plan == nullptr || text.empty()) return;
+  // 0 lets a run choose, unless it is a value.
+  const bool is_value = plan->automatic || plan->bounded_in_plans;
+  if (text == "0" && !is_value) return;
   settings.set(plan->name, text);
 }
 

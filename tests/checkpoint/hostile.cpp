@@ -141,7 +141,7 @@ void add_cuts(std::vector<Hostile>& all) {
   };
   const auto cut = [](const char* axis, int dim) { return Json{{"axis", axis}, {"dim", dim}}; };
   for (const std::string axis :
-       {"ep", "dp", "dp_replicate", "dp_shard", "TP", "tp ", "", "\x1b[31m"}) {
+       {"xp", "dp", "dp_replicate", "dp_shard", "TP", "tp ", "", "\x1b[31m"}) {
     add("a cut along " + Json(axis).dump(),
         [=](Json& json) { json["params"][0]["cuts"][0]["axis"] = axis; });
   }
@@ -164,7 +164,7 @@ void add_cuts(std::vector<Hostile>& all) {
     Json& segments = json["params"][1]["cuts"][0]["segments"] = Json::array();
     for (int i = 0; i < 2048; ++i) segments.push_back({std::int64_t{1} << 53, 1});
   });
-  add("a mesh with an axis that is not known", [](Json& json) { json["mesh"]["ep"] = 2; });
+  add("a mesh with an axis that is not known", [](Json& json) { json["mesh"]["xp"] = 2; });
   add("a mesh with more replicas than data-parallel ranks",
       [](Json& json) { json["mesh"]["dp_replicate"] = 6; });
   for (const Json& dim : std::vector<Json>{-1, 2, 1.5, "0", Json(nullptr)}) {

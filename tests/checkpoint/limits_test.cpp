@@ -96,13 +96,13 @@ TEST_F(Limits, RejectsCountsThatWouldOverflow) {
 
 TEST_F(Limits, NamesAnUnknownAxis) {
   const std::string good = manifest_body(folder_);
-  change("\"axis\":\"tp\"", "\"axis\":\"ep\"");
-  expect_refused_everywhere("this program has no axis \"ep\"");
+  change("\"axis\":\"tp\"", "\"axis\":\"xp\"");
+  expect_refused_everywhere("this program has no axis \"xp\"");
   EXPECT_TRUE(contains(problems(), "params[0].cuts[0].axis")) << problems();
   EXPECT_TRUE(contains(problems(), "use a newer Tessera")) << problems();
   write_manifest(folder_, sealed(good));
-  change("\"mesh\": {", "\"mesh\": {\"ep\":1,");
-  expect_refused_everywhere("this program has no axis \"ep\"");
+  change("\"mesh\": {", "\"mesh\": {\"xp\":1,");
+  expect_refused_everywhere("this program has no axis \"xp\"");
 }
 
 TEST_F(Limits, NamesANewerVersion) {

@@ -44,7 +44,7 @@ TEST(ExplainProgram, PrintsFormulasWithNumbers) {
       {{"experts", "--model", "qwen3-30b-a3b", "--dp", "16", "--ep", "16"}, "across hosts"},
       {{"experts", "--dp", "16", "--ep", "4", "--zero", "1"}, "dp · cp / ep = 4 ranks"},
       {{"memory", "--model", "mixtral-8x7b", "--dp", "16", "--ep", "8", "--zero", "1"},
-       "optimizer of experts  12 B  · 5,637,144,576  / 2  = 33.8 GB"},
+       "optimizer of experts  12 B  · 5,637,144,576   / 2  = 33.8 GB"},
       {{"traffic", "--model", "mixtral-8x7b", "--dp", "16", "--ep", "8", "--zero", "1"},
        "experts, over the ranks with the same ones: N = 2, D_p = 11.3 GB"},
       {{"step", "--dp", "8"}, "MFU"}};
