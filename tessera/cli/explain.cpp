@@ -23,7 +23,7 @@ constexpr const char* kExplainExamples =
     "  tessera explain parallel --model gpt3-1.3b --gpus 8\n"
     "  tessera explain tensor --model llama2-7b --tp 8 --bandwidth 300GB/s\n"
     "  tessera explain context --cp 4 --seq 8192\n"
-    "  tessera explain experts --model qwen3-30b-a3b --dp 8 --ep 8 --expert-imbalance 1.3\n"
+    "  tessera explain experts --model qwen3-30b-a3b --dp 16 --ep 8 --zero 3 --recompute full\n"
     "  tessera explain limits --memory 80GB --layout bf16\n"
     "  tessera explain batch --micro-batch 4 --grad-accum 32 --dp 8 --seq 4096\n"
     "  tessera explain memory --model gpt2-xl --dp 8 --zero 1\n"
