@@ -265,7 +265,7 @@ TEST(Simulate, TextHasTheSameFigures) {
 
 TEST(Simulate, MistakesAreStatus2AndNothingOnStdout) {
   const std::vector<std::vector<std::string>> cases = {{"--sweep", "dp=4..1"},
-                                                       {"--sweep", "ep=1..4"},
+                                                       {"--sweep", "xp=1..4"},
                                                        {"--sweep", "dp=1..4", "--dp", "2"},
                                                        {"--sweep", "dp=1..4", "--trace", "x.json"},
                                                        {"--svg", "x.svg"},

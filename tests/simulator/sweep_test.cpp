@@ -34,7 +34,7 @@ TEST(Sweep, ParsesRanges) {
   EXPECT_EQ(parse_sweep("dp=1..1048576").sizes.size(), 21U);
   for (const char* bad :
        {"", "dp", "dp=", "dp=..", "dp=1..", "dp=..4", "dp=0..4", "dp=4..1", "dp=1..x", "dp=1.5",
-        "ep=1..4", "dp=1..4096000", "dp=1...4", "dp=,", "dp=1,", "dp=1,,2"}) {
+        "xp=1..4", "dp=1..4096000", "dp=1...4", "dp=,", "dp=1,", "dp=1,,2"}) {
     EXPECT_THROW(parse_sweep(bad), UsageError) << bad;
   }
 }
