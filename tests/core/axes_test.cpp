@@ -11,17 +11,18 @@
 namespace tessera {
 namespace {
 
-// Calls `body` with every mesh whose axes have 1 to `most` ranks.
+// Calls `body` with every mesh whose axes have 1 to `most` ranks. Views of axes, such as ep,
+// have 1.
 template <typename Body>
 void for_all_axes(int most, const Body& body) {
   Axes axes;
   const auto vary = [&](const auto& self, std::size_t axis) -> void {
-    if (axis == kAxes) {
+    if (axis == kFactorAxes.size()) {
       body(axes);
       return;
     }
     for (int size = 1; size <= most; ++size) {
-      axes.set(kAllAxes[axis], size);
+      axes.set(kFactorAxes[axis], size);
       self(self, axis + 1);
     }
   };
@@ -113,6 +114,24 @@ TEST(Axes, GroupsAlongSeveralAxesHoldTheRanksEqualOnTheOtherAxes) {
       }
     }
   });
+}
+
+TEST(Axes, ExpertRanksAreBlocksOfNeighborsThatShardState) {
+  for (const char* text :
+       {"dp=4,ep=2", "dp=4,tp=2,ep=4", "dp=2,cp=2,ep=4", "dp=8,dp_replicate=2,pp=2,ep=2"}) {
+    const Axes axes = text;
+    const int size = axes.size(Axis::ep);
+    for (int rank = 0; rank < axes.world(); ++rank) {
+      const Coordinate at = axes.coordinate_of(rank);
+      const std::vector<int> block = axes.ranks_along(Axis::ep, at);
+      ASSERT_EQ(static_cast<int>(block.size()), size) << text;
+      EXPECT_EQ(block[static_cast<std::size_t>(at[Axis::ep])], rank) << text;
+      const std::vector<int> shards = axes.ranks_along(kShardAxes, at);
+      const auto first = std::find(shards.begin(), shards.end(), block.front());
+      ASSERT_EQ((first - shards.begin()) % size, 0) << text;
+      EXPECT_TRUE(std::equal(block.begin(), block.end(), first)) << text << " rank " << rank;
+    }
+  }
 }
 
 TEST(Axes, WorldIsTheProductOfTheSizes) {

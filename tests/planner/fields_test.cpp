@@ -205,7 +205,7 @@ TEST(Fields, ZeroIsAValueOnlyForSomeSettings) {
     }
     if (field.bounded_in_plans) bounded.insert(field.name);
   }
-  EXPECT_EQ(bounded, (std::set<std::string>{"lora-rank", "zero"}));
+  EXPECT_EQ(bounded, (std::set<std::string>{"dense-layers", "lora-rank", "zero"}));
   EXPECT_EQ(ask({{"zero", "0"}, {"lora-rank", "0"}}).zero, 0);
 }
 

@@ -264,8 +264,8 @@ TEST(PlanTraffic, RefusesUnsupportedCompression) {
 
 TEST(PlanTraffic, RowsAddUpByAxis) {
   RunConfig q = RunConfig::for_plan();
-  q.model = find_model_shape("gpt3-6.7b");
-  for (const Axis axis : {Axis::tp, Axis::cp, Axis::pp}) q.axes.set(axis, 2);
+  q.model = find_model_shape("mixtral-8x7b");
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::pp, Axis::ep}) q.axes.set(axis, 2);
   q.axes.set_dp(4), q.grad_accum = 4, q.zero = 2;
   q.axes.set_given(Axis::dp_replicate, 2);
   const Traffic traffic = traffic_of(resolve(q));
