@@ -108,12 +108,12 @@ int prepare_data(const data::PrepareOptions& options, bool json) {
   data::PrepareSummary summary;
   {
     std::optional<MegabyteBar> bar;
-    data::PrepareOptions told = options;
-    told.told = [&](std::uint64_t done, std::uint64_t total) {
+    data::PrepareOptions reporting = options;
+    reporting.report = [&](std::uint64_t done, std::uint64_t total) {
       if (!bar) bar.emplace("preparing", static_cast<std::int64_t>(total));
       bar->function()(static_cast<std::int64_t>(done));
     };
-    summary = data::prepare(told);
+    summary = data::prepare(reporting);
   }
   for (const std::string& note : summary.notes) {
     write_all(2, str("tessera data prepare: note: ", visible_lines(note), "\n"));

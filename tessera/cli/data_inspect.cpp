@@ -269,9 +269,9 @@ int verify_data(const std::string& path, std::int64_t vocab, bool json) {
   std::string problem;
   try {
     MegabyteBar bar("verifying", static_cast<std::int64_t>(bytes));
-    const auto told = bar.function();
+    const auto report = bar.function();
     data::verify_tokens(*from, vocab,
-                        [&](std::uint64_t done) { told(static_cast<std::int64_t>(done)); });
+                        [&](std::uint64_t done) { report(static_cast<std::int64_t>(done)); });
     data::tokenizer_of(*from);
   } catch (const Error& error) {
     if (!json) throw;

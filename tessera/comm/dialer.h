@@ -70,7 +70,7 @@ class Dialer {
     Reply reply{};
     std::string received;
   };
-  using Progress = std::optional<Outcome>;  // nothing while it goes on
+  using Progress = std::optional<Outcome>;  // nullopt: not finished
 
   Progress begin(Call& call);
   Progress advance(Call& call);

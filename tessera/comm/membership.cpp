@@ -163,7 +163,7 @@ void Membership::keep_successors() {
   }
 }
 
-std::vector<int> Membership::settle() {
+std::vector<int> Membership::apply_due() {
   const auto now = Clock::now();
   const std::set<int> refused = refused_;
   for (const int rank : refused) {

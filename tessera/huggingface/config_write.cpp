@@ -165,7 +165,7 @@ Ordered gpt2_json(const ModelShape& shape) {
           {"activation_function", act},
           {"layer_norm_epsilon", shape.norm_eps},
           {"initializer_range", shape.init_range},
-          // Tessera's models train without dropout unless told otherwise.
+          // Tessera's models train without dropout by default.
           {"attn_pdrop", 0.0},
           {"embd_pdrop", 0.0},
           {"resid_pdrop", 0.0}};

@@ -284,7 +284,7 @@ void read_gemma(Fields& fields, ModelShape& shape) {
     return fields.number(name, fields.object().contains(name) ? 0 : absent, 1e-3, 1e9);
   };
   shape.logit_cap = cap("final_logit_softcapping", shape.family == Family::gemma2 ? 30 : 0);
-  // Gemma 3 does not cap the scores whatever the field says, so that it must be absent.
+  // Gemma 3 does not cap the scores; a model with the field is rejected.
   if (shape.family == Family::gemma2) shape.attention_cap = cap("attn_logit_softcapping", 50);
 }
 

@@ -15,8 +15,8 @@
 #include "tessera/parallel/consistency.h"
 #include "tessera/parallel/cut.h"
 #include "tessera/parallel/graphed_steps.h"
+#include "tessera/parallel/rank_tokens.h"
 #include "tessera/parallel/start.h"
-#include "tessera/parallel/token_share.h"
 #include "tessera/pipeline/executor.h"
 #include "tessera/zero/engine_of_part.h"
 
@@ -73,7 +73,7 @@ struct ParallelModel::Impl {
   comm::Group model;         // the ranks that together hold one copy of the model
   comm::Group sharing;       // those that work on the same samples: also along cp
   comm::Group context;       // the ranks along cp, for attention
-  parallel::TokenShare tokens_here;
+  parallel::RankTokens tokens_here;
   parallel::ModelExperts experts;
   std::vector<parallel::TieGroup> ties;
   std::optional<zero::Engine> engine;

@@ -97,7 +97,7 @@ std::vector<Memory> memory_by_rank(const RunConfig& q, const Programs& programs)
     }
     return all;
   }
-  const auto shares = stage_shares(q);
+  const auto shares = chunk_layers(q);
   // [Note: temporary] The larger of two peaks (the loss, and a layer's backward with its recomputed
   // activations), plus the memory of the runtime.
   const double loss = widest_temporary(programs.head);

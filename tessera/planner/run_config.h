@@ -314,10 +314,10 @@ inline constexpr std::int64_t kLeastContextTokens = 4096;
 std::int64_t sequence_of(const RunConfig& config);
 
 // Fills in what was left open (accumulation and global batch from each other, nodes, sequence
-// length). Throws UsageError for the impossible; accepts the unusual.
+// length). Throws UsageError for impossible settings; accepts unusual ones.
 RunConfig resolve(RunConfig config);
 // As resolve(), in place.
-void settle(RunConfig& config);
+void resolve_in_place(RunConfig& config);
 
 // Layers of one pipeline stage; the first stage also has the embedding, the last one the head.
 struct StageLayers {
@@ -332,6 +332,6 @@ StageLayers stage_layers(const ModelShape& model, std::int64_t first, std::int64
 // Returns the stage of the model (0 is first) that the schedule assigns to a chunk of a rank.
 int stage_of(const RunConfig& resolved, int rank, int chunk);
 // Returns the layers of every chunk: [rank][chunk].
-std::vector<std::vector<StageLayers>> stage_shares(const RunConfig& resolved);
+std::vector<std::vector<StageLayers>> chunk_layers(const RunConfig& resolved);
 
 }  // namespace tessera::planner

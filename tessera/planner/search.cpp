@@ -296,7 +296,7 @@ void Search::try_memory(RunConfig q) {
     rule_out("--split is for another number of stages");
     return;
   }
-  settle(q);
+  resolve_in_place(q);
   const auto [found, fresh] = programs_.try_emplace({q.micro_batch, q.sequence_parallel});
   if (fresh) found->second = programs_in_memory(q);
   const Programs& programs = found->second;

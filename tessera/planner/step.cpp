@@ -118,7 +118,7 @@ void add_chunks(const RunConfig& q, const PartTimes& parts, Step& step) {
   std::optional<GradSizes> grads;
   if (has_buckets(q)) grads.emplace(q, parts.programs);
   step.bucket_bytes = 0;
-  const std::vector<std::vector<StageLayers>> all = stage_shares(q);
+  const std::vector<std::vector<StageLayers>> all = chunk_layers(q);
   step.chunks.reserve(all.size());
   const StageLayers* last = nullptr;
   double limit = 0;  // bucket limit of the previous chunk

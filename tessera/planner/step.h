@@ -193,12 +193,12 @@ struct PartTimes {
   Programs programs;  // operations behind these times
 };
 // Throws UsageError if only the model's size is known.
-PartTimes part_times(const RunConfig& settled);
+PartTimes part_times(const RunConfig& resolved);
 
 // Throws UsageError if only the model's size is known, or for invalid numbers.
-Step describe_step(const RunConfig& settled);
+Step describe_step(const RunConfig& resolved);
 // As above, with precomputed parts.
-Step describe_step(const RunConfig& settled, const PartTimes& parts);
+Step describe_step(const RunConfig& resolved, const PartTimes& parts);
 // Throws UsageError for invalid numbers.
 void check(const Step& step);
 

@@ -161,7 +161,7 @@ void add_pp(Traffic& traffic, const RunConfig& q, int rank) {
 // For each axis, reports the rank that sends most along it, so different axes may describe
 // different ranks.
 Traffic traffic_of(const RunConfig& q) {
-  const auto shares = stage_shares(q);
+  const auto shares = chunk_layers(q);
   Traffic most;
   PerAxis<std::vector<TrafficRow>> rows;
   for (int r = 0; r < q.pp(); ++r) {

@@ -77,7 +77,7 @@ class Trainer {
   const Resolved& resolved() const;
   std::vector<std::string> data_notes() const;  // omitted or truncated parts of the data
   std::string describe() const;                 // a few lines about the model and the run
-  // Returns a line that tells if steps ran as a CUDA graph, or the reason they did not. "" on the
+  // Returns a line that states if steps ran as a CUDA graph, or the reason they did not. "" on the
   // CPU.
   std::string graph_note() const;
   const std::vector<StepMetrics>& history() const;  // finished steps

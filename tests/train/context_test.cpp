@@ -217,7 +217,7 @@ TEST(Context, AdaptersMatchOneProcess) {
   }
 }
 
-TEST(Context, KeptActivationsAreThoseOfThePlan) {
+TEST(Context, KeptActivationsEqualThePlan) {
   for (const auto& [model, kind, recompute, ranks] : combinations(
            std::vector{"gpt-tiny", "llama-tiny"}, kKinds, kRecompute, std::vector{1, 2, 4})) {
     RunConfig config = on_cut(small(model, 64), {.cp = ranks}, 1);

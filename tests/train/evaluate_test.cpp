@@ -135,7 +135,7 @@ TEST_F(Evaluate, IsEqualOnEveryMeshFromAnyCheckpoint) {
 }
 
 // Replicas without a batch of their own must take part in the exchange of tokens.
-TEST_F(Evaluate, OfExpertsIsEqualOnEveryMesh) {
+TEST_F(Evaluate, ModelsWithExpertsAreEqualOnEveryMesh) {
   RunConfig run = config(2, 1, 1, 2);
   run.axes.set(Axis::ep, 2);
   run.experts = 5;

@@ -124,7 +124,7 @@ TEST(Experts, MuonTrainsEachExpertAsAMatrix) {
   }
 }
 
-TEST(Experts, TheBiasEvensTheUse) {
+TEST(Experts, SelectionBiasBalancesTheLoads) {
   RunConfig config = on_cut(small("llama-tiny", 8), {.dp = 2, .ep = 2}, 1);
   config.steps = 60;
   config.balance_loss = 0;
