@@ -9,8 +9,8 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/core/errors.h"
-#include "tessera/core/grad_compression.h"
 #include "tessera/core/publish.h"
+#include "tessera/core/run_options.h"
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"

@@ -15,6 +15,7 @@
 #include "tessera/parallel/consistency.h"
 #include "tessera/parallel/cut.h"
 #include "tessera/parallel/graphed_steps.h"
+#include "tessera/parallel/model_experts.h"
 #include "tessera/parallel/rank_tokens.h"
 #include "tessera/parallel/start.h"
 #include "tessera/pipeline/executor.h"
@@ -476,9 +477,8 @@ std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
 ParallelModel::Sent ParallelModel::sent() const {
   Sent sent = parallel::axis_traffic(impl_->mesh);
   sent[Axis::cp] = sent[Axis::cp] + impl_->context.traffic();
-  for (const auto& [name, group] : impl_->tied_groups()) {
+  for (const auto& [name, group] : impl_->tied_groups())
     sent[Axis::pp] = sent[Axis::pp] + group.traffic();
-  }
   return sent;
 }
 

@@ -96,6 +96,9 @@ void add_run(Table& t) {
       .size()
       .train();
   t.add("force", &S::force, "start even if the predicted memory exceeds the free memory").train();
+}
+
+void add_saving(Table& t) {
   t.group("Saving");
   t.add("save", &S::save, "folder for checkpoints").train();
   t.add("save-every", &S::save_every,
@@ -198,6 +201,7 @@ void add_hardware(Table& t) {
 void add_run_fields(Table& t) {
   add_optimizer(t);
   add_run(t);
+  add_saving(t);
   add_hardware(t);
 }
 

@@ -4,6 +4,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/portable_math.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/plan_parts.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"

@@ -336,11 +336,11 @@ Candidate Candidate::of_settled(RunConfig config, double memory) {
 
 std::optional<Candidate> Candidate::beside(const RunConfig& now, RunConfig config) {
   std::optional<Candidate> candidate = of_settled(std::move(config), 0);
-  if (!candidate->settle_beside(now)) candidate.reset();
+  if (!candidate->resolve_beside(now)) candidate.reset();
   return candidate;
 }
 
-bool Candidate::settle_beside(const RunConfig& now, const Programs* programs) {
+bool Candidate::resolve_beside(const RunConfig& now, const Programs* programs) {
   if (newly_lacks(config, now)) return false;
   try {
     resolve_in_place(config);

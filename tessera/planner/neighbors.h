@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/planner/plan.h"
+#include "tessera/planner/plan_parts.h"
 
 namespace tessera::planner {
 
@@ -32,12 +33,12 @@ struct Candidate {
   static Candidate of(RunConfig config);
   // As above, for a resolved configuration whose memory is known.
   static Candidate of_settled(RunConfig config, double memory);
-  // As of(); nullopt if settle_beside() returns false.
+  // As of(); nullopt if resolve_beside() returns false.
   static std::optional<Candidate> beside(const RunConfig& now, RunConfig config);
   // Resolves `config` in place and plans its memory. Returns false if it is impossible, or uses a
   // feature that `now` does not use and the software lacks. `programs`: programs_in_memory() of the
   // configuration, if they are known.
-  bool settle_beside(const RunConfig& now, const Programs* programs = nullptr);
+  bool resolve_beside(const RunConfig& now, const Programs* programs = nullptr);
   // Computes the step, unless a lower bound shows that it takes longer than `longest` seconds;
   // returns whether it did. `parts`: part_times() of the configuration, if they are known.
   bool time_step(double longest = std::numeric_limits<double>::infinity(),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/planner/plan_parts.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 

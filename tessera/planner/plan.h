@@ -103,15 +103,11 @@ std::vector<Memory> memory_by_rank(const RunConfig& resolved);  // for each pipe
 // Returns the pipeline rank that needs the most memory.
 int most_loaded_rank(const std::vector<Memory>& by_rank);
 Memory memory_of(const RunConfig& resolved);  // of the most loaded rank
-// As above, with precomputed programs_in_memory(), which do not depend on ZeRO or the pipeline.
-std::vector<Memory> memory_by_rank(const RunConfig& resolved, const Programs& programs);
-Memory memory_of(const RunConfig& resolved, const Programs& programs);  // the same
 // Returns nullopt if the model's shape is known, or if no GPT of that size suits the mesh.
 std::optional<Assumed> assumed_for(const RunConfig& resolved);
 // Returns the bytes that have to fit: all memory if the shape is known; otherwise the state with
 // the estimate of assumed_for(), or only the state.
 double needed_memory(const RunConfig& resolved);
-double needed_memory(const RunConfig& resolved, const Programs& programs);  // the same
 // Returns the traffic of the rank that sends most along each axis.
 Traffic traffic_of(const RunConfig& resolved);
 // Returns the floating-point operations of a step: three times those of forward, without
@@ -119,25 +115,13 @@ Traffic traffic_of(const RunConfig& resolved);
 // weights are not counted.
 double model_flops(const RunConfig& resolved);
 
-// Operations and times of the parts of a model, which questions that differ only in memory,
-// communication or the order of work have in common. Empty if only the model's size is known.
-struct PlanParts {
-  // Computes the parts of a resolved question.
-  explicit PlanParts(const RunConfig& resolved);
-  PartTimes times;
-  Programs in_memory;  // programs_in_memory()
-};
-
 // Plans a resolved question without advice, notes and remedy.
 Plan plan_numbers(const RunConfig& resolved);
-Plan plan_numbers(const RunConfig& resolved, const PlanParts& parts);  // the same
 // Plans a resolved question with advice, notes and remedy.
 Plan advised_plan(const RunConfig& resolved);
 // Resolves, plans and advises.
 Plan make_plan(const RunConfig& question);
 
-// Returns the changes of flags that gain something: Plan::advice.
-std::vector<Advice> advice_for(const Plan& plan, const PlanParts& parts);
 // Returns the unusual but valid settings: Plan::notes.
 std::vector<std::string> notes_for(const Plan& plan);
 // Returns a remedy for the plan's bound in one line, based on its advice if there is any.

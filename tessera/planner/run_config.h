@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tessera/core/axes.h"
-#include "tessera/core/grad_compression.h"
 #include "tessera/core/learning_rate.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/run_options.h"
@@ -83,7 +82,7 @@ struct RunConfig {
   std::string model_name = "gpt-tiny";
   // Replace those of the named model.
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, ffn = 0, vocab = 0, positions = 0;
-  // [Note: experts] in core/model_shape.h. 0, -1, nullopt or kAutomatic: as the model has.
+  // [Note: experts] in core/experts.h. 0, -1, nullopt or kAutomatic: as the model has.
   std::int64_t experts = 0, experts_per_token = 0, expert_ffn = 0, shared_expert_ffn = 0;
   std::int64_t dense_layers = -1;
   std::optional<RouterScores> router_scores;

@@ -14,6 +14,7 @@
 #include "tessera/planner/mesh_orders.h"
 #include "tessera/planner/neighbors.h"
 #include "tessera/planner/places.h"
+#include "tessera/planner/plan_parts.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/software.h"
 #include "tessera/schedule/schedule.h"

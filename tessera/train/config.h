@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/comm/group_options.h"
+#include "tessera/comm/call.h"
 #include "tessera/core/learning_rate.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/state_layout.h"
