@@ -97,7 +97,9 @@ TEST(TokenizerFuzz, SeedFileWithAPatternIsValid) {
   expect_good("split");
 }
 
-TEST(TokenizerFuzz, SurvivesTokenizerFiles) { run_tokenizer_fuzz("tokenizer", fuzz_tokenizer, kInputs); }
+TEST(TokenizerFuzz, SurvivesTokenizerFiles) {
+  run_tokenizer_fuzz("tokenizer", fuzz_tokenizer, kInputs);
+}
 TEST(TokenizerFuzz, SurvivesTexts) { run_tokenizer_fuzz("encode", fuzz_encode, kInputs); }
 
 }  // namespace
