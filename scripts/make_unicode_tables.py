@@ -127,12 +127,12 @@ namespace tessera::data::unicode_tables {{
 """
     text += numbers("kLetters", "Runs of \\p{L}.", runs(letters)) + "\n"
     text += numbers("kNumbers", "Runs of \\p{N}.", runs(numerals)) + "\n"
-    text += numbers("kMoreDigits", "Runs of what Digits cuts off besides.", runs(more - numerals)) + "\n"
+    text += numbers("kMoreDigits", "Runs of further characters that Digits isolates.", runs(more - numerals)) + "\n"
     text += numbers("kSpaces", "Runs of \\s.", runs(spaces)) + "\n"
-    text += numbers("kWords", "Runs of \\w, as it is asked about around single words.", runs(words)) + "\n"
-    text += numbers("kPairs", "A character (how far after the last) and the two it is made of; the second is negative\n// where they do not compose.", pairs) + "\n"
-    text += numbers("kSingles", "A character (how far after the last) and the one that stands for it.", singles) + "\n"
-    text += numbers("kRanks", "A combining class, how many runs of it follow, and these, from 0 for each class.", ranks)
+    text += numbers("kWords", "Runs of \\w, for the limits of single words.", runs(words)) + "\n"
+    text += numbers("kPairs", "Distance to the previous character of the list, and the two characters of its decomposition; the\n// second is negative if the two do not compose.", pairs) + "\n"
+    text += numbers("kSingles", "Distance to the previous character of the list, and the character of its decomposition.", singles) + "\n"
+    text += numbers("kRanks", "A combining class, the number of its runs, and the runs; each class starts at 0.", ranks)
     text += "\n}  // namespace tessera::data::unicode_tables\n"
     with open(out, "w", encoding="utf-8") as file:
         file.write(text)

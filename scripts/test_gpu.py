@@ -152,7 +152,7 @@ def add_tests(session, build, jobs):
         text = test.findtext("system-out") or ""
         ran = len(re.findall(r"^\[       OK \]", text, re.MULTILINE))
         skipped = skips.get(name.split(".")[0], [])
-        # Not run for another reason, such as a missing program, is a failure.
+        # A test that did not run for another reason, such as a missing program, counts as a failure.
         by_itself = test.find("skipped") is not None and "SKIP_" in test.find("skipped").get("message", "")
         if not passed and by_itself:
             outcome = "skipped"

@@ -121,7 +121,7 @@ Saved reshard(Checkpoint& from, const std::string& dir, const Axes& mesh,
 
 std::int64_t export_model(Checkpoint& from, const std::string& path, const ExportOptions& options) {
   std::vector<Outgoing> tensors;
-  const auto done = counter(options.told);
+  const auto done = counter(options.report);
   for (const ParamSpec& spec : from.about().params) {
     const std::map<std::string, DType> states = from.states(spec.name);
     const bool buffer = states.count("buffer") != 0;

@@ -36,7 +36,7 @@ struct ExportOptions {
   std::string state;           // empty: "param" and buffers
   std::optional<DType> dtype;  // empty: the stored type
   std::shared_ptr<FileSystem> files = local_files();
-  BytesDone told;
+  BytesDone report;
 };
 // Writes one safetensors file with all whole parameters, rounded to nearest if `dtype` is narrower.
 // Replaces an existing file atomically when everything is written. Returns the size in bytes.

@@ -286,7 +286,7 @@ int export_file(const ExportArguments& arguments) {
   std::int64_t written = 0;
   {
     MegabyteBar bar("exporting", from.bytes());
-    options.told = bar.function();
+    options.report = bar.function();
     written = checkpoint::export_model(from, arguments.to, options);
   }
   return print_out(str(arguments.to, ": ", from.about().params.size(), " tensors of step ",
@@ -312,7 +312,7 @@ int export_huggingface(const ExportArguments& arguments) {
   huggingface::WrittenFolder written;
   {
     MegabyteBar bar("exporting", from.bytes());
-    options.told = bar.function();
+    options.report = bar.function();
     written = huggingface::export_folder(from, arguments.to, options);
   }
   const std::string beside = !written.companions.empty() ? join(written.companions, ", ")

@@ -9,8 +9,8 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/core/errors.h"
-#include "tessera/core/grad_compression.h"
 #include "tessera/core/publish.h"
+#include "tessera/core/run_options.h"
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -45,7 +45,7 @@ std::vector<std::string> subcommands_of(const CLI::App& app) {
   return names;
 }
 
-// Adds the description of the missing option: "DIR is required" alone says little.
+// Adds the description of the missing option, because "DIR is required" alone is not clear.
 std::string describe_missing(const CLI::App& app, const std::string& message) {
   const CLI::App* inner = &app;
   while (!inner->get_subcommands().empty()) inner = inner->get_subcommands().front();

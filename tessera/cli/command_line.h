@@ -27,7 +27,7 @@ class CommandLine {
   CLI::App& app() { return app_; }
 
   // Each adds an option to `app`, which may be a subcommand. --help shows the current value as the
-  // default. `bound` says why there is an upper limit and what to do instead.
+  // default. `bound` explains the upper limit and what to do instead.
   CLI::Option* integer(CLI::App& app, const std::string& names, int& value, int least, int most,
                        const std::string& help, const std::string& bound = "");
   CLI::Option* number(CLI::App& app, const std::string& names, double& value, double least,

@@ -28,9 +28,9 @@ std::vector<CommandInfo> commands();
 std::vector<std::string> command_names();
 
 // Replaces this process with tessera-torch from the same folder, with these arguments. If it is
-// missing, throws Error that says how to get it. `command` is the command the user ran.
+// missing, throws Error with instructions to install it. `command` is the command the user ran.
 int execute_torch_program(const std::string& command, std::vector<char*> arguments);
-// The same for another program in the folder of this one. `how` says how to get it.
+// The same for another program in the folder of this one. `how` has instructions to install it.
 int execute_sibling(const std::string& program, const std::string& how, const std::string& command,
                     std::vector<char*> arguments);
 // Returns the path of a program in the folder of this one.

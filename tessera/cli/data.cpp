@@ -71,7 +71,7 @@ DataJson summary_json(const data::PrepareOptions& options, const data::PrepareSu
   if (summary.was_finished) return out;
   out["added"] = {{"documents", summary.counts.documents},
                   {"bytes_of_text", summary.counts.bytes_of_text}};
-  if (manifest.masked) out["added"]["learnt_tokens"] = summary.counts.learnt;
+  if (manifest.masked) out["added"]["learned_tokens"] = summary.counts.learned;
   out["invalid_utf8_replaced"] = summary.counts.replaced;
   out["empty_documents"] = summary.counts.empty;
   out["empty_files"] = summary.empty_files;
@@ -94,7 +94,7 @@ std::string summary_text(const data::PrepareOptions& options, const data::Prepar
     if (count > 0)
       text += str("  ", grouped(count), " ", noun, count == 1 ? " " : "s ", what, "\n");
   };
-  if (manifest.masked) note(counts.learnt, "token", "to train on");
+  if (manifest.masked) note(counts.learned, "token", "to train on");
   note(summary.resumed_at, "byte", "of the input done by an earlier run");
   note(counts.replaced, "sequence", "of invalid UTF-8 replaced by U+FFFD");
   note(counts.empty, "empty document", "skipped");
@@ -108,12 +108,12 @@ int prepare_data(const data::PrepareOptions& options, bool json) {
   data::PrepareSummary summary;
   {
     std::optional<MegabyteBar> bar;
-    data::PrepareOptions told = options;
-    told.told = [&](std::uint64_t done, std::uint64_t total) {
+    data::PrepareOptions reporting = options;
+    reporting.report = [&](std::uint64_t done, std::uint64_t total) {
       if (!bar) bar.emplace("preparing", static_cast<std::int64_t>(total));
       bar->function()(static_cast<std::int64_t>(done));
     };
-    summary = data::prepare(told);
+    summary = data::prepare(reporting);
   }
   for (const std::string& note : summary.notes) {
     write_all(2, str("tessera data prepare: note: ", visible_lines(note), "\n"));

@@ -93,8 +93,8 @@ std::string histogram(const Lengths& lengths) {
 
 struct Sample {
   std::uint64_t number = 0, tokens = 0;
-  std::string text;    // decoded; token ids if there is no tokenizer
-  std::string learnt;  // tokens that the loss covers, if there is a mask
+  std::string text;     // decoded; token ids if there is no tokenizer
+  std::string learned;  // tokens that the loss covers, if there is a mask
 };
 
 // Returns evenly spaced documents.
@@ -112,10 +112,10 @@ std::vector<Sample> samples_of(const TokenData& from, const data::Tokenizer* tok
     std::vector<std::uint8_t> mask(shown);
     from.read(document.begin, ids);
     from.read_mask(document.begin, mask);
-    std::vector<data::TokenId> some, learnt;
+    std::vector<data::TokenId> some, learned;
     for (std::size_t k = 0; k < ids.size(); ++k) {
       some.push_back(static_cast<data::TokenId>(ids[k]));
-      if (mask[k] != 0) learnt.push_back(some.back());
+      if (mask[k] != 0) learned.push_back(some.back());
     }
     const auto text_of = [&](const std::vector<data::TokenId>& tokens) {
       if (tokenizer != nullptr) return printable(tokenizer->decode(tokens));
@@ -125,7 +125,7 @@ std::vector<Sample> samples_of(const TokenData& from, const data::Tokenizer* tok
     };
     const std::string more = shown < sample.tokens ? " …" : "";
     sample.text = text_of(some) + more;
-    if (from.masked()) sample.learnt = text_of(learnt) + more;
+    if (from.masked()) sample.learned = text_of(learned) + more;
     all.push_back(std::move(sample));
   }
   return all;
@@ -185,7 +185,7 @@ InspectJson to_json(const Inspection& inspection) {
   for (const Sample& sample : inspection.samples) {
     InspectJson one = {
         {"document", sample.number}, {"tokens", sample.tokens}, {"text", sample.text}};
-    if (from.masked()) one["learnt"] = sample.learnt;
+    if (from.masked()) one["learned"] = sample.learned;
     out["samples"].push_back(std::move(one));
   }
   out["problem"] = inspection.problem.empty() ? InspectJson() : InspectJson(inspection.problem);
@@ -210,7 +210,7 @@ std::string facts_of(const Inspection& inspection) {
                                 manifest->fingerprint.substr(0, 12))});
     facts.row({"files", str(plural(static_cast<std::int64_t>(manifest->shards.size()), "shard"),
                             ", ", manifest->bytes_per_token, " bytes a token",
-                            manifest->masked ? ", with masks: only some tokens are learnt" : "")});
+                            manifest->masked ? ", with masks: only some tokens have a loss" : "")});
     for (const auto& [key, value] : manifest->reading) {
       if (key == "call") continue;
       std::string name = key;
@@ -234,7 +234,7 @@ std::string to_text(const Inspection& inspection) {
   for (const Sample& sample : inspection.samples) {
     text += str("  document ", with_commas(sample.number), " (", with_commas(sample.tokens),
                 " tokens)\n    ", sample.text, "\n");
-    if (inspection.from->masked()) text += str("    learnt: ", sample.learnt, "\n");
+    if (inspection.from->masked()) text += str("    learned: ", sample.learned, "\n");
   }
   if (!inspection.problem.empty()) text += str("  PROBLEM: ", inspection.problem, "\n");
   return text;
@@ -269,9 +269,9 @@ int verify_data(const std::string& path, std::int64_t vocab, bool json) {
   std::string problem;
   try {
     MegabyteBar bar("verifying", static_cast<std::int64_t>(bytes));
-    const auto told = bar.function();
+    const auto report = bar.function();
     data::verify_tokens(*from, vocab,
-                        [&](std::uint64_t done) { told(static_cast<std::int64_t>(done)); });
+                        [&](std::uint64_t done) { report(static_cast<std::int64_t>(done)); });
     data::tokenizer_of(*from);
   } catch (const Error& error) {
     if (!json) throw;

@@ -307,7 +307,7 @@ ExperimentResults run_all(const Experiment& experiment, const ExperimentArgument
   tools.simulates = [&](const RunWords& words, const RunFacts& computing) {
     return planner.simulated(words, computing);
   };
-  tools.told = [&](std::int64_t done, std::int64_t of, const std::string& what) {
+  tools.report = [&](std::int64_t done, std::int64_t of, const std::string& what) {
     if (interrupt() != 0) throw Interrupted{interrupt()};
     if (!progress) progress.emplace(of, shown);
     progress->update(done, what);

@@ -93,7 +93,7 @@ class ExperimentRunner {
     for (int round = 1; round < scale.rounds; ++round) {
       for (std::size_t i = 0; i < timed.size(); ++i) {
         const RunWords& words = timed[(i + static_cast<std::size_t>(round)) % timed.size()];
-        tools_.told(done_, total_, str("round ", round + 1, " of ", scale.rounds));
+        tools_.report(done_, total_, str("round ", round + 1, " of ", scale.rounds));
         memory_[key_of(words)].push_back(tools_.trains(words));
       }
     }
@@ -143,7 +143,7 @@ class ExperimentRunner {
     std::vector<RunFacts>& known = memory_[key_of(words)];
     if (!known.empty()) return known.front();
     ++runs_;
-    tools_.told(done_, total_, str(doing_, ", batch ", value_of(words, "micro-batch", "1")));
+    tools_.report(done_, total_, str(doing_, ", batch ", value_of(words, "micro-batch", "1")));
     known.push_back(tools_.trains(words));
     return known.front();
   }

@@ -76,12 +76,12 @@ struct ExperimentResults {
   std::vector<PlotPoint> plot;
 };
 
-// Functions that run_experiment() calls. `told` reports the next run.
+// Functions that run_experiment() calls. `report` is called before each run.
 struct ExperimentTools {
   Trains trains;
   Predicts predicts;
   Simulates simulates = {};
-  std::function<void(std::int64_t done, std::int64_t of, const std::string& what)> told;
+  std::function<void(std::int64_t done, std::int64_t of, const std::string& what)> report;
 };
 // Runs the rows named in `only` (all if it is empty) and those that they refer to. Runs with equal
 // settings are run once.

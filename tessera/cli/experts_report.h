@@ -8,7 +8,7 @@
 namespace tessera::cli {
 
 // Describes the experts, their rows and their exchange.
-std::string experts_text(const planner::RunConfig& settled, const planner::ExpertCosts& costs);
+std::string experts_text(const planner::RunConfig& resolved, const planner::ExpertCosts& costs);
 // Lists the state of experts and the memory of a rank by ep; "" if there is only one choice.
 std::string experts_table(const planner::Plan& plan);
 

@@ -89,7 +89,7 @@ int explain_collective(int argc, char** argv) {
                        plural(ask.ranks, "rank"), "\n\n", steps_text(trace), "\nA rank sends ",
                        planner::size(trace.bytes_per_rank), " at most in ",
                        plural(static_cast<std::int64_t>(trace.steps.size()), "step"),
-                       ", which take ", format_time(trace.seconds), "; the closed form says ",
+                       ", which take ", format_time(trace.seconds), "; the closed form gives ",
                        format_time(trace.closed_form), ".\n", sent_text(trace)));
 }
 

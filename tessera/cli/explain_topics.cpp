@@ -79,7 +79,7 @@ std::string explain_memory(const ExplainArguments& a) {
   const RunConfig& q = a.plan.question;
   const planner::Memory& m = a.plan.memory;
   const std::vector<planner::StageLayers> chunks =
-      stage_shares(q)[static_cast<std::size_t>(a.plan.rank)];
+      chunk_layers(q)[static_cast<std::size_t>(a.plan.rank)];
   const double psi = params_on_rank(q, chunks);
   std::string text =
       str("State: layout ", q.layout.name, ", ZeRO stage ", q.zero, ", dp ", q.dp(),

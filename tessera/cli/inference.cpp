@@ -29,7 +29,7 @@ void add_model_options(CommandLine& line, InferenceArguments& a) {
 
 void add_device_options(CommandLine& line, InferenceArguments& a) {
   CLI::App& app = line.app();
-  line.choice(app, "--device", a.device, {"cpu", "cuda"}, "where to compute");
+  line.choice(app, "--device", a.device, {"cpu", "cuda"}, "device to compute on");
   line.choice(app, "--backend", a.backend, comm::backend_names(), "backend of the collectives");
   line.integer(app, "--threads", a.threads, 0, 4096, "threads per rank; 0: its share of the cores");
   app.add_flag("--force", a.force, "start even if memory seems insufficient");

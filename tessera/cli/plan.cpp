@@ -241,15 +241,15 @@ int plan_command(int argc, char** argv) {
     return print_out(arguments.json ? planner::to_json(answer) + "\n" : report(answer));
   }
   if (arguments.max_batch || arguments.max_model) {
-    const planner::RunConfig settled = planner::resolve(question);
-    return arguments.max_batch ? limits(arguments, settled, planner::largest_batches(settled))
-                               : limits(arguments, settled, planner::largest_models(settled));
+    const planner::RunConfig resolved = planner::resolve(question);
+    return arguments.max_batch ? limits(arguments, resolved, planner::largest_batches(resolved))
+                               : limits(arguments, resolved, planner::largest_models(resolved));
   }
   if (arguments.topology) {
-    const planner::RunConfig settled = planner::resolve(question);
-    write_file("--svg", arguments.svg, [&] { return planner::topology_svg(settled); });
-    return print_out(arguments.json ? planner::topology_json(settled) + "\n"
-                                    : planner::topology_text(settled));
+    const planner::RunConfig resolved = planner::resolve(question);
+    write_file("--svg", arguments.svg, [&] { return planner::topology_svg(resolved); });
+    return print_out(arguments.json ? planner::topology_json(resolved) + "\n"
+                                    : planner::topology_text(resolved));
   }
   const planner::Plan plan = planner::make_plan(question);
   return print_out(arguments.json ? planner::to_json(plan) + "\n" : report(plan));

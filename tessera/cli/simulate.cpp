@@ -180,15 +180,15 @@ void take_given_times(const SimulateArguments& a, simulator::Scenario& s) {
 }
 
 // Throws UsageError if --tp-time has no effect. A sweep of tp may contain size 1.
-void check_tp_time(const SimulateArguments& a, const planner::RunConfig& settled) {
-  if (!a.given_tp_time || settled.tp() > 1 || a.sweep.starts_with("tp=")) return;
+void check_tp_time(const SimulateArguments& a, const planner::RunConfig& resolved) {
+  if (!a.given_tp_time || resolved.tp() > 1 || a.sweep.starts_with("tp=")) return;
   throw UsageError(Flag("tp-time"), "tp is 1, which sends nothing; give --tp 2 or more");
 }
 
-simulator::Scenario scenario_for(const SimulateArguments& a, const planner::RunConfig& settled) {
+simulator::Scenario scenario_for(const SimulateArguments& a, const planner::RunConfig& resolved) {
   simulator::Scenario s;
-  check_tp_time(a, settled);
-  static_cast<planner::Step&>(s) = planner::describe_step(settled);
+  check_tp_time(a, resolved);
+  static_cast<planner::Step&>(s) = planner::describe_step(resolved);
   if (a.given_forward) take_given_times(a, s);
   s.topology.algorithm = planner::parse_algorithm(a.collective);
   s.jitter = a.jitter;
@@ -271,12 +271,12 @@ int run_sweep(const SimulateArguments& a, const planner::Catalog& catalog) {
   sweep.rows = simulator::sweep(sweep.range, a.law_cost, [&](int size) {
     planner::RunConfig settings = a.settings;
     settings.set(sweep.range.axis, std::to_string(size));
-    const planner::RunConfig settled = planner::resolve(planner::look_up(settings, catalog));
+    const planner::RunConfig resolved = planner::resolve(planner::look_up(settings, catalog));
     simulator::SweepCase one;
-    one.scenario = scenario_for(a, settled);
-    one.tokens = static_cast<double>(settled.global_batch * settled.seq);
-    if (first) sweep.question = settled;
-    if (!a.given_forward) fits[size] = simulator::fit_of(settled);
+    one.scenario = scenario_for(a, resolved);
+    one.tokens = static_cast<double>(resolved.global_batch * resolved.seq);
+    if (first) sweep.question = resolved;
+    if (!a.given_forward) fits[size] = simulator::fit_of(resolved);
     first = false;
     progress.add();
     last = one;

@@ -138,9 +138,9 @@ int train_on_rank(train::RunConfig config) {
   stop_signal().store(0);      // initialize the statics before the handlers use them
   save_requested().store(0);
   save_on(SIGUSR1);
-  const auto wish = [] {
-    if (stop_signal().load() != 0) return train::Wish::stop;
-    return save_requested().exchange(0) != 0 ? train::Wish::save : train::Wish::none;
+  const auto request = [] {
+    if (stop_signal().load() != 0) return train::RunRequest::stop;
+    return save_requested().exchange(0) != 0 ? train::RunRequest::save : train::RunRequest::none;
   };
   train::Ended ended = train::Ended::done;
   std::atomic<std::int64_t> last_step{-1};
@@ -157,7 +157,7 @@ int train_on_rank(train::RunConfig config) {
     // Installed after init: until then signals end the process, since there is nothing to save.
     const comm::Group world = comm::init(init);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) finish_the_step_on(signal);
-    ended = train::run_session(config, world, wish, {&last_step, giving_up});
+    ended = train::run_session(config, world, request, {&last_step, giving_up});
   } catch (const std::exception& error) {
     const bool own = dynamic_cast<const PeerError*>(&error) == nullptr;
     const int rank = comm::detect_launch().rank;

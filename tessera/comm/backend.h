@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "tessera/comm/call.h"
 #include "tessera/comm/collective.h"
-#include "tessera/comm/group_options.h"
 #include "tessera/comm/observer.h"
 #include "tessera/comm/traffic.h"
 #include "tessera/comm/work.h"

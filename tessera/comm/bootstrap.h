@@ -2,8 +2,8 @@
 
 #include <string>
 
+#include "tessera/comm/call.h"
 #include "tessera/comm/group.h"
-#include "tessera/comm/group_options.h"
 
 namespace tessera::comm {
 

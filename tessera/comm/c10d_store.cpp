@@ -26,14 +26,14 @@ class C10dStore final : public Store {
     try {
       store_->wait({key}, timeout);
     } catch (const std::exception& error) {
-      throw StoreTimeout(str("no rank wrote ", quote(key), " to the store at ", place(), " within ",
-                             static_cast<double>(timeout.count()) / 1000.0,
+      throw StoreTimeout(str("no rank wrote ", quote(key), " to the store at ", address(),
+                             " within ", static_cast<double>(timeout.count()) / 1000.0,
                              " s; did all ranks start? (", message_of(error), ")"));
     }
     std::vector<std::uint8_t> value;
     attempt("read", key, [&] { value = store_->get(key); });
     if (value.size() > kLongestValue) {
-      throw DataError(str("the value of ", quote(key), " in the store at ", place(), " has ",
+      throw DataError(str("the value of ", quote(key), " in the store at ", address(), " has ",
                           value.size(), " bytes; the limit is ", kLongestValue,
                           ". Another program is writing to this store"));
     }
@@ -47,14 +47,14 @@ class C10dStore final : public Store {
   }
 
  private:
-  std::string place() const { return str(store_->getHost(), ":", store_->getPort()); }
+  std::string address() const { return str(store_->getHost(), ":", store_->getPort()); }
 
   template <typename Action>
   void attempt(const char* what, const std::string& key, const Action& action) const {
     try {
       action();
     } catch (const std::exception& error) {
-      throw Error(str("cannot ", what, " ", quote(key), " in the store at ", place(), ": ",
+      throw Error(str("cannot ", what, " ", quote(key), " in the store at ", address(), ": ",
                       message_of(error)));
     }
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -73,6 +74,23 @@ struct Call {
   std::shared_ptr<const std::vector<std::size_t>> parts = nullptr;
   int copies = 1;       // of each shard of a reduce_scatter: [Note: copies]
   bool shared = false;  // all_gather of memory that all ranks have mapped: nothing is copied
+};
+
+// Emulated link that is slower than the shared memory of a host, for experiments. 0 disables a
+// limit.
+struct LinkOptions {
+  double bandwidth = 0;  // bytes per second sent by one rank
+  double latency = 0;    // seconds per step of a ring
+  bool slowed() const { return bandwidth > 0 || latency > 0; }
+};
+
+// Options common to all backends.
+struct GroupOptions {
+  // Maximum wait for a peer that is alive but does not make the matching call.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // Time to spin before sleeping. 0 sleeps immediately; negative chooses by ranks and cores.
+  std::chrono::microseconds spin{-1};
+  LinkOptions link = {};  // shm only
 };
 
 }  // namespace tessera::comm

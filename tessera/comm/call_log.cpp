@@ -215,7 +215,7 @@ std::optional<Failure> CallLog::compare(const Other& other) const {
   return Failure{Failure::Kind::usage, -1, peers_->rank(),
                  str("rank ", peers_->rank(), " and rank ", other.rank,
                      " have made different calls in group ", group_, ", more than ", kKept,
-                     " calls ago; their last are the same again. All ranks must make the same "
+                     " calls ago; their last calls are equal. All ranks must make the same "
                      "calls in the same order")};
 }
 
@@ -224,9 +224,8 @@ CallLog::Late CallLog::late() const {
   const Other* behind = nullptr;
   for (const Other& other : others_) {
     if (!other.page) {
-      return {other.rank, str("rank ", other.rank,
-                              " does not say what it has called; it may be "
-                              "stopped")};
+      return {other.rank,
+              str("rank ", other.rank, " has not reported its calls; it may be stopped")};
     }
     if (other.page->count >= own_.count) continue;
     if (behind == nullptr || other.page->count < behind->page->count) behind = &other;

@@ -105,9 +105,9 @@ Dialer::Progress Dialer::try_again(Call& call, std::chrono::milliseconds pause) 
 
 Dialer::Progress Dialer::begin(Call& call) {
   if (!call.address.unix_name.empty()) {
-    bool nobody = false;
-    call.socket = try_connect_unix(call.address.unix_name, &nobody);
-    if (nobody) return Outcome::refused;
+    bool no_listener = false;
+    call.socket = try_connect_unix(call.address.unix_name, &no_listener);
+    if (no_listener) return Outcome::refused;
     if (!call.socket.open()) return try_again(call, kCrowded);
     if (!same_user(call.socket)) return Outcome::other_user;
     fcntl(call.socket.get(), F_SETFL, fcntl(call.socket.get(), F_GETFL) | O_NONBLOCK);

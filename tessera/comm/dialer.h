@@ -45,8 +45,8 @@ class Dialer {
 
   void dial(int rank, PeerAddress address);
   void cancel(int rank);
-  // Cancels unless the rank may already have accepted this one: to it, the end of an accepted
-  // connection is a death. Returns whether no dial remains.
+  // Cancels unless the rank may already have accepted the connection: it would treat the end of an
+  // accepted connection as a death. Returns whether no dial remains.
   bool cancel_unless_accepted(int rank);
   // Returns the text of an error for an outcome other than `connected`.
   std::string explain(const Result& result) const;
@@ -70,7 +70,7 @@ class Dialer {
     Reply reply{};
     std::string received;
   };
-  using Progress = std::optional<Outcome>;  // nothing while it goes on
+  using Progress = std::optional<Outcome>;  // nullopt: not finished
 
   Progress begin(Call& call);
   Progress advance(Call& call);

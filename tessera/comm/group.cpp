@@ -166,11 +166,11 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
                "into a CUDA graph; use backend nccl, or no graph");
   });
   Attachments attachments;
-  std::shared_ptr<const Collective> told;
+  std::shared_ptr<const Collective> call;
   if (observer) {
-    told = std::make_shared<const Collective>(without_buffers(what));
-    attachments.ran = [observer, told](Observer::Time begin, Observer::Time end) {
-      observer->ran(*told, begin, end);
+    call = std::make_shared<const Collective>(without_buffers(what));
+    attachments.ran = [observer, call](Observer::Time begin, Observer::Time end) {
+      observer->ran(*call, begin, end);
     };
   }
   Work work;
@@ -180,7 +180,7 @@ Work Group::submit(Collective what, const at::Tensor& out, const at::Tensor& in)
     attachments.keep = std::make_shared<Kept>(Kept{out, in});
     work = (on_host ? host : device).submit(std::move(what), std::move(attachments));
   }
-  return observer ? Work(std::make_shared<Observed>(std::move(work), observer, told)) : work;
+  return observer ? Work(std::make_shared<Observed>(std::move(work), observer, call)) : work;
 }
 
 namespace {

@@ -69,7 +69,7 @@ void Liveness::check(int awaited, Clock::time_point since,
   const auto here = [&] {
     return str("rank ", peers_->rank(), " waited for it in ", doing(), " of group ", group_);
   };
-  check_failure(doing);  // first: a rank that failed may have left, and its report says more
+  check_failure(doing);  // first: a rank that failed may have left, and its report has the reason
   for (std::size_t r = 0; r < members_.size(); ++r) {
     const int world = members_[r];
     const PeerState state = peers_->state(world);

@@ -13,9 +13,10 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kDeathDelay{500};     // for the last messages of a rank that has died
 constexpr milliseconds kLeaveDelay{10'000};  // more than a rank takes to leave
-constexpr milliseconds kWatchedDelay{500};   // for the news that a rank which refuses has left
+constexpr milliseconds kWatchedDelay{500};   // for the report that a rank which refuses has left
 constexpr milliseconds kRefusalDelay{1000};  // the same for a rank that is not awaited
-// Connections are repaired after a pause without news, because at the end of a job all ranks leave.
+// Connections are repaired after a pause without reports, because at the end of a job all ranks
+// leave.
 constexpr milliseconds kRepairPause{20};
 constexpr milliseconds kLongestPause{100};
 constexpr milliseconds kSlowDial{300};  // then the next successor is dialed too
@@ -163,7 +164,7 @@ void Membership::keep_successors() {
   }
 }
 
-std::vector<int> Membership::settle() {
+std::vector<int> Membership::apply_due() {
   const auto now = Clock::now();
   const std::set<int> refused = refused_;
   for (const int rank : refused) {

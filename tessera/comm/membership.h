@@ -27,10 +27,10 @@ struct Link : Connection {
   bool has_ended = false;    // the rank announced over it that it leaves
 };
 
-// State of all ranks of a job as one of them knows it, and its connections to them.
+// State of all ranks of a job as known to one rank, and the connections of that rank.
 //
-// [Note: facts] That a rank has left or died is a fact. A rank sends each of its connections all
-// facts that it knows, once, and so forwards those that it learns: a new connection begins with all
+// [Note: facts] That a rank has left or died is a fact. A rank sends every fact once over
+// each of its connections, including facts received from others; a new connection starts with all
 // of them. Facts reach all ranks because each keeps connections to its next two living successors.
 // A rank that leaves waits until its peers have received its facts.
 //
@@ -38,8 +38,8 @@ struct Link : Connection {
 // rank sent before its end may still arrive over one. A rank leaves only after the connections for
 // its messages are open.
 //
-// Not synchronized except for state(). The caller dials take_dials() and reports what became of it
-// with add() or unreachable().
+// Not synchronized except for state(). The caller dials take_dials() and reports the
+// results with add() or unreachable().
 class Membership {
  public:
   Membership(int rank, int size);
@@ -65,7 +65,7 @@ class Membership {
   std::vector<std::shared_ptr<Link>> remove(int rank, const std::shared_ptr<Link>& link);
   // A connection to the rank has closed: unless the rank has left, it has died.
   void lost(int rank) { learn(rank, PeerState::dead, 0); }
-  // Returns whether the caller must look at take_dials() and settle().
+  // Returns whether the caller must call take_dials() and apply_due().
   bool watch(int rank);
 
   // This rank leaves.
@@ -77,9 +77,9 @@ class Membership {
   // Returns texts for take_facts() with the facts that the connection was not sent.
   std::vector<std::string> unsent_facts(Link& link) const;
 
-  // Applies what is due. Returns the ranks whose state has changed: dials to them are over.
-  std::vector<int> settle();
-  // Returns whether settle() must be called again soon.
+  // Applies facts that are due. Returns the ranks whose state changed: they are no longer dialed.
+  std::vector<int> apply_due();
+  // Returns whether apply_due() must be called again soon.
   bool is_waiting() const;
   bool is_dialing() const { return !dialing_.empty(); }
   // Gives up the dials for which no message waits, if `may_cancel` allows it.
@@ -93,7 +93,7 @@ class Membership {
   using Clock = std::chrono::steady_clock;
   struct Member {
     std::atomic<PeerState> state{PeerState::alive};
-    PeerState heard = PeerState::alive;  // the fact, which may not have taken effect yet
+    PeerState heard = PeerState::alive;  // the known fact, which may not have taken effect yet
     Clock::time_point effect{};          // when it does at the latest
     std::shared_ptr<Link> out;
     std::vector<std::shared_ptr<Link>> links;

@@ -266,7 +266,7 @@ PeerContacts exchange_contacts(Store& store, int rank, int size, const PeersOpti
   if (std::count(hosts.begin(), hosts.end(), here) == size) return contacts;
   if (options.address.empty()) {
     throw UsageError(str("the ranks are on several hosts, but rank ", rank,
-                         " was not told at which address to listen for the others"));
+                         " has no address at which to listen for the others"));
   }
   std::uint16_t port = 0;
   contacts.listeners.push_back(listen_tcp(options.address, port));

@@ -65,13 +65,13 @@ Fd listen_unix(const std::string& name, int backlog, bool* taken) {
   return fd;
 }
 
-Fd try_connect_unix(const std::string& name, bool* nobody) {
+Fd try_connect_unix(const std::string& name, bool* no_listener) {
   Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, length);
   if (!fd.open()) throw_errno("cannot make a Unix socket");
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
-    if (nobody != nullptr) *nobody = errno == ECONNREFUSED;
+    if (no_listener != nullptr) *no_listener = errno == ECONNREFUSED;
     if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return Fd();
     throw_errno("cannot reach a rank of this host through its Unix socket");
   }

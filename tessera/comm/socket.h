@@ -16,9 +16,9 @@ namespace tessera::comm {
 // Sockets of the abstract Unix namespace, which have no file and end with the process.
 // With `taken`, a name in use sets it and returns an empty descriptor instead of throwing.
 Fd listen_unix(const std::string& name, int backlog, bool* taken = nullptr);
-// Returns an empty descriptor if no process listens there (sets `nobody`), or too many connections
-// wait to be accepted.
-Fd try_connect_unix(const std::string& name, bool* nobody = nullptr);
+// Returns an empty descriptor if no process listens there (sets `no_listener`), or too many
+// connections wait to be accepted.
+Fd try_connect_unix(const std::string& name, bool* no_listener = nullptr);
 
 // Listens at one numeric address only. Port 0 selects a free port and is overwritten with it.
 Fd listen_tcp(const std::string& address, std::uint16_t& port);

@@ -355,7 +355,7 @@ class SocketPeers final : public Peers {
       for (Dialer::Result& result : dialer_->act_on(all.subspan(dials))) finish_dial(result);
       {
         std::lock_guard lock(mutex_);
-        for (const int rank : members_.settle()) {
+        for (const int rank : members_.apply_due()) {
           dialer_->cancel(rank);
           fail_start(rank,
                      str("rank ", rank, " ended before rank ", rank_, " was connected to it"));
@@ -382,9 +382,9 @@ class SocketPeers final : public Peers {
     return stopping_.load() || members_.is_waiting() ? static_cast<int>(kTick.count()) : -1;
   }
 
-  // A rank that stops opens the connections for which messages wait, and then leaves. It goes on
-  // receiving and forwarding until its peers have closed their connections, which they do when they
-  // have received all: data that arrives at a closed socket would make TCP discard the rest.
+  // A rank that stops opens the connections for which messages wait, and then leaves. It
+  // continues to receive and forward until its peers, having received everything, close their
+  // connections: data that arrives at a closed socket would make TCP discard the rest.
   bool may_stop() {
     if (!stopping_.load()) return false;
     const auto now = Clock::now();

@@ -36,7 +36,7 @@ class StoreClient final : public Store {
     const std::string text = ask(StoreOp::count, key, "", options_.timeout);
     std::int64_t times = 0;
     if (text.size() != sizeof(times)) {
-      throw DataError(str("the store at ", place(), " returned ", text.size(),
+      throw DataError(str("the store at ", address(), " returned ", text.size(),
                           " bytes for the counter ", quote(key), "; must be ", sizeof(times),
                           ". Use the same version of Tessera on all hosts"));
     }
@@ -47,7 +47,7 @@ class StoreClient final : public Store {
  private:
   static constexpr std::chrono::seconds kReconnect{1};
 
-  std::string place() const {
+  std::string address() const {
     return str(join(options_.addresses, " or "), " port ", options_.port);
   }
 
@@ -67,11 +67,12 @@ class StoreClient final : public Store {
           case HandshakeResult::accepted: return;
           case HandshakeResult::closed: why = "it did not answer, or closed the connection"; break;
           case HandshakeResult::refused:
-            throw UsageError(str("the store at ", place(), " refuses rank ", options_.rank, " of ",
-                                 options_.size, ": it has another secret, or belongs to another ",
+            throw UsageError(str("the store at ", address(), " refuses rank ", options_.rank,
+                                 " of ", options_.size,
+                                 ": it has another secret, or belongs to another ",
                                  "run; give all ranks the same secret"));
           case HandshakeResult::stranger:
-            throw UsageError(str("the program at ", place(), " does not have the secret of this ",
+            throw UsageError(str("the program at ", address(), " does not have the secret of this ",
                                  "job; is the address of the store right?"));
         }
       } catch (const UsageError&) {
@@ -81,14 +82,14 @@ class StoreClient final : public Store {
       }
       socket_.reset();
       if (Clock::now() > end) {
-        throw Error(str("rank ", options_.rank, " cannot reach the rendezvous store at ", place(),
+        throw Error(str("rank ", options_.rank, " cannot reach the rendezvous store at ", address(),
                         " within ", static_cast<double>(timeout.count()) / 1000.0,
                         " s; is rank 0, or the launcher, running? (", why, ")"));
       }
       if (notice.is_due()) {
         notice.report(
             options_.rank,
-            str("for the rendezvous store at ", place(), ". Rank 0, or the launcher, has ",
+            str("for the rendezvous store at ", address(), ". Rank 0, or the launcher, has ",
                 "not started, is not reachable there, or is itself waiting for other ranks ",
                 "and reports which (", why, ")."));
       }
@@ -121,13 +122,13 @@ class StoreClient final : public Store {
     if (whole && header.verdict == StoreVerdict::good) return answer;
     socket_.reset();  // a late answer would be mistaken for that of the next request
     if (whole && header.verdict == StoreVerdict::rank_failed) throw failure_of(answer);
-    if (whole) throw Error(str("the store at ", place(), " refuses ", quote(key), ": ", answer));
+    if (whole) throw Error(str("the store at ", address(), " refuses ", quote(key), ": ", answer));
     if (op == StoreOp::get && Clock::now() > end) {
-      throw StoreTimeout(str("no rank wrote ", quote(key), " to the store at ", place(), " within ",
-                             static_cast<double>(timeout.count()) / 1000.0,
+      throw StoreTimeout(str("no rank wrote ", quote(key), " to the store at ", address(),
+                             " within ", static_cast<double>(timeout.count()) / 1000.0,
                              " s; did all ranks start?"));
     }
-    throw Error(str("the store at ", place(), " closed the connection while rank ", options_.rank,
+    throw Error(str("the store at ", address(), " closed the connection while rank ", options_.rank,
                     " requested ", quote(key), "; did rank 0, or the launcher, end?"));
   }
 

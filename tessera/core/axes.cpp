@@ -243,7 +243,8 @@ int Axes::rank_of(const Coordinate& at) const {
 std::vector<int> Axes::ranks_along(AxisSet axes, const Coordinate& at) const {
   check_set(axes);
   if (axes.contains(Axis::ep)) {
-    // The shards of the block of `at`, in every combination with the other axes of the set.
+    // Ranks along the other axes and along the axes that shard state, if they are in the ep group
+    // of `at`.
     const int experts = size(Axis::ep), block = shard_index(at) / experts;
     std::vector<int> ranks;
     for (const int rank : ranks_along(axes.without(Axis::ep).with(kShardAxes), at)) {

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Learning-rate schedule: linear warm-up, then as `kind` says.
+// Learning-rate schedule: linear warm-up, then decay of the given kind.
 struct LrSchedule {
   // Rate after the warm-up.
   enum class Kind : std::uint8_t {

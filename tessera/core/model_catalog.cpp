@@ -157,10 +157,10 @@ const std::vector<ModelShape>& model_shapes() {
       named_gpt("gpt3-125m", 12, 768, 12, 2048),
       named_gpt("gpt3-350m", 24, 1024, 16, 2048),
       named_gpt("gpt3-760m", 24, 1536, 16, 2048),
-      named_gpt("gpt3-1.3b", 24, 2048, 16, 2048),  // the paper says 24 heads of 128
+      named_gpt("gpt3-1.3b", 24, 2048, 16, 2048),  // the paper has 24 heads of 128
       named_gpt("gpt3-2.7b", 32, 2560, 32, 2048),
       named_gpt("gpt3-6.7b", 32, 4096, 32, 2048),
-      named_gpt("gpt3-13b", 40, 5120, 40, 2048),  // the paper says 5140
+      named_gpt("gpt3-13b", 40, 5120, 40, 2048),  // 5140 in the paper
       named_gpt("gpt3-175b", 96, 12288, 96, 2048),
       named_llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
       named_llama("llama2-13b", 40, 5120, 40, 40, 13824, 32000, 4096),

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/experts.h"
 #include "tessera/core/lora.h"
 #include "tessera/core/rotary.h"
 #include "tessera/core/run_options.h"
@@ -24,11 +25,6 @@ struct Biases {
   bool any_linear() const { return qkv || out || mlp; }
   bool operator==(const Biases&) const = default;
 };
-
-// Function of an MLP, between its matrices or on its gate. `silu` is for gates only.
-enum class Activation : std::uint8_t { gelu_tanh, gelu, relu, silu };
-// Returns the name in checkpoints and messages.
-const char* name(Activation activation);
 
 // Family of a model: the tensor names and config fields of its files at Hugging Face. A model given
 // by its sizes has none; the export then chooses one that has all its parts.
@@ -51,42 +47,6 @@ inline constexpr Family kFamilies[] = {
     Family::gemma2, Family::gemma3, Family::mixtral, Family::qwen3_moe, Family::dots1};
 // Returns the model_type of config.json, "" for none.
 const char* name(Family family);
-
-// Scores of a router: softmax over all experts, or the sigmoid of each logit.
-enum class RouterScores : std::uint8_t { softmax, sigmoid };
-// Returns the name in messages.
-const char* name(RouterScores scores);
-
-// [Note: experts] Mixture of experts (Shazeer et al., 2017): a layer has `count` MLPs instead of
-// one, and a linear without bias, the router, selects `per_token` of them for each token:
-//   y = scale · Σ w_e · expert_e(x) over the selected experts, + shared(x)
-// The w_e are the scores of the selected experts, divided by their sum if `normalized`.
-struct Experts {
-  std::int64_t count = 0;      // 0: an ordinary MLP
-  std::int64_t per_token = 0;  // selected experts of a token
-  std::int64_t width = 0;      // hidden width of one expert
-  // Hidden width of an MLP that every token passes; several shared experts are one of their
-  // total width. 0: none.
-  std::int64_t shared_width = 0;
-  bool shared_gate = false;  // sigmoid(linear(x)), one number per token, multiplies shared(x)
-  RouterScores scores = RouterScores::softmax;
-  bool normalized = true;
-  double scale = 1;
-  // The experts are selected by score + bias, and weighted by the score alone. The biases are a
-  // buffer, not trained: after each step they move by bias_rate towards even use.
-  bool selection_bias = false;
-  double bias_rate = 0;
-  std::int64_t dense_layers = 0;  // number of first layers with an ordinary MLP
-  double balance_loss = 0;        // factor of the load-balancing loss
-  double z_loss = 0;              // factor of the mean of (log Σ exp(logits))²
-  double jitter = 0;  // the router's input is multiplied by uniform numbers in [1 - j, 1 + j]
-  // Tokens that an expert accepts, as a multiple of the mean; further ones are dropped. 0: no
-  // limit.
-  double capacity = 0;
-
-  bool any() const { return count > 0; }
-  bool operator==(const Experts&) const = default;
-};
 
 // Sizes of a transformer, as in `--layers --hidden …`, and its variant.
 struct ModelShape {

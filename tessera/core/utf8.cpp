@@ -12,7 +12,7 @@ namespace {
 // the next state. A byte thus costs a load, which is independent of the previous byte, and a shift,
 // which is not.
 enum Utf8State : unsigned {
-  kUtf8Wrong = 0,     // final
+  kUtf8Wrong = 0,     // invalid; no transition leaves it
   kUtf8Whole = 6,     // between two characters
   kUtf8One = 12,      // one more byte of a character follows
   kUtf8Two = 18,      // two more bytes

@@ -89,7 +89,7 @@ std::string stage_formula(const planner::StageAnswer& s) {
   double experts = 0;
   if (q.ep() > 1) {
     const auto rank = static_cast<std::size_t>(s.plan.rank);
-    experts = planner::experts_on_rank(q, planner::stage_shares(q).at(rank));
+    experts = planner::experts_on_rank(q, planner::chunk_layers(q).at(rank));
   }
   return str(product(s.plan.on_a_rank - experts, q.shards()),
              experts > 0 ? str(" + experts ", product(experts, q.expert_shards())) : "", " = ",
@@ -144,19 +144,19 @@ Json zero_answer(const Knowledge& known, Ask& ask) {
   // Stage 0 does not support replicas. The command compares all stages regardless of --zero.
   const bool hybrid = ask.has("dp_replicate") || ask.has("dp-replicate");
   if (hybrid) ask.otherwise("zero", "3");
-  const planner::RunConfig settled = ask.question(known.catalog, known.limits);
-  const auto stages = planner::compare_stages(settled);
+  const planner::RunConfig resolved = ask.question(known.catalog, known.limits);
+  const auto stages = planner::compare_stages(resolved);
   Json json = planner::tree_of(stages);
-  json["capacity"] = planner::usable_memory(settled.hardware);
-  json["capacity_total"] = settled.hardware.memory;
-  json["hardware"] = settled.hardware.name;
-  json["seq"] = settled.state_only() ? Json() : Json(settled.seq);
-  json["layout_bytes"] = {{"param", settled.layout.param},
-                          {"grad", settled.layout.grad},
-                          {"optimizer", settled.layout.optimizer()}};
+  json["capacity"] = planner::usable_memory(resolved.hardware);
+  json["capacity_total"] = resolved.hardware.memory;
+  json["hardware"] = resolved.hardware.name;
+  json["seq"] = resolved.state_only() ? Json() : Json(resolved.seq);
+  json["layout_bytes"] = {{"param", resolved.layout.param},
+                          {"grad", resolved.layout.grad},
+                          {"optimizer", resolved.layout.optimizer()}};
   Json &fits_from_dp = json["fits_from_dp"], formulas = Json::array();
   for (const planner::StageAnswer& s : stages) {
-    const std::optional<int> least = fits_from(settled, s.stage, 1 << 16);
+    const std::optional<int> least = fits_from(resolved, s.stage, 1 << 16);
     fits_from_dp[std::to_string(s.stage)] = least ? Json(*least) : Json();
     formulas.push_back({{"stage", s.stage}, {"text", stage_formula(s)}});
   }

@@ -14,9 +14,9 @@
 namespace tessera::dashboard {
 namespace {
 
-simulator::Scenario scenario_of(const planner::RunConfig& settled) {
+simulator::Scenario scenario_of(const planner::RunConfig& resolved) {
   simulator::Scenario scenario;
-  static_cast<planner::Step&>(scenario) = planner::describe_step(settled);
+  static_cast<planner::Step&>(scenario) = planner::describe_step(resolved);
   return scenario;
 }
 
@@ -148,15 +148,15 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
   const auto rows = simulator::sweep(range, overhead, [&](int size) {
     planner::RunConfig one = settings;
     one.set("dp", std::to_string(size));
-    planner::RunConfig settled = planner::resolve(planner::look_up(one, known.catalog));
-    check_limits(settled, known.limits);
-    if (bandwidth > 0) settled.hardware.between.bandwidth = bandwidth;
+    planner::RunConfig resolved = planner::resolve(planner::look_up(one, known.catalog));
+    check_limits(resolved, known.limits);
+    if (bandwidth > 0) resolved.hardware.between.bandwidth = bandwidth;
     simulator::SweepCase each;
-    each.scenario = scenario_of(settled);
+    each.scenario = scenario_of(resolved);
     each.scenario.jitter = jitter;
     check_work(each.scenario, known.limits);
-    each.tokens = static_cast<double>(settled.global_batch * settled.seq);
-    fits[size] = simulator::fit_of(settled);
+    each.tokens = static_cast<double>(resolved.global_batch * resolved.seq);
+    fits[size] = simulator::fit_of(resolved);
     return each;
   });
   Json dp = Json::array(), gpus = Json::array(), steps = Json::array(), ideal = Json::array(),

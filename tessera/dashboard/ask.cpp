@@ -142,9 +142,9 @@ planner::RunConfig Ask::settings() const {
 }
 
 planner::RunConfig Ask::question(const planner::Catalog& catalog, const Limits& limits) const {
-  planner::RunConfig settled = planner::resolve(planner::look_up(settings(), catalog));
-  check_limits(settled, limits);
-  return settled;
+  planner::RunConfig resolved = planner::resolve(planner::look_up(settings(), catalog));
+  check_limits(resolved, limits);
+  return resolved;
 }
 
 void Ask::nothing_else() const {

@@ -66,7 +66,7 @@ class Ask {
   std::set<std::string> taken_;
 };
 
-void check_limits(const planner::RunConfig& settled, const Limits& limits);
+void check_limits(const planner::RunConfig& resolved, const Limits& limits);
 
 // Quotes a word for a shell if necessary.
 std::string shell_word(const std::string& text);

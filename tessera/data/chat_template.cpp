@@ -68,27 +68,27 @@ class ChatTemplate::Writer {
 
   // Text that the template adds.
   void own(std::string_view text) { add(text, false, false); }
-  void content(std::string_view text, bool learnt) { add(text, learnt, special_); }
-  void token(TokenId id, bool learnt) {
+  void content(std::string_view text, bool learned) { add(text, learned, special_); }
+  void token(TokenId id, bool learned) {
     flush();
     out_.ids.push_back(id);
-    out_.learnt.push_back(learnt ? 1 : 0);
+    out_.learned.push_back(learned ? 1 : 0);
     behind_ = EncodeOptions::Behind::token;
   }
   void flush() {
     if (waiting_.empty()) return;
     tokenizer_.encode(waiting_, out_.ids,
                       {.special = waiting_special_, .around = false, .behind = behind_});
-    out_.learnt.resize(out_.ids.size(), waiting_learnt_ ? 1 : 0);
+    out_.learned.resize(out_.ids.size(), waiting_learned_ ? 1 : 0);
     out_.bytes += waiting_.size();
     waiting_.clear();
     behind_ = EncodeOptions::Behind::text;
   }
 
  private:
-  void add(std::string_view text, bool learnt, bool special) {
-    if (learnt != waiting_learnt_ || special != waiting_special_) flush();
-    waiting_learnt_ = learnt;
+  void add(std::string_view text, bool learned, bool special) {
+    if (learned != waiting_learned_ || special != waiting_special_) flush();
+    waiting_learned_ = learned;
     waiting_special_ = special;
     waiting_ += text;
   }
@@ -97,7 +97,7 @@ class ChatTemplate::Writer {
   bool special_;
   Out& out_;
   std::string waiting_;
-  bool waiting_learnt_ = false, waiting_special_ = false;
+  bool waiting_learned_ = false, waiting_special_ = false;
   EncodeOptions::Behind behind_ = EncodeOptions::Behind::nothing;
 };
 
@@ -141,7 +141,7 @@ void ChatTemplate::append_mistral(const std::vector<ChatMessage>& messages, Writ
 
 void ChatTemplate::append(const std::vector<ChatMessage>& messages, const EncodeOptions& options,
                           Out& out) const {
-  out.learnt.resize(out.ids.size());
+  out.learned.resize(out.ids.size());
   Writer write(tokenizer_, options.special, out);
   if (begin_) write.token(*begin_, false);
   if (kind_ == Kind::mistral) return append_mistral(messages, write);
@@ -152,14 +152,14 @@ void ChatTemplate::append(const std::vector<ChatMessage>& messages, const Encode
                            ", must be system, user or assistant: no built-in template supports "
                            "other roles"));
     }
-    const bool learnt = message.role == "assistant";
+    const bool learned = message.role == "assistant";
     const bool last = i + 1 == messages.size();
     switch (kind_) {
       case Kind::chatml:
         write.token(header_, false);
         write.own(message.role + "\n");
-        write.content(message.content, learnt);
-        write.token(end_, learnt);
+        write.content(message.content, learned);
+        write.token(end_, learned);
         if (!last) write.own("\n");
         break;
       case Kind::llama3:
@@ -167,8 +167,8 @@ void ChatTemplate::append(const std::vector<ChatMessage>& messages, const Encode
         write.own(message.role);
         write.token(header_end_, false);
         write.own("\n\n");
-        write.content(trimmed(message.content), learnt);
-        write.token(end_, learnt);
+        write.content(trimmed(message.content), learned);
+        write.token(end_, learned);
         break;
       case Kind::mistral: break;
       case Kind::plain: {
@@ -176,8 +176,8 @@ void ChatTemplate::append(const std::vector<ChatMessage>& messages, const Encode
                                 : message.role == "system" ? "System:"
                                                            : "Assistant:";
         write.own((i > 0 ? "\n\n" : "") + who);
-        write.content(" " + message.content, learnt);
-        if (learnt || last) write.token(end_, learnt);
+        write.content(" " + message.content, learned);
+        if (learned || last) write.token(end_, learned);
       }
     }
   }

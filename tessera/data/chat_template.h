@@ -37,7 +37,7 @@ class ChatTemplate {
 
   struct Out {
     std::vector<TokenId>& ids;
-    std::vector<std::uint8_t>& learnt;
+    std::vector<std::uint8_t>& learned;
     std::uint64_t& bytes;  // of the text
   };
   // Throws UsageError for a role other than system, user or assistant. The caller adds the line.

@@ -88,14 +88,14 @@ void store(const std::vector<TokenId>& ids, std::int64_t vocab, TokenPart& part)
 void DocumentCounts::add(const DocumentCounts& other) {
   documents += other.documents;
   bytes_of_text += other.bytes_of_text;
-  learnt += other.learnt;
+  learned += other.learned;
   replaced += other.replaced;
   empty += other.empty;
 }
 
 struct DocumentEncoder::Work {
   std::vector<TokenId> ids;
-  std::vector<std::uint8_t> learnt;
+  std::vector<std::uint8_t> learned;
   std::vector<std::uint64_t> ends;
   DocumentCounts& counts;
   std::string clean;  // storage of clean_utf8()
@@ -113,17 +113,17 @@ DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, DocumentOptions opt
 
 TokenPart DocumentEncoder::encode(InputPart&& part, DocumentCounts& counts) const {
   if (bytes_ && !part.file->jsonl) return encode_bytes(std::move(part), counts);
-  Work work{.ids = {}, .learnt = {}, .ends = {}, .counts = counts, .clean = {}};
+  Work work{.ids = {}, .learned = {}, .ends = {}, .counts = counts, .clean = {}};
   work.ids.reserve(part.bytes.size() / 3);
   part.file->jsonl ? encode_lines(part, work) : encode_text(part, work);
   TokenPart out;
   width_ == 2 ? store<std::uint16_t>(work.ids, tokenizer_.vocab(), out)
               : store<std::uint32_t>(work.ids, tokenizer_.vocab(), out);
   out.ends = std::move(work.ends);
-  out.learnt = std::move(work.learnt);
+  out.learned = std::move(work.learned);
   counts.documents += out.ends.size();
-  counts.learnt +=
-      static_cast<std::uint64_t>(std::count(out.learnt.begin(), out.learnt.end(), std::uint8_t{1}));
+  counts.learned += static_cast<std::uint64_t>(
+      std::count(out.learned.begin(), out.learned.end(), std::uint8_t{1}));
   out.crc = checksum_of(out);
   return out;
 }
@@ -261,10 +261,10 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
     }
     begin_document(work);
     append(prompt.text, true, work);
-    work.learnt.resize(work.ids.size(), 0);
+    work.learned.resize(work.ids.size(), 0);
     append(response.there ? response.text : completion.text, prompt.text.empty(), work);
     end_document(work);
-    work.learnt.resize(work.ids.size(), 1);
+    work.learned.resize(work.ids.size(), 1);
     return;
   }
   if (!conversation) missing("\"messages\"", "; must have a list of {\"role\", \"content\"}");
@@ -273,7 +273,7 @@ void DocumentEncoder::encode_line(std::string_view line, Work& work) const {
     throw DataError(
         "it has no message with the role \"assistant\", so there is nothing to train on");
   }
-  ChatTemplate::Out out{work.ids, work.learnt, work.counts.bytes_of_text};
+  ChatTemplate::Out out{work.ids, work.learned, work.counts.bytes_of_text};
   template_->append(messages, {.special = options_.special_text, .around = false}, out);
   work.ends.push_back(work.ids.size());
 }

@@ -36,7 +36,7 @@ struct DocumentOptions {
 
 // Statistics of encoded documents; additive over parts.
 struct DocumentCounts {
-  std::uint64_t documents = 0, bytes_of_text = 0, learnt = 0;
+  std::uint64_t documents = 0, bytes_of_text = 0, learned = 0;
   std::uint64_t replaced = 0;  // invalid UTF-8 sequences
   std::uint64_t empty = 0;     // empty documents, which are dropped
 

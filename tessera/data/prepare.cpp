@@ -354,8 +354,8 @@ void write_shards(const PrepareOptions& options, const Tokenizer& tokenizer,
     publish(in_folder(options.out, kPreparingName),
             to_text(PrepareState{state.call, position, written, counts}));
   };
-  if (options.told) {
-    running.told = [&](std::uint64_t done) { options.told(done, list.bytes); };
+  if (options.report) {
+    running.report = [&](std::uint64_t done) { options.report(done, list.bytes); };
   }
   PrepareRun run(reader, encoder, writer, running, state.counts);
   run.run();

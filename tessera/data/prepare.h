@@ -39,7 +39,7 @@ struct PrepareOptions {
   std::uint64_t direct_input = std::uint64_t{64} << 20;
   double save_seconds = 5;  // interval between saves of the state; 0: after each part
   // Progress callback: bytes of the input read so far, and in total.
-  std::function<void(std::uint64_t done, std::uint64_t total)> told;
+  std::function<void(std::uint64_t done, std::uint64_t total)> report;
 };
 
 // Result of prepare().

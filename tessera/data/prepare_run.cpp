@@ -176,9 +176,9 @@ void PrepareRun::watch() {
       saved_at = std::chrono::steady_clock::now();
       lock.lock();
     }
-    if (options_.told) {
+    if (options_.report) {
       lock.unlock();
-      options_.told(consumed_);
+      options_.report(consumed_);
       lock.lock();
     }
     if (over) return;

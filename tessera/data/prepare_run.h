@@ -25,7 +25,7 @@ struct RunOptions {
   // Both are called on the thread of run(). `save` receives a state whose parts are all written and
   // synced.
   std::function<void(const InputPosition&, const WriterState&, const DocumentCounts&)> save;
-  std::function<void(std::uint64_t consumed)> told;
+  std::function<void(std::uint64_t consumed)> report;
 };
 
 // [Note: preparing] One thread reads and cuts the input, several encode parts. Encoded parts are

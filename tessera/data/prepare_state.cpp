@@ -50,7 +50,7 @@ std::string to_text(const PrepareState& state) {
       {"open", shard_json(state.writer.open)},
       {"mask_rest", state.writer.mask_rest},
       {"counts",
-       {counts.documents, counts.bytes_of_text, counts.learnt, counts.replaced, counts.empty}}};
+       {counts.documents, counts.bytes_of_text, counts.learned, counts.replaced, counts.empty}}};
   const std::string body = all.dump(1, ' ', false, StateJson::error_handler_t::replace) + "\n";
   return str(checkpoint::to_hex({checkpoint::crc32c(body)}), "\n", body);
 }

@@ -42,7 +42,7 @@ std::uint64_t Shuffle::permute(const Keys& keys, std::uint64_t number) const {
   return (left << half_bits_) | right;
 }
 
-std::uint64_t Shuffle::at(std::uint64_t epoch, std::uint64_t place) const {
+std::uint64_t Shuffle::at(std::uint64_t epoch, std::uint64_t position) const {
   if (size_ == 1) return 0;
   Keys keys;
   for (std::uint32_t i = 0; i < keys.size(); i += 4) {
@@ -51,9 +51,9 @@ std::uint64_t Shuffle::at(std::uint64_t epoch, std::uint64_t place) const {
     std::copy(words.begin(), words.end(), keys.begin() + i);
   }
   do {
-    place = permute(keys, place);
-  } while (place >= size_);
-  return place;
+    position = permute(keys, position);
+  } while (position >= size_);
+  return position;
 }
 
 }  // namespace tessera::data

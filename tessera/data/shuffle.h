@@ -19,7 +19,8 @@ class Shuffle {
   Shuffle(std::uint64_t size, std::uint64_t seed, std::uint64_t stream = 0);
 
   std::uint64_t size() const { return size_; }
-  std::uint64_t at(std::uint64_t epoch, std::uint64_t place) const;  // place must be below size()
+  std::uint64_t at(std::uint64_t epoch,
+                   std::uint64_t position) const;  // position must be below size()
 
  private:
   using Keys = std::array<std::uint32_t, 8>;  // of the rounds of one epoch

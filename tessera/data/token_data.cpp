@@ -131,7 +131,7 @@ namespace {
 // Enough to recognize files that are not text.
 constexpr std::size_t kCheckedBytes = 16 << 20;
 
-// Images, archives and the like would train without an error, but uselessly.
+// Without this check a model would be trained on images or archives without an error.
 void refuse_binary(std::span<const unsigned char> bytes, const std::string& path) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()),
                               std::min(bytes.size(), kCheckedBytes));

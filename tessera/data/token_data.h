@@ -55,10 +55,10 @@ class TokenData {
 std::unique_ptr<TokenData> open_tokens(const std::string& path);
 bool is_token_data(const std::string& path);  // a folder with tokens.json, or a .bin
 // Verifies everything: checksums (except of views, which have no files), and that all ids are below
-// `vocab` (vocab() if 0). Throws DataError with the document and the position. `told` is called
+// `vocab` (vocab() if 0). Throws DataError with the document and the position. `report` is called
 // with the bytes done so far. (read() also rejects ids that are not below vocab(), if known.)
 void verify_tokens(const TokenData& data, std::int64_t vocab = 0,
-                   const std::function<void(std::uint64_t)>& told = {});
+                   const std::function<void(std::uint64_t)>& report = {});
 
 class Tokenizer;
 // Returns the tokenizer from the files next to the tokens; null for a .bin. Throws DataError if its

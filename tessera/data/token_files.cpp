@@ -248,7 +248,7 @@ void check_token_ids(const TokenFiles& data, const TokenFile& file, std::int64_t
 
 // Views (--val-fraction) have no files of their own; only their ids are checked.
 void check_ids_of_view(const TokenData& data, std::int64_t vocab,
-                       const std::function<void(std::uint64_t)>& told) {
+                       const std::function<void(std::uint64_t)>& report) {
   if (vocab == 0) return;
   std::vector<std::int64_t> ids(std::size_t{1} << 16);
   for (std::uint64_t at = 0; at < data.tokens(); at += ids.size()) {
@@ -266,21 +266,21 @@ void check_ids_of_view(const TokenData& data, std::int64_t vocab,
                           ", must be less than the vocabulary of ", vocab,
                           ": it was made for another tokenizer, or changed"));
     }
-    if (told) told(at + count);
+    if (report) report(at + count);
   }
 }
 
 }  // namespace
 
 void verify_tokens(const TokenData& data, std::int64_t vocab,
-                   const std::function<void(std::uint64_t)>& told) {
+                   const std::function<void(std::uint64_t)>& report) {
   if (vocab == 0) vocab = data.vocab();
   const auto* const files = dynamic_cast<const TokenFiles*>(&data);
-  if (files == nullptr) return check_ids_of_view(data, vocab, told);
+  if (files == nullptr) return check_ids_of_view(data, vocab, report);
   std::uint64_t bytes = 0;
   const auto done = [&](std::uint64_t more) {
     bytes += more;
-    if (told) told(bytes);
+    if (report) report(bytes);
   };
   for (const TokenFile& file : files->files()) {
     if (!file.indexed) continue;

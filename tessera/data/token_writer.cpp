@@ -105,11 +105,11 @@ void TokenWriter::close_shard() {
 
 // Called in part order, because a byte may hold bits of two parts.
 void TokenWriter::write_mask(const TokenPart& part) {
-  std::vector<std::uint8_t> bytes((state_.open.tokens % 8 + part.learnt.size()) / 8 + 1);
+  std::vector<std::uint8_t> bytes((state_.open.tokens % 8 + part.learned.size()) / 8 + 1);
   bytes[0] = state_.mask_rest;
   std::uint64_t bit = state_.open.tokens % 8;
-  for (const std::uint8_t learnt : part.learnt) {
-    bytes[bit / 8] = static_cast<std::uint8_t>(bytes[bit / 8] | (learnt & 1u) << bit % 8);
+  for (const std::uint8_t learned : part.learned) {
+    bytes[bit / 8] = static_cast<std::uint8_t>(bytes[bit / 8] | (learned & 1u) << bit % 8);
     ++bit;
   }
   state_.mask_rest = bytes.back();  // the last byte is incomplete, possibly empty

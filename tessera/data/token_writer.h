@@ -19,10 +19,10 @@ struct TokenPart {
   // If every byte is a token: these bytes plus one per end of a document, instead of `tokens`. They
   // are widened to u16 when written, which halves the memory traffic.
   UninitializedVector<char> text;
-  std::uint16_t end = 0;             // token that ends a document; `text` has a placeholder there
-  std::vector<std::uint64_t> ends;   // ends of its documents, relative to its start
-  std::vector<std::uint8_t> learnt;  // one byte per token; empty without a mask
-  std::uint32_t crc = 0;             // of the bytes that the file receives
+  std::uint16_t end = 0;              // token that ends a document; `text` has a placeholder there
+  std::vector<std::uint64_t> ends;    // ends of its documents, relative to its start
+  std::vector<std::uint8_t> learned;  // one byte per token; empty without a mask
+  std::uint32_t crc = 0;              // of the bytes that the file receives
 
   // Number of bytes that the file receives.
   std::uint64_t bytes() const { return text.empty() ? tokens.size() : 2 * text.size(); }

@@ -87,7 +87,7 @@ void decompose(const Unicode& tables, char32_t c, std::u32string& out) {
   if (found->second.second != 0) decompose(tables, found->second.second, out);
 }
 
-// What two characters make, or 0.
+// Returns the composition of two characters, or 0.
 char32_t composed(const Unicode& tables, char32_t first, char32_t second) {
   if (first - kLeads < kLeadCount && second - kVowels < kVowelCount) {
     return kSyllables + ((first - kLeads) * kVowelCount + (second - kVowels)) * kTailCount;
@@ -132,7 +132,7 @@ const Unicode& unicode() {
 bool surely_normal(std::string_view text, bool compose) {
   const std::vector<std::uint8_t>& classes = unicode().classes;
   const std::uint8_t bit = compose ? kMayCompose : kMayDecompose;
-  // What begins with a smaller byte is below U+0300 (or U+00C0).
+  // Characters that begin with a smaller byte are below U+0300 (or U+00C0).
   const unsigned char least = compose ? 0xcc : 0xc3;
   for (std::size_t at = 0; at < text.size();) {
     if (static_cast<unsigned char>(text[at]) < least) {

@@ -79,7 +79,7 @@ inline constexpr std::int32_t kNumbers[] = {
   2787, 10,
 };
 
-// Runs of what Digits cuts off besides.
+// Runs of further characters that Digits isolates.
 inline constexpr std::int32_t kMoreDigits[] = {
   73184, 10, 21002, 3,
 };
@@ -89,7 +89,7 @@ inline constexpr std::int32_t kSpaces[] = {
   9, 5, 18, 1, 100, 1, 26, 1, 5599, 1, 2431, 11, 29, 2, 5, 1, 47, 1, 4000, 1,
 };
 
-// Runs of \w, as it is asked about around single words.
+// Runs of \w, for the limits of single words.
 inline constexpr std::int32_t kWords[] = {
   48, 10, 7, 26, 4, 1, 1, 26, 47, 1, 10, 1, 4, 1, 5, 23, 1, 31, 1, 458, 4, 12, 14, 5, 7, 1, 1, 1,
   17, 117, 1, 2, 2, 4, 1, 1, 6, 1, 1, 3, 1, 1, 1, 20, 1, 83, 1, 139, 1, 173, 1, 38, 2, 1, 6, 41, 8,
@@ -150,8 +150,8 @@ inline constexpr std::int32_t kWords[] = {
   5, 4192, 712016, 240,
 };
 
-// A character (how far after the last) and the two it is made of; the second is negative
-// where they do not compose.
+// Distance to the previous character of the list, and the two characters of its decomposition; the
+// second is negative if the two do not compose.
 inline constexpr std::int32_t kPairs[] = {
   192, 65, 768, 1, 65, 769, 1, 65, 770, 1, 65, 771, 1, 65, 776, 1, 65, 778, 2, 67, 807, 1, 69, 768,
   1, 69, 769, 1, 69, 770, 1, 69, 776, 1, 73, 768, 1, 73, 769, 1, 73, 770, 1, 73, 776, 2, 78, 771, 1,
@@ -301,7 +301,7 @@ inline constexpr std::int32_t kPairs[] = {
   119227, -119150, 1, 119228, -119150, 1, 119227, -119151, 1, 119228, -119151,
 };
 
-// A character (how far after the last) and the one that stands for it.
+// Distance to the previous character of the list, and the character of its decomposition.
 inline constexpr std::int32_t kSingles[] = {
   832, 768, 1, 769, 2, 787, 49, 697, 10, 59, 9, 183, 7146, 940, 2, 941, 2, 942, 2, 943, 2, 972, 2,
   973, 2, 974, 62, 902, 3, 953, 11, 904, 2, 905, 8, 912, 8, 906, 8, 944, 8, 910, 3, 901, 1, 96, 10,
@@ -415,7 +415,7 @@ inline constexpr std::int32_t kSingles[] = {
   1, 173568,
 };
 
-// A combining class, how many runs of it follow, and these, from 0 for each class.
+// A combining class, the number of its runs, and the runs; each class starts at 0.
 inline constexpr std::int32_t kRanks[] = {
   1, 11, 820, 5, 6555, 1, 13, 7, 1001, 2, 4, 3, 10, 2, 3, 2, 59725, 1, 24758, 5, 20905, 1, 5320, 3,
   7, 22, 2364, 1, 127, 1, 127, 1, 127, 1, 127, 1, 383, 1, 890, 1, 2812, 1, 177, 1, 80, 1, 36219, 1,

@@ -146,10 +146,10 @@ class Windows final : public Source {
   }
 
   void ignore_masked(const Document& window, std::span<Token> targets) const {
-    std::vector<std::uint8_t> learnt(static_cast<std::size_t>(window.end - window.begin - 1));
-    data_->read_mask(window.begin + 1, learnt);
-    for (std::size_t t = 0; t < learnt.size(); ++t) {
-      if (learnt[t] == 0) targets[t] = kIgnored;
+    std::vector<std::uint8_t> learned(static_cast<std::size_t>(window.end - window.begin - 1));
+    data_->read_mask(window.begin + 1, learned);
+    for (std::size_t t = 0; t < learned.size(); ++t) {
+      if (learned[t] == 0) targets[t] = kIgnored;
     }
   }
 
@@ -177,12 +177,13 @@ class Windows final : public Source {
   Question question_of_document(std::uint64_t number) const {
     const Document document =
         data_->document(random_below(kQuestions + number, data_->documents()));
-    std::vector<std::uint8_t> learnt(static_cast<std::size_t>(
+    std::vector<std::uint8_t> learned(static_cast<std::size_t>(
         std::min(document.end - document.begin, static_cast<std::uint64_t>(options_.seq))));
-    data_->read_mask(document.begin, learnt);
-    const auto first = std::find_if(learnt.begin(), learnt.end(), [](auto is) { return is != 0; });
+    data_->read_mask(document.begin, learned);
+    const auto first =
+        std::find_if(learned.begin(), learned.end(), [](auto is) { return is != 0; });
     std::vector<Token> prompt(
-        std::max<std::size_t>(1, static_cast<std::size_t>(first - learnt.begin())));
+        std::max<std::size_t>(1, static_cast<std::size_t>(first - learned.begin())));
     data_->read(document.begin, prompt);
     return {prompt, kAnswerTokens, {}};
   }

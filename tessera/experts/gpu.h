@@ -1,4 +1,4 @@
-// Operations of experts by Tessera's CUDA kernels. Internal. takes() says whether they run for a
+// Operations of experts by Tessera's CUDA kernels. Internal. takes() returns whether they run for a
 // tensor; the same operations by ATen are in dispatch.h, activation.h and router_operations.cpp.
 #pragma once
 

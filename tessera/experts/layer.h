@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
-#include "tessera/core/model_shape.h"
+#include "tessera/core/experts.h"
 #include "tessera/nn/unallocated.h"
 #include "tessera/tensor_parallel/collectives.h"
 #include "tessera/tensor_parallel/sharded.h"
@@ -65,7 +65,7 @@ struct Load {
   double rows = 0;     // rows of this rank; with context parallelism divided by cp
 };
 
-// Mixture of experts, [Note: experts] in core/model_shape.h.
+// Mixture of experts, [Note: experts] in core/experts.h.
 //
 // Parameters, in this order: router.weight [count, hidden]; for each expert of this rank by its
 // number in the model, 0.fc.weight [width, hidden] (with a gate first its `width` rows, then those

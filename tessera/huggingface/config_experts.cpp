@@ -6,6 +6,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/huggingface/families.h"
 
 namespace tessera::huggingface {
 namespace {
@@ -92,10 +93,6 @@ void read_dots1(Fields& fields, ModelShape& shape) {
 
 }  // namespace
 
-bool is_sparse(Family family) {
-  return family == Family::mixtral || family == Family::qwen3_moe || family == Family::dots1;
-}
-
 std::string unsupported_property(std::string_view model_type) {
   struct Property {
     const char* type;
@@ -126,7 +123,7 @@ std::string unsupported_property(std::string_view model_type) {
 }
 
 void read_experts(Fields& fields, ModelShape& shape, std::vector<std::string>& notes) {
-  if (!is_sparse(shape.family)) return;
+  if (!format_of(shape.family).experts) return;
   Experts& experts = shape.experts;
   if (shape.family == Family::dots1) {
     read_dots1(fields, shape);
@@ -160,7 +157,7 @@ void read_experts(Fields& fields, ModelShape& shape, std::vector<std::string>& n
 
 std::string experts_mismatch(const ModelShape& shape, Family family) {
   const Experts& has = shape.experts;
-  if (has.any() != is_sparse(family)) return has.any() ? "experts" : "no experts";
+  if (has.any() != format_of(family).experts) return has.any() ? "experts" : "no experts";
   if (!has.any()) return "";
   if (!shape.rotary()) return "experts and learned positions";
   if (has.shared_gate) return "a gate of shared experts";
@@ -189,7 +186,7 @@ std::string experts_mismatch(const ModelShape& shape, Family family) {
 }
 
 void write_experts(nlohmann::ordered_json& json, const ModelShape& shape, Family family) {
-  if (!is_sparse(family)) return;
+  if (!format_of(family).experts) return;
   const Experts& experts = shape.experts;
   json["num_experts_per_tok"] = experts.per_token;
   if (family == Family::mixtral) {

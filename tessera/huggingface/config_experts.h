@@ -10,9 +10,6 @@
 
 namespace tessera::huggingface {
 
-// Returns true for families whose layers have experts.
-bool is_sparse(Family family);
-
 // Returns the property of a model_type with experts that Tessera does not support, or "" for types
 // that it reads or does not know.
 std::string unsupported_property(std::string_view model_type);

@@ -7,6 +7,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config_experts.h"
+#include "tessera/huggingface/families.h"
 #include "tessera/huggingface/model_config.h"
 
 namespace tessera::huggingface {
@@ -53,10 +54,7 @@ Ordered scaling_json(const RotaryScaling& scaling) {
 
 namespace {
 
-// Families whose config.json tells which layers have a window.
-bool has_layer_types(Family family) {
-  return family == Family::qwen2 || family == Family::qwen3 || family == Family::dots1;
-}
+using WindowLayers = FamilyWindows::Layers;
 
 // Returns the part of the model that the family does not have, or "".
 std::string mismatch(const ModelShape& m, Family family) {
@@ -73,51 +71,46 @@ std::string mismatch(const ModelShape& m, Family family) {
     }
     return "";
   }
-  const bool gemma = family == Family::gemma2 || family == Family::gemma3;
+  const FamilyFormat& format = format_of(family);
+  const bool gemma = format.gemma;
+  const WindowLayers windows = format.windows.layers;
   const double scale = gemma ? std::sqrt(static_cast<double>(m.hidden)) : 1;
-  const bool slides = m.window > 0 && m.window_from < m.layers;
   if (!m.rotary()) return "learned positions";
   if (!m.swiglu) return "rotary positions and an MLP without a gate";
   if (has.norm) return "rotary positions and norms with a shift";
   if (m.post_norms != gemma || m.norm_plus_one != gemma || m.embedding_scale != scale ||
       (!gemma && (m.attention_scale > 0 || m.logit_cap > 0)) ||
-      (!gemma && !has_layer_types(family) && m.window_period > 0) ||
-      (family != Family::gemma2 && m.attention_cap > 0)) {
+      (!gemma && windows != WindowLayers::from_layer && m.window_period > 0) ||
+      (format.attention_cap == 0 && m.attention_cap > 0)) {
     return "only some of the parts of Gemma";
   }
-  const bool norms_heads = family == Family::qwen3 || family == Family::gemma3 ||
-                           family == Family::qwen3_moe || family == Family::dots1;
-  if (m.qk_norm != norms_heads) {
+  if (m.qk_norm != format.qk_norm) {
     return m.qk_norm ? "norms of queries and keys" : "no norms of queries and keys";
   }
-  if ((m.window_rotary_base > 0) != (family == Family::gemma3)) {
+  if ((m.window_rotary_base > 0) != (format.window_rotary_base > 0)) {
     return "another rotary base for layers with a window";
   }
-  switch (family) {
-    case Family::llama:
-      if (has.qkv != has.out) return "these biases";
-      return slides ? "a window in all layers" : "";
-    case Family::qwen2: return has.qkv && !has.out && !has.mlp ? "" : "these biases";
-    case Family::mistral:
-    case Family::phi3:
-      if (has.any_linear()) return "a window and biases other than those of q, k and v";
-      if (slides && m.window_from > 0) return "a window in some layers only and no biases";
-      if (family == Family::phi3 && m.rotary_scaling.kind != RotaryScaling::Kind::none) {
-        return "scaled rotary positions";
-      }
-      return "";
-    case Family::mixtral:
-      if (has.any_linear()) return "experts and biases";
-      return slides && m.window_from > 0 ? "experts and a window in some layers only" : "";
-    case Family::qwen3_moe:
-      if (has.qkv != has.out) return "these biases";
-      return slides && m.window_from > 0 ? "experts and a window in some layers only" : "";
-    case Family::dots1:
-    case Family::qwen3:
-    case Family::gemma2:
-    case Family::gemma3: return has.qkv == has.out && !has.mlp ? "" : "these biases";
-    case Family::none:
-    case Family::gpt2: break;
+  switch (format.biases) {
+    case FamilyBiases::none:
+      if (!has.any_linear()) break;
+      return format.experts ? "experts and biases"
+                            : "a window and biases other than those of q, k and v";
+    case FamilyBiases::qkv:
+      if (has.qkv && !has.out && !has.mlp) break;
+      return "these biases";
+    case FamilyBiases::by_field:
+      if (has.qkv == has.out && (format.mlp_biases || !has.mlp)) break;
+      return "these biases";
+  }
+  if (m.window > 0 && m.window_from < m.layers) {
+    if (windows == WindowLayers::none) return "a window in all layers";
+    if (windows == WindowLayers::all && m.window_from > 0) {
+      return format.experts ? "experts and a window in some layers only"
+                            : "a window in some layers only and no biases";
+    }
+  }
+  if (!format.rotary_scaling && m.rotary_scaling.kind != RotaryScaling::Kind::none) {
+    return "scaled rotary positions";
   }
   return "";
 }
@@ -131,9 +124,7 @@ Family family_of(const ModelShape& shape) {
     return shape.family;
   }
   if (shape.experts.any()) {
-    const Family family = shape.experts.scores == RouterScores::sigmoid ? Family::dots1
-                          : shape.qk_norm                               ? Family::qwen3_moe
-                                                                        : Family::mixtral;
+    const Family family = expert_family(shape);
     const std::string reason = mismatch(shape, family);
     if (!reason.empty()) refuse_shape(reason);
     return family;
@@ -154,8 +145,8 @@ Ordered gpt2_json(const ModelShape& shape) {
   const char* const act = shape.activation == Activation::gelu_tanh ? "gelu_new"
                           : shape.activation == Activation::gelu    ? "gelu"
                                                                     : "relu";
-  return {{"architectures", {"GPT2LMHeadModel"}},
-          {"model_type", "gpt2"},
+  return {{"architectures", {format_of(Family::gpt2).class_name}},
+          {"model_type", name(Family::gpt2)},
           {"n_layer", shape.layers},
           {"n_embd", shape.hidden},
           {"n_head", shape.heads},
@@ -165,28 +156,10 @@ Ordered gpt2_json(const ModelShape& shape) {
           {"activation_function", act},
           {"layer_norm_epsilon", shape.norm_eps},
           {"initializer_range", shape.init_range},
-          // Tessera's models train without dropout unless told otherwise.
+          // Tessera's models train without dropout by default.
           {"attn_pdrop", 0.0},
           {"embd_pdrop", 0.0},
           {"resid_pdrop", 0.0}};
-}
-
-const char* class_of(Family family) {
-  switch (family) {
-    case Family::none:
-    case Family::gpt2:
-    case Family::llama: return "LlamaForCausalLM";
-    case Family::qwen2: return "Qwen2ForCausalLM";
-    case Family::mistral: return "MistralForCausalLM";
-    case Family::qwen3: return "Qwen3ForCausalLM";
-    case Family::phi3: return "Phi3ForCausalLM";
-    case Family::gemma2: return "Gemma2ForCausalLM";
-    case Family::gemma3: return "Gemma3ForCausalLM";
-    case Family::mixtral: return "MixtralForCausalLM";
-    case Family::qwen3_moe: return "Qwen3MoeForCausalLM";
-    case Family::dots1: return "Dots1ForCausalLM";
-  }
-  return "";
 }
 
 void add_layer_types(Ordered& json, const ModelShape& shape) {
@@ -197,9 +170,6 @@ void add_layer_types(Ordered& json, const ModelShape& shape) {
 }
 
 void add_gemma(Ordered& json, const ModelShape& shape) {
-  json["hidden_activation"] = json["hidden_act"];
-  json.erase("hidden_act");
-  json["attention_bias"] = shape.biases.qkv;
   const double scale = shape.attention_scale;
   const double scalar = scale > 0 ? 1 / (scale * scale) : static_cast<double>(shape.head_dim());
   const double whole = std::round(scalar);
@@ -211,14 +181,25 @@ void add_gemma(Ordered& json, const ModelShape& shape) {
   json["attn_logit_softcapping"] = cap(shape.attention_cap);
   json["sliding_window"] = shape.window > 0 ? shape.window : std::int64_t{4096};
   add_layer_types(json, shape);
-  if (shape.family == Family::gemma3) json["rope_local_base_freq"] = shape.window_rotary_base;
+  if (shape.window_rotary_base > 0) json["rope_local_base_freq"] = shape.window_rotary_base;
+}
+
+void add_windows(Ordered& json, const ModelShape& shape, const FamilyWindows& format) {
+  if (format.layers == WindowLayers::none) return;
+  const bool slides = shape.window > 0 && shape.window_from < shape.layers;
+  if (format.has_switch) json["use_sliding_window"] = slides;
+  json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
+  if (format.layers != WindowLayers::from_layer) return;
+  json["max_window_layers"] = slides ? shape.window_from : shape.layers;
+  if (slides && shape.window_period > 0) add_layer_types(json, shape);
 }
 
 Ordered llama_json(const ModelShape& shape, Family family) {
   const char* const act = shape.gate == Activation::silu   ? "silu"
                           : shape.gate == Activation::gelu ? "gelu"
                                                            : "gelu_pytorch_tanh";
-  Ordered json = {{"architectures", {class_of(family)}},
+  const FamilyFormat& format = format_of(family);
+  Ordered json = {{"architectures", {format.class_name}},
                   {"model_type", name(family)},
                   {"num_hidden_layers", shape.layers},
                   {"hidden_size", shape.hidden},
@@ -235,44 +216,22 @@ Ordered llama_json(const ModelShape& shape, Family family) {
                   {"rope_theta", shape.rotary_base},
                   {"rope_scaling", scaling_json(shape.rotary_scaling)},
                   {"attention_dropout", 0.0}};
-  const bool slides = shape.window > 0 && shape.window_from < shape.layers;
-  switch (family) {
-    case Family::llama:
-      json["attention_bias"] = shape.biases.qkv;
-      json["mlp_bias"] = shape.biases.mlp;
-      break;
-    case Family::mistral:
-    case Family::mixtral:
-      json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
-      break;
-    case Family::qwen3_moe:
-      json["attention_bias"] = shape.biases.qkv;
-      json["use_sliding_window"] = slides;
-      json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
-      break;
-    case Family::dots1:
-      json["attention_bias"] = shape.biases.qkv;
-      json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
-      json["max_window_layers"] = slides ? shape.window_from : shape.layers;
-      break;
-    case Family::qwen3: json["attention_bias"] = shape.biases.qkv; [[fallthrough]];
-    case Family::qwen2:
-      json["use_sliding_window"] = slides;
-      json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
-      json["max_window_layers"] = slides ? shape.window_from : shape.layers;
-      break;
-    case Family::phi3:
-      json["sliding_window"] = slides ? Ordered(shape.window) : Ordered(nullptr);
-      json["original_max_position_embeddings"] = json["max_position_embeddings"];
-      json["resid_pdrop"] = json["embd_pdrop"] = 0.0;
-      json["pad_token_id"] = nullptr;  // the default of transformers may exceed the vocabulary
-      break;
-    case Family::gemma2:
-    case Family::gemma3: add_gemma(json, shape); break;
-    case Family::none:
-    case Family::gpt2: break;
+  if (format.gemma) {
+    json["hidden_activation"] = json["hidden_act"];
+    json.erase("hidden_act");
   }
-  if (has_layer_types(family) && slides && shape.window_period > 0) add_layer_types(json, shape);
+  if (format.biases == FamilyBiases::by_field) json["attention_bias"] = shape.biases.qkv;
+  if (format.mlp_biases) json["mlp_bias"] = shape.biases.mlp;
+  if (format.gemma) {
+    add_gemma(json, shape);
+  } else {
+    add_windows(json, shape, format.windows);
+  }
+  if (family == Family::phi3) {
+    json["original_max_position_embeddings"] = json["max_position_embeddings"];
+    json["resid_pdrop"] = json["embd_pdrop"] = 0.0;
+    json["pad_token_id"] = nullptr;  // the default of transformers may exceed the vocabulary
+  }
   write_experts(json, shape, family);
   return json;
 }

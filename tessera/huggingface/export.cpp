@@ -190,10 +190,10 @@ ModelSource merged_source(Checkpoint& from, const ModelShape& shape, const std::
 std::vector<FilePlan> plan_files(const ModelSource& from, const std::vector<ParamPieces>& params,
                                  const FolderOptions& options) {
   std::vector<FilePlan> plans(1);
-  const auto done = [told = options.told,
+  const auto done = [report = options.report,
                      total = std::make_shared<std::int64_t>(0)](std::int64_t bytes) {
     *total += bytes;
-    if (told) told(*total);
+    if (report) report(*total);
   };
   for (const ParamPieces& param : params) {
     const DType stored = from.dtype(param.param);

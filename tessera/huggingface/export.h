@@ -33,7 +33,7 @@ struct FolderOptions {
   // "bos_token_id" and "eos_token_id" of a config.json that is generated from the shape.
   std::optional<std::int64_t> begin_token, end_token;
   std::shared_ptr<checkpoint::FileSystem> files = checkpoint::local_files();
-  checkpoint::BytesDone told;
+  checkpoint::BytesDone report;
 };
 // Result of export_folder().
 struct WrittenFolder {

@@ -9,6 +9,7 @@
 #include "tessera/core/text.h"
 #include "tessera/huggingface/config_experts.h"
 #include "tessera/huggingface/config_fields.h"
+#include "tessera/huggingface/families.h"
 
 namespace tessera::huggingface {
 namespace {
@@ -109,10 +110,11 @@ void read_rotary_by_layer(Fields& fields, const nlohmann::json& object, ModelSha
 // "rope_scaling". `shape` must already have its context. Absent fields have the defaults of
 // transformers 5. Appends the quoted names of unknown fields to `unknown`.
 void read_rotary(Fields& fields, ModelShape& shape, std::vector<std::string>& unknown) {
-  const bool gemma3 = shape.family == Family::gemma3;
-  shape.rotary_base = read_base(fields, gemma3 || shape.family == Family::mixtral ? 1e6 : 1e4);
-  if (gemma3) {
-    shape.window_rotary_base = fields.number("rope_local_base_freq", 1e4, 1e-3, 1e15);
+  const FamilyFormat& format = format_of(shape.family);
+  shape.rotary_base = read_base(fields, format.rotary_base);
+  if (format.window_rotary_base > 0) {
+    shape.window_rotary_base =
+        fields.number("rope_local_base_freq", format.window_rotary_base, 1e-3, 1e15);
     if (const auto* object = fields.find("rope_parameters");
         object != nullptr && object->is_object() &&
         (object->contains("full_attention") || object->contains("sliding_attention"))) {
@@ -135,7 +137,7 @@ void read_rotary(Fields& fields, ModelShape& shape, std::vector<std::string>& un
   shape.rotary_base = read_base(rope, shape.rotary_base);
   refuse_partial(rope);
   read_scaling(rope, shape, shape.rotary_scaling);
-  if (shape.family == Family::phi3 && shape.rotary_scaling.kind != RopeKind::none) {
+  if (!format.rotary_scaling && shape.rotary_scaling.kind != RopeKind::none) {
     throw DataError(str(rope.where(),
                         ": rotary scaling of Phi-3 is longrope, which Tessera does not ",
                         "support; use a model without scaling (4k context)"));
@@ -197,50 +199,30 @@ void read_windows(Fields& fields, ModelShape& shape) {
     return fields.whole("sliding_window")
         .value_or(fields.object().contains("sliding_window") ? 0 : absent);
   };
-  switch (shape.family) {
-    case Family::mixtral:
-    case Family::phi3: shape.window = window_or(0); break;
-    case Family::mistral: shape.window = window_or(4096); break;
-    case Family::llama:
-      // Files converted from Qwen2 have its fields, with the window disabled.
-      if (fields.object().contains("use_sliding_window") &&
-          !fields.flag("use_sliding_window", false)) {
-        fields.find("sliding_window");
-        fields.find("max_window_layers");
-      }
-      break;
-    case Family::qwen3_moe:  // transformers does not read max_window_layers
+  const FamilyWindows& has = format_of(shape.family).windows;
+  if (has.layers == FamilyWindows::Layers::none) {
+    // Files converted from Qwen2 have its fields, with the window disabled.
+    if (fields.object().contains("use_sliding_window") &&
+        !fields.flag("use_sliding_window", false)) {
+      fields.find("sliding_window");
       fields.find("max_window_layers");
-      fields.whole("sliding_window");
-      if (fields.flag("use_sliding_window", false)) shape.window = window_or(4096);
-      break;
-    case Family::dots1:
-      shape.window = window_or(4096);
-      shape.window_from = std::min(shape.layers, fields.whole("max_window_layers", 0).value_or(62));
-      break;
-    case Family::qwen2:
-    case Family::qwen3: {
-      const std::int64_t window = window_or(4096);
-      const std::int64_t from = fields.whole("max_window_layers", 0).value_or(28);
-      if (fields.flag("use_sliding_window", false)) {
-        shape.window = window;
-        shape.window_from = std::min(from, shape.layers);
-      }
-      break;
     }
-    case Family::gemma2:
-      shape.window = window_or(4096);
-      shape.window_period = 2;
-      break;
-    case Family::gemma3:
-      shape.window = window_or(4096);
-      shape.window_period = fields.whole("sliding_window_pattern").value_or(6);
-      break;
-    case Family::none:
-    case Family::gpt2: break;
+  } else {
+    const std::int64_t size = window_or(has.size);
+    std::int64_t from = 0, period = has.period;
+    if (has.layers == FamilyWindows::Layers::from_layer) {
+      from = fields.whole("max_window_layers", 0).value_or(has.from);
+    } else if (has.has_switch) {
+      fields.find("max_window_layers");  // not read by transformers
+    }
+    if (has.period_field != nullptr) period = fields.whole(has.period_field).value_or(period);
+    if (!has.has_switch || fields.flag("use_sliding_window", false)) {
+      shape.window = size;
+      shape.window_from = std::min(from, shape.layers);
+      shape.window_period = period;
+    }
   }
-  const bool everywhere = shape.family == Family::mistral || shape.family == Family::phi3 ||
-                          shape.family == Family::mixtral || shape.family == Family::qwen3_moe;
+  const bool everywhere = has.layers == FamilyWindows::Layers::all;
   const std::int64_t window = shape.window;
   read_layer_types(fields, shape);
   if (everywhere && (shape.window != window || shape.window_from > 0 || shape.window_period > 0)) {
@@ -254,10 +236,8 @@ void read_windows(Fields& fields, ModelShape& shape) {
   if (shape.window_period > shape.layers) shape.window_period = 0;
 }
 
-bool is_gemma(Family family) { return family == Family::gemma2 || family == Family::gemma3; }
-
 void read_activation(Fields& fields, ModelShape& shape) {
-  const bool gemma = is_gemma(shape.family);
+  const bool gemma = format_of(shape.family).gemma;
   if (gemma) fields.find("hidden_act");  // not read by transformers
   const char* const field = gemma ? "hidden_activation" : "hidden_act";
   const std::string act = fields.word(field, gemma ? "gelu_pytorch_tanh" : "silu");
@@ -283,49 +263,46 @@ void read_gemma(Fields& fields, ModelShape& shape) {
   const auto cap = [&](const char* name, double absent) {
     return fields.number(name, fields.object().contains(name) ? 0 : absent, 1e-3, 1e9);
   };
-  shape.logit_cap = cap("final_logit_softcapping", shape.family == Family::gemma2 ? 30 : 0);
-  // Gemma 3 does not cap the scores whatever the field says, so that it must be absent.
-  if (shape.family == Family::gemma2) shape.attention_cap = cap("attn_logit_softcapping", 50);
+  const FamilyFormat& format = format_of(shape.family);
+  shape.logit_cap = cap("final_logit_softcapping", format.logit_cap);
+  // Gemma 3 does not cap the scores; a model with the field is rejected.
+  if (format.attention_cap > 0) {
+    shape.attention_cap = cap("attn_logit_softcapping", format.attention_cap);
+  }
 }
 
 void read_llama(Fields& fields, Config& config, std::vector<std::string>& unknown_rope) {
   ModelShape& shape = config.shape;
-  const Family family = shape.family;
-  const bool gemma = is_gemma(family);
+  const FamilyFormat& format = format_of(shape.family);
   shape.hidden = fields.needed("hidden_size");
   shape.layers = fields.needed("num_hidden_layers");
   shape.heads = fields.needed("num_attention_heads");
-  const bool optional = family == Family::llama || family == Family::phi3 ||
-                        fields.object().contains("num_key_value_heads");
+  const bool optional = format.optional_kv_heads || fields.object().contains("num_key_value_heads");
   shape.kv_heads = optional ? fields.whole("num_key_value_heads").value_or(shape.heads)
                             : fields.needed("num_key_value_heads");
   shape.ffn = fields.needed("intermediate_size");
   shape.vocab = fields.needed("vocab_size");
-  const std::int64_t usual_width = family == Family::qwen3 ? 128 : gemma ? 256 : 0;
-  shape.head_width = fields.whole("head_dim").value_or(usual_width);
+  shape.head_width = fields.whole("head_dim").value_or(format.head_width);
   if (shape.head_width * shape.heads == shape.hidden) shape.head_width = 0;
   shape.positions = 0;
   shape.context = fields.whole("max_position_embeddings").value_or(0);
   shape.swiglu = true;
   read_activation(fields, shape);
-  const bool norms_heads = family == Family::qwen3 || family == Family::gemma3 ||
-                           family == Family::qwen3_moe || family == Family::dots1;
-  const bool may_have_biases = family == Family::llama || norms_heads || gemma;
-  const bool attention = may_have_biases && fields.flag("attention_bias", false);
-  const bool mlp = family == Family::llama && fields.flag("mlp_bias", false);
-  shape.biases = Biases(attention || family == Family::qwen2, attention, mlp, false);
-  shape.tied = fields.flag("tie_word_embeddings", gemma);
-  const bool larger_eps = family == Family::phi3 || family == Family::mixtral;
-  shape.norm_eps = fields.number("rms_norm_eps", larger_eps ? 1e-5 : 1e-6, 0, 1);
-  shape.qk_norm = norms_heads;
+  const bool attention =
+      format.biases == FamilyBiases::by_field && fields.flag("attention_bias", false);
+  const bool mlp = format.mlp_biases && fields.flag("mlp_bias", false);
+  shape.biases = Biases(attention || format.biases == FamilyBiases::qkv, attention, mlp, false);
+  shape.tied = fields.flag("tie_word_embeddings", format.gemma);
+  shape.norm_eps = fields.number("rms_norm_eps", format.norm_eps, 0, 1);
+  shape.qk_norm = format.qk_norm;
   config.dropout = fields.number("attention_dropout", 0, 0, 1);
-  if (family == Family::phi3) {
+  if (shape.family == Family::phi3) {
     for (const char* const name : {"resid_pdrop", "embd_pdrop"}) {
       config.dropout = std::max(config.dropout, fields.number(name, 0, 0, 1));
     }
     fields.find("original_max_position_embeddings");  // of longrope, which is refused
   }
-  if (gemma) read_gemma(fields, shape);
+  if (format.gemma) read_gemma(fields, shape);
   read_rotary(fields, shape, unknown_rope);
   read_windows(fields, shape);
   read_experts(fields, shape, config.notes);

@@ -1,6 +1,7 @@
 #include "tessera/huggingface/param_pieces.h"
 
 #include "tessera/core/text.h"
+#include "tessera/huggingface/families.h"
 
 namespace tessera::huggingface {
 namespace {
@@ -42,35 +43,6 @@ class Pieces {
   std::vector<ParamPieces>& all_;
 };
 
-// Names of a family's tensors, without ".weight" and ".bias". A linear of several names has its
-// rows in as many tensors; null: the family has no such parameter.
-struct FamilyNames {
-  const char* prefix = nullptr;
-  const char* embedding = nullptr;
-  const char* positions = nullptr;
-  const char* layers = nullptr;  // "layers." comes before the number of a layer
-  const char* norm1 = nullptr;
-  std::vector<const char*> qkv = {};
-  const char* q_norm = nullptr;
-  const char* k_norm = nullptr;
-  const char* proj = nullptr;
-  const char* post_norm1 = nullptr;
-  const char* norm2 = nullptr;
-  std::vector<const char*> fc = {};
-  const char* proj2 = nullptr;
-  const char* post_norm2 = nullptr;
-  const char* norm = nullptr;
-  bool transposed = false;  // linears are [in, out]
-  // By default Tessera's names: models with experts of no family are listed, but not written.
-  const char* router = "experts.router";
-  const char* selection_bias = "experts.selection_bias";  // complete name
-  const char* experts = "experts.";                       // before the number of an expert
-  std::vector<const char*> expert_fc = {"fc"};
-  const char* expert_proj2 = "proj2";
-  std::vector<const char*> shared_fc = {"experts.shared.fc"};
-  const char* shared_proj2 = "experts.shared.proj2";
-  const char* shared_gate = "experts.shared_gate";
-};
 // Names of stacked experts, the same in all families; and of the router beside them.
 constexpr const char* kStackedFc = "mlp.experts.gate_up_proj";
 constexpr const char* kStackedProj2 = "mlp.experts.down_proj";
@@ -82,189 +54,138 @@ Family naming_family(const ModelShape& shape) {
   if (!shape.rotary()) return Family::gpt2;
   if (shape.post_norms) return Family::gemma2;
   if (!shape.experts.any()) return Family::llama;
-  if (shape.experts.scores == RouterScores::sigmoid) return Family::dots1;
-  return shape.qk_norm ? Family::qwen3_moe : Family::mixtral;
+  return expert_family(shape);
 }
 
 const FamilyNames& names_of(const ModelShape& shape) {
-  static const FamilyNames gpt2{.prefix = "transformer.",
-                                .embedding = "wte",
-                                .positions = "wpe",
-                                .layers = "h.",
-                                .norm1 = "ln_1",
-                                .qkv = {"attn.c_attn"},
-                                .proj = "attn.c_proj",
-                                .norm2 = "ln_2",
-                                .fc = {"mlp.c_fc"},
-                                .proj2 = "mlp.c_proj",
-                                .norm = "ln_f",
-                                .transposed = true};
-  static const FamilyNames llama{
-      .prefix = "model.",
-      .embedding = "embed_tokens",
-      .layers = "layers.",
-      .norm1 = "input_layernorm",
-      .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-      .q_norm = "self_attn.q_norm",
-      .k_norm = "self_attn.k_norm",
-      .proj = "self_attn.o_proj",
-      .norm2 = "post_attention_layernorm",
-      .fc = {"mlp.gate_proj", "mlp.up_proj"},
-      .proj2 = "mlp.down_proj",
-      .norm = "norm"};
-  static const FamilyNames phi3 = [] {
-    FamilyNames names = llama;
-    names.qkv = {"self_attn.qkv_proj"};
-    names.fc = {"mlp.gate_up_proj"};
-    return names;
-  }();
-  static const FamilyNames gemma = [] {
-    FamilyNames names = llama;
-    names.post_norm1 = "post_attention_layernorm";
-    names.norm2 = "pre_feedforward_layernorm";
-    names.post_norm2 = "post_feedforward_layernorm";
-    return names;
-  }();
-  static const FamilyNames dots1 = [] {
-    FamilyNames names = llama;
-    names.router = "mlp.gate";
-    names.selection_bias = "mlp.gate.e_score_correction_bias";
-    names.experts = "mlp.experts.";
-    names.expert_fc = {"gate_proj", "up_proj"};
-    names.expert_proj2 = "down_proj";
-    names.shared_fc = {"mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"};
-    names.shared_proj2 = "mlp.shared_experts.down_proj";
-    return names;
-  }();
-  static const FamilyNames mixtral = [] {
-    FamilyNames names = llama;
-    names.router = "block_sparse_moe.gate";
-    names.experts = "block_sparse_moe.experts.";
-    names.expert_fc = {"w1", "w3"};
-    names.expert_proj2 = "w2";
-    return names;
-  }();
-  switch (naming_family(shape)) {
-    case Family::gpt2: return gpt2;
-    case Family::phi3: return phi3;
-    case Family::gemma2:
-    case Family::gemma3: return gemma;
-    case Family::none:
-    case Family::llama:
-    case Family::qwen2:
-    case Family::mistral:
-    case Family::qwen3: return llama;
-    case Family::mixtral: return mixtral;
-    case Family::qwen3_moe:  // dots1 without its further parts
-    case Family::dots1: return dots1;
-  }
-  return llama;
+  return format_of(naming_family(shape)).names;
 }
+
+// Lists the parameters of a model with their tensors.
+class ParamList {
+ public:
+  ParamList(const ModelShape& model, ExpertTensors experts)
+      : m_(model), names_(names_of(model)), stacked_(experts == ExpertTensors::stacked) {}
+
+  std::vector<ParamPieces> list() {
+    const std::string top = names_.prefix;
+    out_.begin("tok.weight");
+    out_.matrix(str(top, names_.embedding, ".weight"), m_.vocab, m_.hidden);
+    if (m_.positions > 0) {
+      out_.begin("pos.weight");
+      out_.matrix(str(top, names_.positions, ".weight"), m_.positions, m_.hidden);
+    }
+    for (std::int64_t i = 0; i < m_.layers; ++i) {
+      ours_ = str("blocks.", i, ".");
+      theirs_ = str(top, names_.layers, i, ".");
+      block(m_.has_experts(i));
+    }
+    ours_.clear();
+    theirs_ = top;
+    norm("norm", names_.norm, m_.hidden, m_.biases.norm);
+    if (!m_.tied) {
+      out_.begin("head.weight");
+      out_.matrix("lm_head.weight", m_.vocab, m_.hidden);
+    }
+    return std::move(all_);
+  }
+
+ private:
+  void norm(const char* own, const char* other, std::int64_t width, bool bias) {
+    out_.begin(str(ours_, own, ".weight"));
+    out_.vector(str(theirs_, other, ".weight"), width);
+    if (!bias) return;
+    out_.begin(str(ours_, own, ".bias"));
+    out_.vector(str(theirs_, other, ".bias"), width);
+  }
+
+  // `rows` has the outputs of each part of the linear, which one tensor holds, or one each.
+  void linear(const std::string& own, const std::vector<std::string>& others,
+              const std::vector<std::int64_t>& rows, std::int64_t from, bool bias) {
+    std::int64_t sum = 0;
+    for (const std::int64_t each : rows) sum += each;
+    const auto rows_in = [&](std::size_t tensor) {
+      return others.size() == 1 ? sum : rows[tensor];
+    };
+    out_.begin(str(ours_, own, ".weight"));
+    for (std::size_t t = 0; t < others.size(); ++t) {
+      const std::string name = str(theirs_, others[t], ".weight");
+      names_.transposed ? out_.transposed(name, rows_in(t), from)
+                        : out_.matrix(name, rows_in(t), from);
+    }
+    if (!bias) return;
+    out_.begin(str(ours_, own, ".bias"));
+    for (std::size_t t = 0; t < others.size(); ++t) {
+      out_.vector(str(theirs_, others[t], ".bias"), rows_in(t));
+    }
+  }
+
+  // The two linears of an MLP; the names of the first are after `prefix`.
+  void mlp(const std::string& own, const std::string& prefix, const std::vector<const char*>& fc,
+           const char* proj2, std::int64_t width) {
+    std::vector<std::string> all_fc;
+    for (const char* const name : fc) all_fc.push_back(prefix + name);
+    linear(own + "fc", all_fc, std::vector<std::int64_t>(m_.swiglu ? 2 : 1, width), m_.hidden,
+           m_.biases.mlp);
+    linear(own + "proj2", {prefix + proj2}, {m_.hidden}, width, m_.biases.mlp);
+  }
+
+  void experts() {
+    const Experts& has = m_.experts;
+    out_.begin(ours_ + "experts.router.weight");
+    out_.matrix(str(theirs_, stacked_ ? kStackedRouter : names_.router, ".weight"), has.count,
+                m_.hidden);
+    if (has.selection_bias) {
+      out_.begin(ours_ + "experts.selection_bias");
+      out_.vector(theirs_ + names_.selection_bias, has.count);
+    }
+    for (std::int64_t expert = 0; expert < has.count; ++expert) {
+      const std::string own = str("experts.", expert, ".");
+      if (!stacked_) {
+        mlp(own, str(names_.experts, expert, "."), names_.expert_fc, names_.expert_proj2,
+            has.width);
+        continue;
+      }
+      out_.begin(str(ours_, own, "fc.weight"));
+      out_.stacked(theirs_ + kStackedFc, has.count, expert, 2 * has.width, m_.hidden);
+      out_.begin(str(ours_, own, "proj2.weight"));
+      out_.stacked(theirs_ + kStackedProj2, has.count, expert, m_.hidden, has.width);
+    }
+    if (has.shared_width > 0) {
+      mlp("experts.shared.", "", names_.shared_fc, names_.shared_proj2, has.shared_width);
+    }
+    if (has.shared_gate) linear("experts.shared_gate", {names_.shared_gate}, {1}, m_.hidden, false);
+  }
+
+  void block(bool with_experts) {
+    norm("norm1", names_.norm1, m_.hidden, m_.biases.norm);
+    linear("qkv", {names_.qkv.begin(), names_.qkv.end()},
+           {m_.q_width(), m_.kv_width(), m_.kv_width()}, m_.hidden, m_.biases.qkv);
+    if (m_.qk_norm) {
+      norm("q_norm", names_.q_norm, m_.head_dim(), false);
+      norm("k_norm", names_.k_norm, m_.head_dim(), false);
+    }
+    linear("proj", {names_.proj}, {m_.hidden}, m_.q_width(), m_.biases.out);
+    if (m_.post_norms) norm("post_norm1", names_.post_norm1, m_.hidden, false);
+    norm("norm2", names_.norm2, m_.hidden, m_.biases.norm);
+    with_experts ? experts() : mlp("", "", names_.fc, names_.proj2, m_.ffn);
+    if (m_.post_norms) norm("post_norm2", names_.post_norm2, m_.hidden, false);
+  }
+
+  const ModelShape& m_;
+  const FamilyNames& names_;
+  const bool stacked_;
+  std::string ours_, theirs_;  // prefixes of the layer
+  std::vector<ParamPieces> all_;
+  Pieces out_{all_};
+};
 
 }  // namespace
 
 std::string prefix_of(const ModelShape& shape) { return names_of(shape).prefix; }
 
 std::vector<ParamPieces> pieces_of(const ModelShape& m, ExpertTensors experts) {
-  const FamilyNames& names = names_of(m);
-  std::vector<ParamPieces> all;
-  Pieces out(all);
-  const std::string top = names.prefix;
-  const auto norm = [&](const std::string& own, const std::string& other, std::int64_t width,
-                        bool bias) {
-    out.begin(own + ".weight");
-    out.vector(other + ".weight", width);
-    if (!bias) return;
-    out.begin(own + ".bias");
-    out.vector(other + ".bias", width);
-  };
-  out.begin("tok.weight");
-  out.matrix(str(top, names.embedding, ".weight"), m.vocab, m.hidden);
-  if (m.positions > 0) {
-    out.begin("pos.weight");
-    out.matrix(str(top, names.positions, ".weight"), m.positions, m.hidden);
-  }
-  for (std::int64_t i = 0; i < m.layers; ++i) {
-    const std::string ours = str("blocks.", i, "."), theirs = str(top, names.layers, i, ".");
-    // `rows` has the outputs of each part of the linear, which one tensor holds, or one each.
-    const auto linear = [&](const std::string& own, const std::vector<std::string>& others,
-                            const std::vector<std::int64_t>& rows, std::int64_t from, bool bias) {
-      std::int64_t sum = 0;
-      for (const std::int64_t each : rows) sum += each;
-      const auto rows_in = [&](std::size_t tensor) {
-        return others.size() == 1 ? sum : rows[tensor];
-      };
-      out.begin(str(ours, own, ".weight"));
-      for (std::size_t t = 0; t < others.size(); ++t) {
-        const std::string name = str(theirs, others[t], ".weight");
-        names.transposed ? out.transposed(name, rows_in(t), from)
-                         : out.matrix(name, rows_in(t), from);
-      }
-      if (!bias) return;
-      out.begin(str(ours, own, ".bias"));
-      for (std::size_t t = 0; t < others.size(); ++t) {
-        out.vector(str(theirs, others[t], ".bias"), rows_in(t));
-      }
-    };
-    // The two linears of an MLP; the names of the first are after `prefix`.
-    const auto mlp = [&](const std::string& own, const std::string& prefix,
-                         const std::vector<const char*>& fc, const char* proj2,
-                         std::int64_t width) {
-      std::vector<std::string> all_fc;
-      for (const char* const name : fc) all_fc.push_back(prefix + name);
-      linear(own + "fc", all_fc, std::vector<std::int64_t>(m.swiglu ? 2 : 1, width), m.hidden,
-             m.biases.mlp);
-      linear(own + "proj2", {prefix + proj2}, {m.hidden}, width, m.biases.mlp);
-    };
-    const auto expert_layer = [&] {
-      const Experts& has = m.experts;
-      const bool stacked = experts == ExpertTensors::stacked;
-      out.begin(ours + "experts.router.weight");
-      out.matrix(str(theirs, stacked ? kStackedRouter : names.router, ".weight"), has.count,
-                 m.hidden);
-      if (has.selection_bias) {
-        out.begin(ours + "experts.selection_bias");
-        out.vector(theirs + names.selection_bias, has.count);
-      }
-      for (std::int64_t expert = 0; expert < has.count; ++expert) {
-        const std::string own = str("experts.", expert, ".");
-        if (!stacked) {
-          mlp(own, str(names.experts, expert, "."), names.expert_fc, names.expert_proj2, has.width);
-          continue;
-        }
-        out.begin(str(ours, own, "fc.weight"));
-        out.stacked(theirs + kStackedFc, has.count, expert, 2 * has.width, m.hidden);
-        out.begin(str(ours, own, "proj2.weight"));
-        out.stacked(theirs + kStackedProj2, has.count, expert, m.hidden, has.width);
-      }
-      if (has.shared_width > 0) {
-        mlp("experts.shared.", "", names.shared_fc, names.shared_proj2, has.shared_width);
-      }
-      if (has.shared_gate) linear("experts.shared_gate", {names.shared_gate}, {1}, m.hidden, false);
-    };
-    norm(ours + "norm1", theirs + names.norm1, m.hidden, m.biases.norm);
-    linear("qkv", {names.qkv.begin(), names.qkv.end()}, {m.q_width(), m.kv_width(), m.kv_width()},
-           m.hidden, m.biases.qkv);
-    if (m.qk_norm) {
-      norm(ours + "q_norm", theirs + names.q_norm, m.head_dim(), false);
-      norm(ours + "k_norm", theirs + names.k_norm, m.head_dim(), false);
-    }
-    linear("proj", {names.proj}, {m.hidden}, m.q_width(), m.biases.out);
-    if (m.post_norms) norm(ours + "post_norm1", theirs + names.post_norm1, m.hidden, false);
-    norm(ours + "norm2", theirs + names.norm2, m.hidden, m.biases.norm);
-    if (m.has_experts(i)) {
-      expert_layer();
-    } else {
-      mlp("", "", names.fc, names.proj2, m.ffn);
-    }
-    if (m.post_norms) norm(ours + "post_norm2", theirs + names.post_norm2, m.hidden, false);
-  }
-  norm("norm", top + names.norm, m.hidden, m.biases.norm);
-  if (!m.tied) {
-    out.begin("head.weight");
-    out.matrix("lm_head.weight", m.vocab, m.hidden);
-  }
-  return all;
+  return ParamList(m, experts).list();
 }
 
 bool is_model_buffer(std::string_view param) { return param.ends_with(".selection_bias"); }

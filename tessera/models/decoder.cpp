@@ -26,7 +26,7 @@
 namespace tessera::models {
 namespace {
 
-DecoderOptions settled(const ModelShape& shape, DecoderOptions options) {
+DecoderOptions checked(const ModelShape& shape, DecoderOptions options) {
   if (options.type != at::kFloat && options.type != at::kBFloat16) {
     throw UsageError(
         str("a decoder got type ", c10::toString(options.type), "; must be float or bfloat16"));
@@ -128,7 +128,7 @@ Decoder::Decoder(const ModelShape& shape, const DecoderOptions& options,
                  std::unique_ptr<DecoderOps> ops, const ReadParam& read)
     : shape_(shape),
       part_(part_of(shape, options.tp.size())),
-      options_(settled(shape, options)),
+      options_(checked(shape, options)),
       ops_(std::move(ops)),
       // Rounded as in training.
       embedding_scale_(at::scalar_tensor(shape.embedding_scale, options_.type).item<double>()),

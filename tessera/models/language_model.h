@@ -30,7 +30,7 @@ struct Part {
   std::int64_t last_layer = -1;  // one past the last layer; -1: all layers
   bool embedding = true;
   bool head = true;
-  context_parallel::Axis cp = {{}, ContextKind::automatic};  // Pass::part tells which tokens
+  context_parallel::Axis cp = {{}, ContextKind::automatic};  // Pass::part has the tokens
   comm::Group ep = {};                                       // ranks that share the experts
 
   tensor_parallel::Axis axis() const { return {tp, sequence_parallel, overlap_tp}; }

@@ -23,7 +23,7 @@ bool alike(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
 }
 
-at::Tensor place_for(const at::Tensor& tensor, c10::Device device) {
+at::Tensor buffer_for(const at::Tensor& tensor, c10::Device device) {
   return tensor.defined() ? at::empty(tensor.sizes(), tensor.options().device(device)) : tensor;
 }
 
@@ -96,9 +96,9 @@ zero::PendingStep GraphedSteps::step(const zero::Begin& begin, const zero::StepO
     if (graph_.recorded()) return now(batches);
     batches_.clear();
     for (const MicroBatch& batch : batches) {
-      batches_.push_back({place_for(batch.input, device_), place_for(batch.targets, device_)});
+      batches_.push_back({buffer_for(batch.input, device_), buffer_for(batch.targets, device_)});
       for (const at::Tensor& input : batch.inputs) {
-        batches_.back().inputs.push_back(place_for(input, device_));
+        batches_.back().inputs.push_back(buffer_for(input, device_));
       }
     }
     alike_ = 0;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tessera/comm/mesh.h"
-#include "tessera/core/expert_load.h"
+#include "tessera/core/experts.h"
 #include "tessera/experts/layer.h"
 
 namespace tessera::parallel {

@@ -15,8 +15,9 @@
 #include "tessera/parallel/consistency.h"
 #include "tessera/parallel/cut.h"
 #include "tessera/parallel/graphed_steps.h"
+#include "tessera/parallel/model_experts.h"
+#include "tessera/parallel/rank_tokens.h"
 #include "tessera/parallel/start.h"
-#include "tessera/parallel/token_share.h"
 #include "tessera/pipeline/executor.h"
 #include "tessera/zero/engine_of_part.h"
 
@@ -73,7 +74,7 @@ struct ParallelModel::Impl {
   comm::Group model;         // the ranks that together hold one copy of the model
   comm::Group sharing;       // those that work on the same samples: also along cp
   comm::Group context;       // the ranks along cp, for attention
-  parallel::TokenShare tokens_here;
+  parallel::RankTokens tokens_here;
   parallel::ModelExperts experts;
   std::vector<parallel::TieGroup> ties;
   std::optional<zero::Engine> engine;
@@ -476,9 +477,8 @@ std::vector<std::pair<const char*, comm::Group>> ParallelModel::groups() const {
 ParallelModel::Sent ParallelModel::sent() const {
   Sent sent = parallel::axis_traffic(impl_->mesh);
   sent[Axis::cp] = sent[Axis::cp] + impl_->context.traffic();
-  for (const auto& [name, group] : impl_->tied_groups()) {
+  for (const auto& [name, group] : impl_->tied_groups())
     sent[Axis::pp] = sent[Axis::pp] + group.traffic();
-  }
   return sent;
 }
 

@@ -11,10 +11,10 @@
 
 #include "tessera/comm/mesh.h"
 #include "tessera/core/axes.h"
+#include "tessera/core/experts.h"
 #include "tessera/core/param_spec.h"
 #include "tessera/core/run_options.h"
 #include "tessera/parallel/layer.h"
-#include "tessera/parallel/model_experts.h"
 #include "tessera/zero/engine.h"
 
 namespace tessera {

@@ -65,7 +65,7 @@ std::unique_ptr<checkpoint::FolderLock> lock_folder(const checkpoint::Team& team
   return lock;
 }
 
-Saved told(const checkpoint::Saved& saved) {
+Saved to_saved(const checkpoint::Saved& saved) {
   return {saved.folder, saved.bytes, saved.seconds, saved.failure};
 }
 
@@ -74,7 +74,8 @@ Saved told(const checkpoint::Saved& saved) {
 Checkpointable::Checkpointable(zero::Engine& e) : engine(e), world(e.group()) {
   const zero::DataGroups& groups = e.data_groups();
   axes = {{Axis::dp_shard, groups.shard.size()}, {Axis::dp_replicate, groups.replicate.size()}};
-  place = {{Axis::dp_shard, groups.shard.rank()}, {Axis::dp_replicate, groups.replicate.rank()}};
+  coordinate = {{Axis::dp_shard, groups.shard.rank()},
+                {Axis::dp_replicate, groups.replicate.rank()}};
   if (e.model_axes().group.size() > 1) {
     throw UsageError(
         "This engine trains one part of a model that is cut over ranks, and does not know the "
@@ -91,7 +92,7 @@ Checkpointable::Checkpointable(zero::Engine& e, const comm::Mesh& mesh, std::vec
     : engine(e),
       world(mesh.world()),
       axes(mesh.axes()),
-      place(mesh.coordinate()),
+      coordinate(mesh.coordinate()),
       specs(std::move(list)),
       counted(std::move(which)) {}
 
@@ -102,8 +103,9 @@ Saved save(const Checkpointable& what, const std::string& dir, const Extra& extr
   const auto lock = lock_folder(team, dir, options);
   parallel::StateToSave state = parallel::state_to_save(what, options.frozen);
   const std::string frozen = options.frozen ? "" : parallel::fingerprint_of_frozen(what);
-  return told(checkpoint::save(dir, describe(what, extra, facts, std::move(state.specs), frozen),
-                               state.shards, team, options_of(options, what.engine)));
+  return to_saved(checkpoint::save(dir,
+                                   describe(what, extra, facts, std::move(state.specs), frozen),
+                                   state.shards, team, options_of(options, what.engine)));
 }
 
 struct AsyncSave::Impl {
@@ -143,9 +145,9 @@ void AsyncSave::start(const Checkpointable& what, const Extra& extra, const RunF
 Saved AsyncSave::save_now(const Checkpointable& what, const Extra& extra, const RunFacts& facts) {
   parallel::check_keys(extra);
   parallel::StateToSave state = parallel::state_to_save(what, impl_->saves_frozen);
-  return told(impl_->saver.save_now(impl_->about(what, extra, facts, state), state.shards));
+  return to_saved(impl_->saver.save_now(impl_->about(what, extra, facts, state), state.shards));
 }
 
-Saved AsyncSave::wait() { return told(impl_->saver.wait()); }
+Saved AsyncSave::wait() { return to_saved(impl_->saver.wait()); }
 
 }  // namespace tessera

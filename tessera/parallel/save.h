@@ -33,7 +33,7 @@ struct Checkpointable {
   zero::Engine& engine;
   comm::Group world;  // all ranks that hold a part of the model
   Axes axes;
-  Coordinate place;
+  Coordinate coordinate;
   std::vector<ParamSpec> specs;
   Counted counted;
 };

@@ -71,10 +71,10 @@ class Specs {
     const ParamSpec& spec = of(shard);
     const bool known = index_.at(shard.param) < what_.specs.size();
     if (known && what_.counted) return what_.counted(shard.param);
-    return counted_runs(spec, what_.axes, what_.place);
+    return counted_runs(spec, what_.axes, what_.coordinate);
   }
   std::vector<Run> local(const zero::StateShard& shard) {
-    return local_runs(of(shard), what_.axes, what_.place);
+    return local_runs(of(shard), what_.axes, what_.coordinate);
   }
   std::vector<ParamSpec> take() { return std::move(list_); }
 

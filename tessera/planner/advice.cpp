@@ -6,6 +6,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/planner/neighbors.h"
 #include "tessera/planner/places.h"
+#include "tessera/planner/plan_parts.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/software.h"
 
@@ -136,7 +137,7 @@ std::optional<Offer> evaluate(const Plan& plan, const PlanParts& parts, Edit& ed
     return std::nullopt;  // prefer the simplest stage that fits; about_stage() reports a faster one
   }
   const PlanParts* const same = edit.same_parts && !plan.question.state_only() ? &parts : nullptr;
-  const bool possible = candidate.settle_beside(plan.question, same ? &same->in_memory : nullptr);
+  const bool possible = candidate.resolve_beside(plan.question, same ? &same->in_memory : nullptr);
   if (!possible || !candidate.fits) return std::nullopt;
   Advice advice{"", edit.flags, edit.family};
   advice.bytes = plan.needed() - candidate.memory;
@@ -330,11 +331,11 @@ std::string least_change_that_fits(const RunConfig& q) {
                        changed.recompute >= q.recompute && changed.micro_batch <= q.micro_batch &&
                        changed.ep() >= q.ep();
     if (!considered || !saves) return;
-    // A policy that is not the stage's own was asked for.
+    // The user requested another policy than the default of the stage.
     if (changed.zero != q.zero && q.policy() == default_reduce_policy(q.zero)) {
       changed.grad_reduce.reset();
     }
-    if (!edit.candidate.settle_beside(q) || !edit.candidate.fits) return;
+    if (!edit.candidate.resolve_beside(q) || !edit.candidate.fits) return;
     const std::string fits = str(" fits: ", of_usable(edit.candidate.memory, q));
     if (family == "micro-batch") {
       first = str("--micro-batch ", changed.micro_batch, " with --grad-accum ", changed.grad_accum,

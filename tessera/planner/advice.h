@@ -19,7 +19,7 @@ inline std::string of_usable(double total, const RunConfig& question) {
   return str(size(total), " of ", size(usable_memory(question.hardware)));
 }
 
-// Smallest gain worth reporting, as a share.
+// Smallest gain worth reporting, as a fraction of the step.
 inline constexpr double kRealGain = 0.02;
 // Returns "; sends 8.18 GB instead of 5.45 GB" for a change to `then` bytes, or "" if it does not
 // differ.

@@ -9,12 +9,12 @@ namespace tessera::planner {
 
 // Measured forward and backward pass of one micro-batch on one device.
 struct PassSample {
-  RunConfig question = RunConfig::for_plan();  // settled; its hardware is ignored
+  RunConfig question = RunConfig::for_plan();  // resolved; its hardware is ignored
   double seconds = 0;
 };
 
 // Returns the predicted seconds of such a pass.
-double pass_seconds(const RunConfig& settled);
+double pass_seconds(const RunConfig& resolved);
 
 // Fits the software constants to the samples: efficiencies of products, of fused attention and of
 // elementwise passes, and bytes per logit. Keeps the peaks, bandwidth, units and launch time of

@@ -64,15 +64,15 @@ double attention_work(ChunkOrder order, int cp, int rank) {
   return sum;
 }
 
-ContextCost context_cost(const RunConfig& settled, ContextKind kind) {
-  if (settled.state_only()) {
+ContextCost context_cost(const RunConfig& resolved, ContextKind kind) {
+  if (resolved.state_only()) {
     throw UsageError(Flag("params"),
                      "does not define heads; use --model, or --layers --hidden --heads");
   }
   ContextCost cost;
   cost.kind = kind;
-  set_formula(cost, settled);
-  cost.question = settled;
+  set_formula(cost, resolved);
+  cost.question = resolved;
   RunConfig& q = cost.question;
   try {
     q.cp_kind = context_kind_for(q.model, kind, q.tp(), q.cp());
@@ -91,10 +91,10 @@ ContextCost context_cost(const RunConfig& settled, ContextKind kind) {
   return cost;
 }
 
-RunConfig without_context(const RunConfig& settled) {
-  RunConfig whole = settled;
+RunConfig without_context(const RunConfig& resolved) {
+  RunConfig whole = resolved;
   whole.axes.set(Axis::cp, 1);
-  whole.axes.set(Axis::ep, std::gcd(settled.ep(), whole.shards()));
+  whole.axes.set(Axis::ep, std::gcd(resolved.ep(), whole.shards()));
   return whole;
 }
 

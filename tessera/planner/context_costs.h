@@ -39,12 +39,12 @@ struct ContextCost {
   OperationTraffic sent;
   double sent_with_full_recompute = 0;
   double kept = 0;  // bytes that one layer keeps for backward per micro-batch
-  RunConfig question = RunConfig::for_plan();  // the run with this kind, settled
+  RunConfig question = RunConfig::for_plan();  // the run with this kind, resolved
 };
 // Throws UsageError if only the number of parameters is known.
-ContextCost context_cost(const RunConfig& settled, ContextKind kind);
+ContextCost context_cost(const RunConfig& resolved, ContextKind kind);
 // Returns the same run without context parallelism, for its memory. If that has too few ranks for
 // the expert parallelism, ep is smaller.
-RunConfig without_context(const RunConfig& settled);
+RunConfig without_context(const RunConfig& resolved);
 
 }  // namespace tessera::planner

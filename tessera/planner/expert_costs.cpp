@@ -17,7 +17,7 @@ bool crosses_hosts(const RunConfig& q) {
 
 // Returns the state of the experts of one pipeline rank.
 double expert_state(const RunConfig& q, int pipeline_rank) {
-  const auto chunks = stage_shares(q)[static_cast<std::size_t>(pipeline_rank)];
+  const auto chunks = chunk_layers(q)[static_cast<std::size_t>(pipeline_rank)];
   const double params = experts_on_rank(q, chunks);
   const bool frozen = q.model.lora.any();
   return frozen ? frozen_bytes(q.layout, q.zero, params, q.expert_shards()).total()
@@ -48,7 +48,7 @@ ExpertMemory memory_at(const RunConfig& q, int ep) {
   RunConfig other = q;
   other.axes.set(Axis::ep, ep);
   try {
-    settle(other);
+    resolve_in_place(other);
   } catch (const UsageError& error) {
     memory.refused = error.what();
     return memory;

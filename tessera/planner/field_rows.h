@@ -11,10 +11,16 @@
 #include "tessera/core/text.h"
 #include "tessera/planner/fields.h"
 
-// Builders of the table of fields and readers of their values; for fields.cpp and field_table.cpp.
+// Builders of the table of fields and readers of their values; for fields.cpp and
+// field_table*.cpp.
 namespace tessera::planner {
 
 using Words = std::vector<std::string>;
+
+// Bounds of values. Those near 1 and 0 stay below 1 and above 0 in fp32 too: a decay of 1 would
+// keep an average constant, and an epsilon of 0 would divide by 0.
+inline constexpr double kMany = 1e15;  // exact in a double and larger than any sensible value
+inline constexpr double kBelowOne = 0.9999999, kAboveZero = 1e-30;
 
 // Readers of values for the table: each throws UsageError about the field.
 void parse_value(const Field& field, std::string_view text, Command command, bool& value);
@@ -217,5 +223,8 @@ class Table {
   std::string group_;
   std::vector<Field> fields_;
 };
+
+// Adds the fields of optimizer, run and hardware (field_table_run.cpp).
+void add_run_fields(Table& table);
 
 }  // namespace tessera::planner

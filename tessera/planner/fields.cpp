@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "tessera/core/errors.h"
-#include "tessera/core/grad_compression.h"
 #include "tessera/core/lora.h"
 #include "tessera/core/portable_math.h"
+#include "tessera/core/run_options.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/field_rows.h"

@@ -44,7 +44,7 @@ Json whole_json(double value);
 std::string one_line(const Json& json);
 
 // Returns the placement of the groups of a run's axes.
-std::string topology_json(const RunConfig& settled);
+std::string topology_json(const RunConfig& resolved);
 std::string to_json(const BatchLimits& limits);
 std::string to_json(const ModelLimits& limits);
 std::string to_json(const MegatronReport& report);

@@ -85,9 +85,9 @@ struct ExpertRange {
 // Returns the experts of a rank of ep, or of the first rank with the most for `rank` -1.
 ExpertRange experts_on_rank(std::int64_t experts, int ep, int rank);
 // Returns the input for a resolved run.
-ProgramInput program_input(const RunConfig& settled);
+ProgramInput program_input(const RunConfig& resolved);
 // As above, with the element size of stored values if values are computed in another type.
-ProgramInput memory_input(const RunConfig& settled);
+ProgramInput memory_input(const RunConfig& resolved);
 
 // Index into Program::tensors.
 using TensorId = std::uint8_t;
@@ -305,8 +305,8 @@ struct Programs {
 Programs all_programs(const ProgramInput& input);
 // Returns programs with the element size of the layout, which can differ from the element size that
 // kernels compute with.
-Programs programs_in_memory(const RunConfig& settled);
+Programs programs_in_memory(const RunConfig& resolved);
 // As above, for one rank of ep; -1: one with the most experts.
-Programs programs_in_memory(const RunConfig& settled, int ep_rank);
+Programs programs_in_memory(const RunConfig& resolved, int ep_rank);
 
 }  // namespace tessera::planner

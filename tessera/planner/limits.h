@@ -19,7 +19,7 @@ struct BatchLimits {
   BatchLimit asked;  // for the stage and dp of the question
   std::vector<BatchLimit> rows;
 };
-BatchLimits largest_batches(const RunConfig& settled);
+BatchLimits largest_batches(const RunConfig& resolved);
 
 // Largest model of the same proportions: heads of the base's size are added, and layers in
 // proportion. If only the size is known, its state is the limit.
@@ -34,6 +34,6 @@ struct ModelLimits {
   ModelLimit asked;
   std::vector<ModelLimit> rows;
 };
-ModelLimits largest_models(const RunConfig& settled);
+ModelLimits largest_models(const RunConfig& resolved);
 
 }  // namespace tessera::planner

@@ -4,6 +4,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/portable_math.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/plan_parts.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
@@ -97,7 +98,7 @@ std::vector<Memory> memory_by_rank(const RunConfig& q, const Programs& programs)
     }
     return all;
   }
-  const auto shares = stage_shares(q);
+  const auto shares = chunk_layers(q);
   // [Note: temporary] The larger of two peaks (the loss, and a layer's backward with its recomputed
   // activations), plus the memory of the runtime.
   const double loss = widest_temporary(programs.head);

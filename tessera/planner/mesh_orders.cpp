@@ -11,13 +11,13 @@ namespace {
 // Returns whether no collective of any size is slower at `a` than at `b`. Checking 0 and many bytes
 // suffices, because the time is linear in the bytes.
 bool never_slower(const Topology& t, const GroupPlace& a, const GroupPlace& b) {
-  constexpr double kMany = 1e15;
+  constexpr double kManyBytes = 1e15;
   for (const Collective kind : {Collective::all_reduce, Collective::reduce_scatter,
                                 Collective::all_gather, Collective::all_to_all, Collective::send}) {
     const auto of = [&](const GroupPlace& place, double bytes) {
       return collective_cost(t, kind, bytes, place).seconds(t);
     };
-    if (of(a, 0) > of(b, 0) || of(a, kMany) > of(b, kMany)) return false;
+    if (of(a, 0) > of(b, 0) || of(a, kManyBytes) > of(b, kManyBytes)) return false;
   }
   return true;
 }

@@ -167,7 +167,7 @@ void Neighborhood::contexts() {
 void Neighborhood::buckets() {
   if (!q_.averages_gradients()) return;
   double params = 0;
-  for (const auto& chunks : stage_shares(q_))
+  for (const auto& chunks : chunk_layers(q_))
     params = std::max(params, trained_on_rank(q_, chunks));
   RunConfig open = q_;
   open.bucket_bytes = 0;
@@ -324,7 +324,7 @@ void for_each_neighbor(const RunConfig& q, const std::function<void(Edit&)>& vis
 }
 
 Candidate Candidate::of(RunConfig config) {
-  settle(config);
+  resolve_in_place(config);
   const double memory = needed_memory(config);
   return of_settled(std::move(config), memory);
 }
@@ -336,14 +336,14 @@ Candidate Candidate::of_settled(RunConfig config, double memory) {
 
 std::optional<Candidate> Candidate::beside(const RunConfig& now, RunConfig config) {
   std::optional<Candidate> candidate = of_settled(std::move(config), 0);
-  if (!candidate->settle_beside(now)) candidate.reset();
+  if (!candidate->resolve_beside(now)) candidate.reset();
   return candidate;
 }
 
-bool Candidate::settle_beside(const RunConfig& now, const Programs* programs) {
+bool Candidate::resolve_beside(const RunConfig& now, const Programs* programs) {
   if (newly_lacks(config, now)) return false;
   try {
-    settle(config);
+    resolve_in_place(config);
     memory = programs != nullptr ? needed_memory(config, *programs) : needed_memory(config);
   } catch (const UsageError&) {  // impossible
     return false;

@@ -118,7 +118,7 @@ void about_stage(const Plan& plan, Lines& out) {
       !fits_at(q.software == Software::megatron ? 1 : 2)) {
     const double boundary = 2 * real(q.micros()) * real(q.rank_tokens()) * real(q.micro_batch) *
                             real(q.model.hidden) * element_bytes(q);
-    out.push_back(str("stage 3 or a pipeline? Stage 3 sends ",
+    out.push_back(str("consider a pipeline instead of stage 3: stage 3 sends ",
                       size(plan.traffic.sent[Axis::dp_shard]),
                       " of weights and gradients; a pipeline boundary would send ", size(boundary),
                       " of activations"));

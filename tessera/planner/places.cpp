@@ -27,7 +27,7 @@ std::string place_words(const Places& places, const GroupPlace& place) {
   std::string text =
       str(place.ranks, " ranks, ", nodes == 1 ? "all" : str(place.in_node), " in a node");
   if (nodes > 1 && place.crossing > 1)
-    text += str(", ", place.crossing, " groups leave it at once");
+    text += str(", ", place.crossing, " groups send between nodes at once");
   const CollectiveCost cost = collective_cost(places.topology, Collective::all_gather, 1e9, place);
   const double has =
       cost.far_bytes > 0

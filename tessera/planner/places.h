@@ -31,13 +31,13 @@ Places places_on(const Topology& topology, const std::vector<AxisSize>& order, i
 // dp.
 std::vector<AxisSize> in_order(std::string_view order, const Axes& axes);
 // Returns the axes of a run, innermost first.
-std::vector<AxisSize> axis_order(const RunConfig& settled);
-// Returns the placement of a settled run.
-Places places(const RunConfig& settled);
+std::vector<AxisSize> axis_order(const RunConfig& resolved);
+// Returns the placement of a resolved run.
+Places places(const RunConfig& resolved);
 
 // Returns the numbers of replicas worth trying, largest first: a replica fills 1, 2, 4, 8 … nodes.
 // Empty if data-parallel ranks do not fill several nodes.
-std::vector<int> replica_counts(const RunConfig& settled);
+std::vector<int> replica_counts(const RunConfig& resolved);
 // Returns the numbers of expert-parallel ranks worth trying on a mesh, smallest first: those that
 // divide both the experts, so that all ranks have equally many, and the ranks that shard state.
 // Only 1 if the model has no experts.
@@ -47,8 +47,8 @@ double dp_bytes_out_of_node(const Places& places, const PerAxis<double>& sent);
 
 // Describes the network of a run, the bandwidth of each axis, and the coordinates of the ranks on
 // the first nodes.
-std::string topology_text(const RunConfig& settled);
+std::string topology_text(const RunConfig& resolved);
 // Draws the same.
-std::string topology_svg(const RunConfig& settled);
+std::string topology_svg(const RunConfig& resolved);
 
 }  // namespace tessera::planner

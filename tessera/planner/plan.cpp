@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/planner/plan_parts.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 
@@ -62,7 +63,7 @@ Plan plan_numbers(const RunConfig& q, const PlanParts& parts) {
   plan.rank = most_loaded_rank(plan.by_rank);
   plan.memory = plan.by_rank[static_cast<std::size_t>(plan.rank)];
   plan.traffic = traffic_of(q);
-  const auto shares = stage_shares(q);
+  const auto shares = chunk_layers(q);
   for (const auto& chunks : shares) {
     plan.on_a_rank = std::max(plan.on_a_rank, params_on_rank(q, chunks));
   }
@@ -92,9 +93,9 @@ Plan plan_numbers(const RunConfig& q, const PlanParts& parts) {
   return plan;
 }
 
-Plan advised_plan(const RunConfig& settled) {
-  const PlanParts parts(settled);
-  Plan plan = plan_numbers(settled, parts);
+Plan advised_plan(const RunConfig& resolved) {
+  const PlanParts parts(resolved);
+  Plan plan = plan_numbers(resolved, parts);
   plan.advice = advice_for(plan, parts);
   plan.notes = notes_for(plan);
   plan.remedy = remedy_for(plan);

@@ -67,9 +67,9 @@ struct Advice {
   bool faster = false;  // by more than the prediction intervals
 };
 
-// Complete result for one settled question.
+// Complete result for one resolved question.
 struct Plan {
-  RunConfig question = RunConfig::for_plan();  // settled
+  RunConfig question = RunConfig::for_plan();  // resolved
   // Numbers of parameters: of the model, in its blocks and embeddings, and on the most loaded rank
   // before ZeRO.
   double parameters = 0, in_blocks = 0, in_embeddings = 0, on_a_rank = 0;
@@ -99,51 +99,35 @@ struct Plan {
 bool leaves_ample_memory(double needed, const Hardware& hardware);
 // Returns the bytes of device memory that a run can use; fragmentation loses the rest.
 double usable_memory(const Hardware& hardware);
-std::vector<Memory> memory_by_rank(const RunConfig& settled);  // for each pipeline rank
+std::vector<Memory> memory_by_rank(const RunConfig& resolved);  // for each pipeline rank
 // Returns the pipeline rank that needs the most memory.
 int most_loaded_rank(const std::vector<Memory>& by_rank);
-Memory memory_of(const RunConfig& settled);  // of the most loaded rank
-// As above, with precomputed programs_in_memory(), which do not depend on ZeRO or the pipeline.
-std::vector<Memory> memory_by_rank(const RunConfig& settled, const Programs& programs);
-Memory memory_of(const RunConfig& settled, const Programs& programs);  // the same
+Memory memory_of(const RunConfig& resolved);  // of the most loaded rank
 // Returns nullopt if the model's shape is known, or if no GPT of that size suits the mesh.
-std::optional<Assumed> assumed_for(const RunConfig& settled);
+std::optional<Assumed> assumed_for(const RunConfig& resolved);
 // Returns the bytes that have to fit: all memory if the shape is known; otherwise the state with
 // the estimate of assumed_for(), or only the state.
-double needed_memory(const RunConfig& settled);
-double needed_memory(const RunConfig& settled, const Programs& programs);  // the same
+double needed_memory(const RunConfig& resolved);
 // Returns the traffic of the rank that sends most along each axis.
-Traffic traffic_of(const RunConfig& settled);
+Traffic traffic_of(const RunConfig& resolved);
 // Returns the floating-point operations of a step: three times those of forward, without
 // recomputation and with the full square of attention. With adapters, the gradients of frozen
 // weights are not counted.
-double model_flops(const RunConfig& settled);
+double model_flops(const RunConfig& resolved);
 
-// Operations and times of the parts of a model, which questions that differ only in memory,
-// communication or the order of work have in common. Empty if only the model's size is known.
-struct PlanParts {
-  // Computes the parts of a settled question.
-  explicit PlanParts(const RunConfig& settled);
-  PartTimes times;
-  Programs in_memory;  // programs_in_memory()
-};
-
-// Plans a settled question without advice, notes and remedy.
-Plan plan_numbers(const RunConfig& settled);
-Plan plan_numbers(const RunConfig& settled, const PlanParts& parts);  // the same
-// Plans a settled question with advice, notes and remedy.
-Plan advised_plan(const RunConfig& settled);
-// Settles, plans and advises.
+// Plans a resolved question without advice, notes and remedy.
+Plan plan_numbers(const RunConfig& resolved);
+// Plans a resolved question with advice, notes and remedy.
+Plan advised_plan(const RunConfig& resolved);
+// Resolves, plans and advises.
 Plan make_plan(const RunConfig& question);
 
-// Returns the changes of flags that gain something: Plan::advice.
-std::vector<Advice> advice_for(const Plan& plan, const PlanParts& parts);
 // Returns the unusual but valid settings: Plan::notes.
 std::vector<std::string> notes_for(const Plan& plan);
 // Returns a remedy for the plan's bound in one line, based on its advice if there is any.
 std::string remedy_for(const Plan& plan);
 // Returns the cheapest change of flags that makes it fit, with numbers; "" if none does on this
 // mesh.
-std::string least_change_that_fits(const RunConfig& settled);
+std::string least_change_that_fits(const RunConfig& resolved);
 
 }  // namespace tessera::planner

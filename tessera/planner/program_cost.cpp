@@ -109,19 +109,19 @@ Work exchange_of_experts(const RunConfig& q, const Program& program, const Opera
   return work;
 }
 
-// Calls f(program, times) for each program of a share of the model.
+// Calls f(program, times) for each program of these layers.
 template <typename Each>
-void each_program(const Programs& programs, StageLayers share, const Each& f) {
-  std::int64_t dense = programs.dense_layer.operations.empty() ? 0 : share.dense;
-  if (!programs.first_layer.operations.empty() && share.embedding && share.layers > 0) {
+void each_program(const Programs& programs, StageLayers chunk, const Each& f) {
+  std::int64_t dense = programs.dense_layer.operations.empty() ? 0 : chunk.dense;
+  if (!programs.first_layer.operations.empty() && chunk.embedding && chunk.layers > 0) {
     f(programs.first_layer, 1);
-    --share.layers;
+    --chunk.layers;
     if (dense > 0) --dense;
   }
   if (dense > 0) f(programs.dense_layer, dense);
-  if (share.layers > dense) f(programs.layer, share.layers - dense);
-  if (share.embedding) f(programs.embedding, 1);
-  if (share.head) f(programs.head, 1);
+  if (chunk.layers > dense) f(programs.layer, chunk.layers - dense);
+  if (chunk.embedding) f(programs.embedding, 1);
+  if (chunk.head) f(programs.head, 1);
 }
 
 StageLayers share_of(const ProgramInput& in) {
@@ -213,9 +213,9 @@ double kept_bytes(const Program& program, Recompute recompute) {
   return sum_kept<double>(program, recompute, &Tensor::bytes);
 }
 
-std::int64_t held_bytes(const Programs& programs, const StageLayers& share, Recompute recompute) {
+std::int64_t held_bytes(const Programs& programs, const StageLayers& chunk, Recompute recompute) {
   std::int64_t bytes = 0;
-  each_program(programs, share, [&](const Program& program, std::int64_t times) {
+  each_program(programs, chunk, [&](const Program& program, std::int64_t times) {
     bytes += times * held_bytes(program, recompute);
   });
   return bytes;

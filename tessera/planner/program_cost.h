@@ -49,8 +49,8 @@ double elapsed(const SoftwareFigures& figures, const Work& work);
 // as the ledger of a run counts them; kept_bytes() exactly.
 std::int64_t held_bytes(const Program& program, Recompute recompute);
 double kept_bytes(const Program& program, Recompute recompute);
-// Return the same for a share of the model.
-std::int64_t held_bytes(const Programs& programs, const StageLayers& share, Recompute recompute);
+// Return the same for these layers of the model.
+std::int64_t held_bytes(const Programs& programs, const StageLayers& chunk, Recompute recompute);
 std::int64_t held_bytes(const ProgramInput& input);
 
 // Peak of a layer's backward: bytes in addition to kept activations, and bytes of kept activations
@@ -114,10 +114,10 @@ struct PartWork {
 // works on the block before it. All n blocks take 1/n of the time of attention, so each of the
 // n - 1 transfers exposes max(0, transfer - attention / n). In backward the gradients of a block
 // travel with it. An all-to-all hides nothing: attention needs its result.
-PartWork part_work(const RunConfig& settled, const Program& program);
-PartWork part_work(const RunConfig& settled, ProgramPart part);
+PartWork part_work(const RunConfig& resolved, const Program& program);
+PartWork part_work(const RunConfig& resolved, ProgramPart part);
 // Returns the work of one such reduction.
-Work tensor_reduce(const RunConfig& settled);
+Work tensor_reduce(const RunConfig& resolved);
 
 // Returns the floating-point operations of a program, without recomputation and with the full
 // square of attention scores.

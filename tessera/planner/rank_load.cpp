@@ -123,7 +123,7 @@ SentParams sent_params(const RunConfig& q, const std::vector<StageLayers>& chunk
 
 SentParams most_sent_params(const RunConfig& q) {
   SentParams most;
-  for (const auto& chunks : stage_shares(q)) {
+  for (const auto& chunks : chunk_layers(q)) {
     const SentParams own = sent_params(q, chunks);
     most.gathered = std::max(most.gathered, own.gathered);
     most.trained = std::max(most.trained, own.trained);

@@ -15,50 +15,50 @@ inline double real(std::int64_t value) { return static_cast<double>(value); }
 // Return numbers of parameters on a rank. Matrices, their biases and the vocabulary are sharded by
 // tp. Norms, positions and the biases added after a row-parallel product are on every rank. KV
 // heads are replicated if there are fewer of them than ranks.
-double layer_params_on_rank(const RunConfig& settled);  // of a layer without experts
+double layer_params_on_rank(const RunConfig& resolved);  // of a layer without experts
 // Of a layer with experts, except those of the experts; and those of the experts of a rank with the
 // most.
-double router_layer_params_on_rank(const RunConfig& settled);
-double layer_experts_on_rank(const RunConfig& settled);
-double vocab_params_on_rank(const RunConfig& settled);      // one token table
-double embedding_params_on_rank(const RunConfig& settled);  // tokens and positions
+double router_layer_params_on_rank(const RunConfig& resolved);
+double layer_experts_on_rank(const RunConfig& resolved);
+double vocab_params_on_rank(const RunConfig& resolved);      // one token table
+double embedding_params_on_rank(const RunConfig& resolved);  // tokens and positions
 // Includes the final norm. A tied head on another rank than the embedding has its own table.
-double head_params_on_rank(const RunConfig& settled, bool beside_embedding);
-double params_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+double head_params_on_rank(const RunConfig& resolved, bool beside_embedding);
+double params_on_rank(const RunConfig& resolved, const std::vector<StageLayers>& chunks);
 // Returns those of them that belong to experts, whose state is sharded over
 // RunConfig::expert_shards() ranks.
-double experts_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+double experts_on_rank(const RunConfig& resolved, const std::vector<StageLayers>& chunks);
 
 // Returns the parameters with a gradient: all, or only the adapters if there are any.
-double trained_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+double trained_on_rank(const RunConfig& resolved, const std::vector<StageLayers>& chunks);
 // Returns the gathered parameters: the trained ones after their update, or all at stage 3.
-double gathered_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+double gathered_on_rank(const RunConfig& resolved, const std::vector<StageLayers>& chunks);
 // Return those of them that belong to experts.
-double trained_experts_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
-double gathered_experts_on_rank(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+double trained_experts_on_rank(const RunConfig& resolved, const std::vector<StageLayers>& chunks);
+double gathered_experts_on_rank(const RunConfig& resolved, const std::vector<StageLayers>& chunks);
 
 // Parameters that a rank gathers and trains: those outside experts, and those of experts.
 struct SentParams {
   double gathered = 0, trained = 0;
   double gathered_experts = 0, trained_experts = 0;
 };
-SentParams sent_params(const RunConfig& settled, const std::vector<StageLayers>& chunks);
+SentParams sent_params(const RunConfig& resolved, const std::vector<StageLayers>& chunks);
 // Returns the largest of each over the pipeline ranks.
-SentParams most_sent_params(const RunConfig& settled);
+SentParams most_sent_params(const RunConfig& resolved);
 // Returns the data-parallel traffic of a rank. Experts are gathered and reduced over the ranks with
 // the same experts.
-DataParallelTraffic sent_along_dp(const RunConfig& settled, const SentParams& params,
+DataParallelTraffic sent_along_dp(const RunConfig& resolved, const SentParams& params,
                                   ReducePolicy policy);
 
 // Returns the bytes of a gradient bucket on a rank that trains `params` parameters.
-double bucket_bytes(const RunConfig& settled, double params);
+double bucket_bytes(const RunConfig& resolved, double params);
 
 // Returns the mean number of tokens of a micro-batch that one expert receives, from all ranks of
 // ep.
-double tokens_per_expert(const RunConfig& settled);
+double tokens_per_expert(const RunConfig& resolved);
 
 // Returns the bytes of an activation value.
-int element_bytes(const RunConfig& settled);
+int element_bytes(const RunConfig& resolved);
 
 // Returns the bytes that one micro-batch of b·s tokens sends from stage to stage, and the same
 // number back as gradient: b·s·h elements, sharded over the ranks that split the sequence.
@@ -94,17 +94,17 @@ inline double pipeline_bytes(const schedule::Schedule& schedule, int rank, doubl
 
 // Return the bytes of one micro-batch that a rank has at the boundary of two stages, and those that
 // it sends to the other stage: [Note: slices].
-double boundary_on_rank(const RunConfig& settled);
-double hop_bytes(const RunConfig& settled);
+double boundary_on_rank(const RunConfig& resolved);
+double hop_bytes(const RunConfig& resolved);
 // Returns the gradient bytes that the two ranks with a tied embedding sum once per step.
-double tied_bytes(const RunConfig& settled);
+double tied_bytes(const RunConfig& resolved);
 
 // Returns the bytes that one layer keeps for backward per micro-batch. For Megatron-LM and PyTorch
 // these follow Korthikanti et al. (2022), extended to any MLP width and number of KV heads.
-double layer_activations(const RunConfig& settled);
+double layer_activations(const RunConfig& resolved);
 
 // Returns the largest number of (micro-batch, chunk) pairs whose activations the rank holds at
 // once.
-std::int64_t in_flight(const RunConfig& settled, int rank);
+std::int64_t in_flight(const RunConfig& resolved, int rank);
 
 }  // namespace tessera::planner

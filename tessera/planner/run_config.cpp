@@ -106,7 +106,7 @@ void resolve_mesh(RunConfig& q) {
   if (q.per_node == 0) q.per_node = std::max(1, q.hardware.per_node);
   const std::int64_t cut = q.axes.model_ranks();
   if (q.dp() == 0) {
-    // From the devices there are, if anything says how many.
+    // Derived from the number of devices, if it is given.
     const std::int64_t all = q.gpus > 0 ? q.gpus : std::int64_t{q.nodes} * q.per_node;
     const char* const flag = q.gpus > 0 ? "gpus" : "nodes";
     if (all > 0 && all % cut != 0) {
@@ -209,13 +209,13 @@ void resolve_schedule(RunConfig& q) {
     throw UsageError(
         Flag("schedule"),
         str("interleaved needs as many micro-batches as pp, and has ", q.micros(), " for pp ",
-            q.pp(), "; raise --global-batch, lower --micro-batch, or take 1f1b"));
+            q.pp(), "; raise --global-batch, lower --micro-batch, or use 1f1b"));
   }
 }
 
 void resolve_cuts(RunConfig& q) {
   if (q.state_only()) return;
-  // Whose sizes they are: the model may be one that nobody asked for.
+  // Names the model in messages, because it may be the default one.
   const auto whose = [&] { return q.model.name.empty() ? "" : str(" of --model ", q.model.name); };
   if (q.model.heads % q.tp() != 0) {
     throw UsageError(Flag("tp"), str("got ", q.tp(), ", which does not divide ", q.model.heads,
@@ -418,11 +418,11 @@ std::int64_t sequence_of(const RunConfig& q) {
 }
 
 RunConfig resolve(RunConfig q) {
-  settle(q);
+  resolve_in_place(q);
   return q;
 }
 
-void settle(RunConfig& q) {
+void resolve_in_place(RunConfig& q) {
   q.attention = attention_of(q);
   if (!q.hardware.bf16 && q.layout.name.starts_with("bf16")) {
     throw UsageError(Flag("layout"),
@@ -452,7 +452,7 @@ int stage_of(const RunConfig& q, int rank, int chunk) {
   return chunk * q.pp() + rank;
 }
 
-std::vector<std::vector<StageLayers>> stage_shares(const RunConfig& q) {
+std::vector<std::vector<StageLayers>> chunk_layers(const RunConfig& q) {
   const std::vector<int> layers = layers_of_stages(q.model, q.pp() * q.chunks, q.split);
   std::vector<std::vector<StageLayers>> shares(static_cast<std::size_t>(q.pp()));
   std::vector<std::int64_t> first = {0};  // layer of each stage

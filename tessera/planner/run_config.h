@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tessera/core/axes.h"
-#include "tessera/core/grad_compression.h"
 #include "tessera/core/learning_rate.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/run_options.h"
@@ -83,7 +82,7 @@ struct RunConfig {
   std::string model_name = "gpt-tiny";
   // Replace those of the named model.
   std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, ffn = 0, vocab = 0, positions = 0;
-  // [Note: experts] in core/model_shape.h. 0, -1, nullopt or kAutomatic: as the model has.
+  // [Note: experts] in core/experts.h. 0, -1, nullopt or kAutomatic: as the model has.
   std::int64_t experts = 0, experts_per_token = 0, expert_ffn = 0, shared_expert_ffn = 0;
   std::int64_t dense_layers = -1;
   std::optional<RouterScores> router_scores;
@@ -314,10 +313,10 @@ inline constexpr std::int64_t kLeastContextTokens = 4096;
 std::int64_t sequence_of(const RunConfig& config);
 
 // Fills in what was left open (accumulation and global batch from each other, nodes, sequence
-// length). Throws UsageError for the impossible; accepts the unusual.
+// length). Throws UsageError for impossible settings; accepts unusual ones.
 RunConfig resolve(RunConfig config);
 // As resolve(), in place.
-void settle(RunConfig& config);
+void resolve_in_place(RunConfig& config);
 
 // Layers of one pipeline stage; the first stage also has the embedding, the last one the head.
 struct StageLayers {
@@ -332,6 +331,6 @@ StageLayers stage_layers(const ModelShape& model, std::int64_t first, std::int64
 // Returns the stage of the model (0 is first) that the schedule assigns to a chunk of a rank.
 int stage_of(const RunConfig& resolved, int rank, int chunk);
 // Returns the layers of every chunk: [rank][chunk].
-std::vector<std::vector<StageLayers>> stage_shares(const RunConfig& resolved);
+std::vector<std::vector<StageLayers>> chunk_layers(const RunConfig& resolved);
 
 }  // namespace tessera::planner

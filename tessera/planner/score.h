@@ -12,7 +12,7 @@ namespace tessera::planner {
 // Measured step and its configuration.
 struct ScoredRow {
   std::string label;  // name of the row in reports: a line number or a run's name
-  RunConfig question = RunConfig::for_plan();  // settled
+  RunConfig question = RunConfig::for_plan();  // resolved
   double measured = 0;                         // seconds
   double predicted = 0;                        // filled in by score()
   double error() const { return predicted / measured - 1; }

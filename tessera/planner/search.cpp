@@ -14,6 +14,7 @@
 #include "tessera/planner/mesh_orders.h"
 #include "tessera/planner/neighbors.h"
 #include "tessera/planner/places.h"
+#include "tessera/planner/plan_parts.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/software.h"
 #include "tessera/schedule/schedule.h"
@@ -296,7 +297,7 @@ void Search::try_memory(RunConfig q) {
     rule_out("--split is for another number of stages");
     return;
   }
-  settle(q);
+  resolve_in_place(q);
   const auto [found, fresh] = programs_.try_emplace({q.micro_batch, q.sequence_parallel});
   if (fresh) found->second = programs_in_memory(q);
   const Programs& programs = found->second;

@@ -15,7 +15,7 @@ namespace tessera::planner {
 // Search over all configurations for one model, global batch and number of devices.
 struct SearchRequest {
   RunConfig base =
-      RunConfig::for_plan();  // not settled; `gpus` devices; settings not fixed below are searched
+      RunConfig::for_plan();  // not resolved; `gpus` devices; settings not fixed below are searched
   // Settings fixed by the user.
   struct Fixed {
     PerAxis<bool> axes;  // that of dp is ignored: dp is fixed if base.axes has it

@@ -48,6 +48,6 @@ struct MegatronReport {
   double bytes = 0;  // of weights and optimizer on that shard
   double mib() const { return bytes / (1 << 20); }
 };
-MegatronReport megatron_report(const RunConfig& settled);  // throws UsageError without a shape
+MegatronReport megatron_report(const RunConfig& resolved);  // throws UsageError without a shape
 
 }  // namespace tessera::planner

@@ -7,6 +7,7 @@
 #include "tessera/core/svg.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/advice.h"
+#include "tessera/planner/plan_parts.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/state.h"
 

@@ -28,8 +28,8 @@ struct StageAnswer {
   double copies() const { return held / one_copy; }
 };
 
-// Plans stages 0 to 3 of a settled question; its own stage is ignored.
-std::vector<StageAnswer> compare_stages(const RunConfig& settled);
+// Plans stages 0 to 3 of a resolved question; its own stage is ignored.
+std::vector<StageAnswer> compare_stages(const RunConfig& resolved);
 
 // Parameters [first, last) of a data-parallel rank's shard, as indices into the flattened
 // parameters of its tp and pp rank. Shards differ by at most one parameter.

@@ -7,8 +7,10 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/plan_parts.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
+#include "tessera/planner/step_buckets.h"
 #include "tessera/planner/step_time.h"
 
 namespace tessera::planner {
@@ -118,7 +120,7 @@ void add_chunks(const RunConfig& q, const PartTimes& parts, Step& step) {
   std::optional<GradSizes> grads;
   if (has_buckets(q)) grads.emplace(q, parts.programs);
   step.bucket_bytes = 0;
-  const std::vector<std::vector<StageLayers>> all = stage_shares(q);
+  const std::vector<std::vector<StageLayers>> all = chunk_layers(q);
   step.chunks.reserve(all.size());
   const StageLayers* last = nullptr;
   double limit = 0;  // bucket limit of the previous chunk
@@ -365,6 +367,14 @@ bool Step::shares_links(const Places& places) const {
 std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const StepChunk& chunk) {
   return std::vector(static_cast<std::size_t>(ranks),
                      std::vector(static_cast<std::size_t>(chunks), chunk));
+}
+
+std::size_t Transfers::size_of(int i) const {
+  return buckets == nullptr ? 0 : buckets->size_of[static_cast<std::size_t>(i)];
+}
+
+double Transfers::ready(int i) const {
+  return buckets == nullptr ? (i + 1.0) / count : buckets->ready[static_cast<std::size_t>(i)];
 }
 
 PartTimes part_times(const RunConfig& q) {

@@ -7,14 +7,14 @@
 
 #include "tessera/core/axes.h"
 #include "tessera/core/state_layout.h"
-#include "tessera/planner/layer_program.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/run_config.h"
-#include "tessera/planner/step_buckets.h"
 #include "tessera/planner/topology.h"
 #include "tessera/schedule/schedule.h"
 
 namespace tessera::planner {
+
+struct StepBuckets;
 
 // Cost of one pipeline chunk on one rank for one micro-batch, and the bytes that data parallelism
 // moves for it.
@@ -55,15 +55,11 @@ struct Transfers {
   std::shared_ptr<const StepBuckets> buckets;
 
   // Returns the index into `sizes` of the i-th collective.
-  std::size_t size_of(int i) const {
-    return buckets == nullptr ? 0 : buckets->size_of[static_cast<std::size_t>(i)];
-  }
+  std::size_t size_of(int i) const;
   // Returns the size of the i-th collective.
   const Each& each(int i) const { return sizes[size_of(i)]; }
   // Returns the fraction of a computation after which the i-th collective may begin.
-  double ready(int i) const {
-    return buckets == nullptr ? (i + 1.0) / count : buckets->ready[static_cast<std::size_t>(i)];
-  }
+  double ready(int i) const;
   // Return the totals over all collectives.
   double bytes() const;
   double expert_bytes() const;
@@ -184,21 +180,8 @@ struct Step {
 // Returns equal chunks on all ranks.
 std::vector<std::vector<StepChunk>> equal_chunks(int ranks, int chunks, const StepChunk& chunk);
 
-// Durations of one micro-batch in each part of the model. They do not depend on the ZeRO stage or
-// on the split and schedule of the pipeline, so compute them once to describe many steps.
-struct PartTimes {
-  StepChunk layer, embedding, head;
-  StepChunk first;    // layer after the embedding
-  StepChunk dense;    // layer without experts, in a model that has others
-  Programs programs;  // operations behind these times
-};
-// Throws UsageError if only the model's size is known.
-PartTimes part_times(const RunConfig& settled);
-
 // Throws UsageError if only the model's size is known, or for invalid numbers.
-Step describe_step(const RunConfig& settled);
-// As above, with precomputed parts.
-Step describe_step(const RunConfig& settled, const PartTimes& parts);
+Step describe_step(const RunConfig& resolved);
 // Throws UsageError for invalid numbers.
 void check(const Step& step);
 

@@ -91,7 +91,7 @@ int StepBuckets::calls() const {
   return all;
 }
 
-GradSizes::GradSizes(const RunConfig& settled, const Programs& programs) : q_(settled) {
+GradSizes::GradSizes(const RunConfig& resolved, const Programs& programs) : q_(resolved) {
   const auto list = [&](const Program& program, Grads& to) {
     each_param(program, [&](const Operation& op, const Param& param, std::int64_t expert) {
       if (op.adapter < 0 && q_.model.lora.any()) return;

@@ -41,8 +41,8 @@ struct BackwardParts {
 // equal, so only one is listed, or one with and one without experts.
 class GradSizes {
  public:
-  // `settled` must outlive this object.
-  GradSizes(const RunConfig& settled, const Programs& programs);
+  // `resolved` must outlive this object.
+  GradSizes(const RunConfig& resolved, const Programs& programs);
 
   // Returns the size in bytes at which a bucket is closed on a rank with these chunks.
   double limit(const std::vector<StageLayers>& chunks) const;

@@ -24,8 +24,8 @@ struct StepTime {
 // Returns the step time by closed forms: equal to the simulator's without a pipeline, and close to
 // it with one ([Note: closed forms]).
 StepTime step_time(const Step& step);
-// As above, for describe_step(settled).
-StepTime step_time(const RunConfig& settled);
+// As above, for describe_step(resolved).
+StepTime step_time(const RunConfig& resolved);
 // Returns a lower bound of the step time in seconds, computed quickly for searches.
 double least_step_time(const Step& step);
 // Possible placement of the groups that share state and of those over replicas.
@@ -70,7 +70,7 @@ struct Interval {
   std::string basis;
 };
 // Returns the interval around the predicted seconds `step`.
-Interval step_interval(const RunConfig& settled, double step);
+Interval step_interval(const RunConfig& resolved, double step);
 
 // Returns whether predictions cannot distinguish two steps: one is within the interval of the
 // other.

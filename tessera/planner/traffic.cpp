@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <span>
+#include <utility>
 
 #include "tessera/core/text.h"
 #include "tessera/planner/plan.h"
@@ -114,31 +116,26 @@ void add_tp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>
   }
 }
 
-// Adds the traffic of attention on this rank: [Note: ring and ulysses].
-void add_cp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>& chunks) {
-  if (q.cp() == 1) return;
-  const OperationTraffic sent = operations_of(q, chunks, Axis::cp);
-  const double k = real(q.micros());
-  const auto add = [&](const char* what, Sent row) {
-    add_row(traffic, Axis::cp, what, k * sent.calls_of(row), k * sent.of(row));
-  };
-  add("ring of keys and values", Sent::ring);
-  add("ring of their gradients in fp32", Sent::ring_gradients);
-  add("all-to-all of queries, keys and values", Sent::exchange_qkv);
-  add("all-to-all of the results of attention", Sent::exchange_result);
-}
+using SentRow = std::pair<const char*, Sent>;
+// Attention: [Note: ring and ulysses].
+constexpr SentRow kContextRows[] = {
+    {"ring of keys and values", Sent::ring},
+    {"ring of their gradients in fp32", Sent::ring_gradients},
+    {"all-to-all of queries, keys and values", Sent::exchange_qkv},
+    {"all-to-all of the results of attention", Sent::exchange_result}};
+// Rows between experts: [Note: operations of experts].
+constexpr SentRow kExpertRows[] = {{"all-to-all of tokens to their experts", Sent::to_experts},
+                                   {"all-to-all of the results of experts", Sent::from_experts},
+                                   {"all-to-all of the weights of experts", Sent::expert_weights}};
 
-// Adds the exchange of rows between experts on this rank: [Note: operations of experts].
-void add_ep(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>& chunks) {
-  if (q.ep() == 1) return;
-  const OperationTraffic sent = operations_of(q, chunks, Axis::ep);
+// Adds the traffic of a rank's operations along an axis.
+void add_operations(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>& chunks,
+                    Axis axis, std::span<const SentRow> rows) {
+  const OperationTraffic sent = operations_of(q, chunks, axis);
   const double k = real(q.micros());
-  const auto add = [&](const char* what, Sent row) {
-    add_row(traffic, Axis::ep, what, k * sent.calls_of(row), k * sent.of(row));
-  };
-  add("all-to-all of tokens to their experts", Sent::to_experts);
-  add("all-to-all of the results of experts", Sent::from_experts);
-  add("all-to-all of the weights of experts", Sent::expert_weights);
+  for (const auto& [what, row] : rows) {
+    add_row(traffic, axis, what, k * sent.calls_of(row), k * sent.of(row));
+  }
 }
 
 void add_pp(Traffic& traffic, const RunConfig& q, int rank) {
@@ -161,7 +158,7 @@ void add_pp(Traffic& traffic, const RunConfig& q, int rank) {
 // For each axis, reports the rank that sends most along it, so different axes may describe
 // different ranks.
 Traffic traffic_of(const RunConfig& q) {
-  const auto shares = stage_shares(q);
+  const auto shares = chunk_layers(q);
   Traffic most;
   PerAxis<std::vector<TrafficRow>> rows;
   for (int r = 0; r < q.pp(); ++r) {
@@ -169,8 +166,8 @@ Traffic traffic_of(const RunConfig& q) {
     if (q.state_only()) continue;
     Traffic mine;
     add_tp(mine, q, chunks, r);
-    add_cp(mine, q, chunks);
-    add_ep(mine, q, chunks);
+    if (q.cp() > 1) add_operations(mine, q, chunks, Axis::cp, kContextRows);
+    if (q.ep() > 1) add_operations(mine, q, chunks, Axis::ep, kExpertRows);
     add_pp(mine, q, r);
     for (const Axis axis : kAllAxes) {
       if (mine.sent[axis] <= most.sent[axis]) continue;

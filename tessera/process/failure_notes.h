@@ -14,7 +14,7 @@ class FailureNotes {
  public:
   FailureNotes();  // Creates an in-memory file that the ranks inherit.
 
-  std::string environment() const;  // NAME=value that tells a rank where the file is
+  std::string environment() const;  // NAME=value with the path of the file, for ranks
   // Failures in indented lines, equal messages merged, ranks that failed on their own first.
   struct Report {
     std::string text;

@@ -50,14 +50,14 @@ MemoryOverStep memory_over_passes(const planner::Memory& whole, double reserve,
   return over;
 }
 
-MemoryOverStep memory_over_step(const planner::RunConfig& settled, int rank) {
-  if (settled.state_only()) {
+MemoryOverStep memory_over_step(const planner::RunConfig& resolved, int rank) {
+  if (resolved.state_only()) {
     throw UsageError(Flag("params"), "has no activations and no step; needs a model with a shape");
   }
   Scenario scenario;
-  static_cast<planner::Step&>(scenario) = planner::describe_step(settled);
+  static_cast<planner::Step&>(scenario) = planner::describe_step(resolved);
   Options options;
-  options.traced = settled.pp();  // the first replica
+  options.traced = resolved.pp();  // the first replica
   const Result result = simulate(scenario, options);
 
   std::vector<Span> spans;
@@ -81,8 +81,8 @@ MemoryOverStep memory_over_step(const planner::RunConfig& settled, int rank) {
     last = &part;
   }
   MemoryOverStep over =
-      memory_over_passes(planner::memory_by_rank(settled)[static_cast<std::size_t>(rank)],
-                         settled.hardware.reserve, passes, result.step);
+      memory_over_passes(planner::memory_by_rank(resolved)[static_cast<std::size_t>(rank)],
+                         resolved.hardware.reserve, passes, result.step);
   over.rank = rank;
   return over;
 }

@@ -46,6 +46,6 @@ MemoryOverStep memory_over_passes(const planner::Memory& whole, double reserve,
 
 // Returns the memory of a pipeline rank, from a simulated step. Throws UsageError if only the size
 // of the model is known.
-MemoryOverStep memory_over_step(const planner::RunConfig& settled, int rank);
+MemoryOverStep memory_over_step(const planner::RunConfig& resolved, int rank);
 
 }  // namespace tessera::simulator

@@ -22,7 +22,7 @@ struct Fit {
   std::optional<planner::ExpertCosts> experts;  // of a model that has some
   bool fits() const { return remedy.empty(); }
 };
-Fit fit_of(const planner::RunConfig& settled);
+Fit fit_of(const planner::RunConfig& resolved);
 
 // Difference between the planner's closed forms and the simulation. The effects add up to
 // simulated - planned.
@@ -46,7 +46,7 @@ std::string reason(const Agreement& agreement);
 
 // One simulated step with its context.
 struct Simulation {
-  planner::RunConfig question = planner::RunConfig::for_plan();  // settled
+  planner::RunConfig question = planner::RunConfig::for_plan();  // resolved
   Scenario scenario;
   Result result;
   bool given_times = false;  // times are given by the user, not computed from a model

@@ -155,6 +155,23 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
     return out;
   }
 
+  // Leaves the product for the gradient of w to a later pass, if there is one. Returns true then.
+  static bool defer(AutogradContext* ctx, const c10::intrusive_ptr<FusedContext>& context,
+                    const Operand& in, const at::Tensor& dout, const at::Tensor& w) {
+    nn::DeferredGradients* later = nn::deferral_of(ctx);
+    if (later == nullptr || !nn::is_deferrable(w)) return false;
+    Operand kept = in;
+    for (at::Tensor* tensor : {&kept.x, &kept.weight, &kept.bias}) {
+      if (tensor->defined()) *tensor = tensor->detach();
+    }
+    later->push(w, [context, dout, kept, w] {
+      at::Tensor dw = at::empty(w.sizes(), dout.options());
+      nn::gpu::multiply_into(dw, dout, true, context->enter(kept.value()), false, false);
+      return dw;
+    });
+    return true;
+  }
+
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     nn::refuse_second_derivatives("a fused linear");
     auto capsule = ctx->saved_data["context"].toCapsule();
@@ -186,22 +203,10 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
       if (!dh.empty()) c.adapters.add_input_gradient(dvalue, dh, matrices);
     }
 
-    nn::DeferredGradients* later = nn::deferral_of(ctx);
-    const bool defer = later != nullptr && nn::is_deferrable(w);
-    if (defer) {
-      Operand kept = in;
-      for (at::Tensor* tensor : {&kept.x, &kept.weight, &kept.bias}) {
-        if (tensor->defined()) *tensor = tensor->detach();
-      }
-      later->push(w, [context, dout, kept, w] {
-        at::Tensor dw = at::empty(w.sizes(), dout.options());
-        nn::gpu::multiply_into(dw, dout, true, context->enter(kept.value()), false, false);
-        return dw;
-      });
-    }
-    const bool needs_value = (w.requires_grad() && !defer) || !dh.empty();
+    const bool deferred = defer(ctx, context, in, dout, w);
+    const bool needs_value = (w.requires_grad() && !deferred) || !dh.empty();
     const auto weight_gradients = [&](const at::Tensor& value) {
-      const nn::gpu::ParamGradient dw(defer ? at::Tensor() : w), db(b);
+      const nn::gpu::ParamGradient dw(deferred ? at::Tensor() : w), db(b);
       nn::gpu::weight_gradient(dout, value, dw);
       nn::gpu::bias_gradient(gathers ? dout : grads[0], db);
       if (!dh.empty()) c.adapters.weight_gradients(value, dh, matrices, low);
@@ -212,7 +217,7 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
     Operand::Gradients g;
     const at::Tensor rows_past = past.defined() ? matrix(past) : past;
     if (c.wants_operand && c.enters() && (c.axis.overlap || c.axis.sequence)) {
-      // The gradient travels while those of the weights are computed.
+      // The gradient is sent while those of the weights are computed.
       const Pending sum =
           start_input_gradient(c.axis, dvalue.view(c.product_sizes(dvalue.size(1))), c.label);
       weight_gradients(needs_value ? c.enter(in.value()) : at::Tensor());

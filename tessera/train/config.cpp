@@ -417,9 +417,9 @@ std::optional<double> predicted_step(const RunConfig& config, const Resolved& re
   return planner::step_time(asked).step();
 }
 
-planner::RunPlan plan(const RunConfig& config, const Resolved& resolved, const Coordinate& place,
+planner::RunPlan plan(const RunConfig& config, const Resolved& resolved, const Coordinate& at,
                       std::optional<bool> shares) {
-  return planner::plan_run(question(config, resolved, shares), place);
+  return planner::plan_run(question(config, resolved, shares), at);
 }
 
 }  // namespace tessera::train

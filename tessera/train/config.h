@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/comm/group_options.h"
+#include "tessera/comm/call.h"
 #include "tessera/core/learning_rate.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/state_layout.h"
@@ -74,7 +74,7 @@ std::int64_t steps_in_all(const RunConfig& config, const Resolved& resolved,
                           std::int64_t sample_shift);
 // Returns the link that --link-bandwidth and --link-latency describe.
 comm::LinkOptions link_options(const RunConfig& config);
-// Returns the run as a settled question of the planner. All predictions use this question. Of the
+// Returns the run as a resolved question of the planner. All predictions use this question. Of the
 // device it has only the kind, neither speed nor memory. `shares`: whether the ranks of a dp group
 // share memory; nullopt: as --backend does.
 planner::RunConfig question(const RunConfig& config, const Resolved& resolved,
@@ -82,7 +82,7 @@ planner::RunConfig question(const RunConfig& config, const Resolved& resolved,
 // Returns the seconds of a step that the planner predicts for --hardware; nullopt if it is empty.
 std::optional<double> predicted_step(const RunConfig& config, const Resolved& resolved);
 // Returns the plan for the rank at this coordinate of the mesh.
-planner::RunPlan plan(const RunConfig& config, const Resolved& resolved,
-                      const Coordinate& place = {}, std::optional<bool> shares = std::nullopt);
+planner::RunPlan plan(const RunConfig& config, const Resolved& resolved, const Coordinate& at = {},
+                      std::optional<bool> shares = std::nullopt);
 
 }  // namespace tessera::train

@@ -10,7 +10,7 @@
 #include "tessera/core/text.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/pass.h"
-#include "tessera/parallel/token_share.h"
+#include "tessera/parallel/rank_tokens.h"
 #include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::train {
@@ -98,7 +98,7 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
   comm::Call call;
   call.label = "evaluation";
   const Coordinate& here = mesh.coordinate();
-  const parallel::TokenShare share{{here[Axis::cp], mesh.axes().size(Axis::cp)}};
+  const parallel::RankTokens tokens_here{{here[Axis::cp], mesh.axes().size(Axis::cp)}};
   const std::int64_t replicas = mesh.dp().size();
 
   Evaluation own;
@@ -111,8 +111,8 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
     const std::int64_t i = std::min(mine, count - 1);
     data::Batch whole = source.batch(static_cast<std::uint64_t>(i * options.batch), options.batch);
     const MicroBatch rows{whole.ids, whole.targets, whole.document_starts};
-    const nn::PassScope scope(parallel::pass_for(rows, share, options.device));
-    const MicroBatch batch = parallel::tokens_of(rows, share);
+    const nn::PassScope scope(parallel::pass_for(rows, tokens_here, options.device));
+    const MicroBatch batch = parallel::tokens_of(rows, tokens_here);
     at::Tensor x = on_device(batch.input);
     if (!part.embedding) {
       x = at::empty({options.batch, batch.input.size(1), model->shape().hidden},

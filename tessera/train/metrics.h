@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/core/axis.h"
-#include "tessera/core/expert_load.h"
+#include "tessera/core/experts.h"
 #include "tessera/core/fd.h"
 #include "tessera/core/memory_category.h"
 #include "tessera/process/nvml.h"

@@ -178,8 +178,8 @@ class SaveSchedule {
     return saves_ && minutes_ > 0 &&
            Clock::now() - last_ >= std::chrono::duration<double, std::ratio<60>>(minutes_);
   }
-  // Returns true if step `step` is followed by a save. `asked`: a rank wishes it, or the step is
-  // the last one.
+  // Returns true if step `step` is followed by a save. `asked`: a rank requested it, or the
+  // step is the last one.
   bool is_due(std::int64_t step, bool asked) const {
     return saves_ && (asked || (every_ > 0 && step % every_ == 0));
   }
@@ -250,8 +250,8 @@ class Session {
         notes_(notes) {}
 
   void start();
-  // Returns true if a wish stopped it before the last step.
-  bool train(const Wishes& wishes);
+  // Returns true if a request stopped it before the last step.
+  bool train(const RunRequests& requests);
   Ended finish(bool stopped);
 
  private:
@@ -264,7 +264,7 @@ class Session {
   bool all_done() const { return trainer_.steps_done() >= trainer_.steps_in_all(); }
   void take_step(HangReports& hangs);
   bool rolled_back();
-  Wish agree(const Wishes& wishes, const SaveSchedule& saves);
+  RunRequest agree(const RunRequests& requests, const SaveSchedule& saves);
   bool evaluates() const;
   void write_steps();
   bool print_report(const Summary& summary, const std::vector<std::string>& answers) const;
@@ -306,7 +306,7 @@ void Session::start() {
   records_.open_events(trainer_.steps_done() + 1);
 }
 
-bool Session::train(const Wishes& wishes) {
+bool Session::train(const RunRequests& requests) {
   std::optional<Progress> bar;
   if (prints_) {
     ProgressOptions shown;
@@ -321,9 +321,10 @@ bool Session::train(const Wishes& wishes) {
   while (!all_done() && !stopped) {
     take_step(hangs);
     if (rolled_back()) continue;
-    const Wish wish = agree(wishes, saves);
-    stopped = wish == Wish::stop;
-    const bool save = saves.is_due(trainer_.steps_done(), wish != Wish::none || all_done());
+    const RunRequest request = agree(requests, saves);
+    stopped = request == RunRequest::stop;
+    const bool save =
+        saves.is_due(trainer_.steps_done(), request != RunRequest::none || all_done());
     if (save || all_done() || stopped) trainer_.finish();
     if (evaluates() && !stopped) trainer_.evaluate();
     if (bar && !trainer_.history().empty()) {
@@ -360,11 +361,11 @@ bool Session::rolled_back() {
   return true;
 }
 
-// Returns the strongest wish of all ranks.
-Wish Session::agree(const Wishes& wishes, const SaveSchedule& saves) {
-  Wish own = wishes ? wishes() : Wish::none;
-  if (own == Wish::none && saves.is_due_by_time()) own = Wish::save;
-  return static_cast<Wish>(trainer_.agree(static_cast<int>(own)));
+// Returns the strongest request of all ranks.
+RunRequest Session::agree(const RunRequests& requests, const SaveSchedule& saves) {
+  RunRequest own = requests ? requests() : RunRequest::none;
+  if (own == RunRequest::none && saves.is_due_by_time()) own = RunRequest::save;
+  return static_cast<RunRequest>(trainer_.agree(static_cast<int>(own)));
 }
 
 bool Session::evaluates() const {
@@ -446,7 +447,7 @@ Fd check_run(const RunConfig& config, const Resolved& resolved, int ranks, int r
   return held;
 }
 
-Ended run_session(const RunConfig& config, const comm::Group& world, const Wishes& wishes,
+Ended run_session(const RunConfig& config, const comm::Group& world, const RunRequests& requests,
                   const SessionNotes& notes) {
   const bool prints = world.rank() == 0 || world.simulated();
   Records records(config, prints);
@@ -454,7 +455,7 @@ Ended run_session(const RunConfig& config, const comm::Group& world, const Wishe
   Trainer trainer(config, world);
   Session session(config, world, trainer, records, prints, notes);
   session.start();
-  return session.finish(session.train(wishes));
+  return session.finish(session.train(requests));
 }
 
 }  // namespace tessera::train

@@ -11,8 +11,8 @@
 namespace tessera::train {
 
 // Request that arrived during a step, such as by a signal. The run handles it after the step.
-enum class Wish : std::uint8_t { none, save, stop };
-using Wishes = std::function<Wish()>;
+enum class RunRequest : std::uint8_t { none, save, stop };
+using RunRequests = std::function<RunRequest()>;
 
 // Throws UsageError or DataError for settings that cannot be trained, for missing devices, and for
 // files that this rank cannot read or write. Changes nothing. Not collective: the launcher calls it
@@ -38,7 +38,7 @@ struct SessionNotes {
 // Collective. Trains from the first step to the last. Writes metrics, trace and checkpoints. Rank 0
 // shows a progress bar on stderr, and at the end three tables and some answers of the model on
 // stdout.
-Ended run_session(const RunConfig& config, const comm::Group& world, const Wishes& wishes,
+Ended run_session(const RunConfig& config, const comm::Group& world, const RunRequests& requests,
                   const SessionNotes& notes = {});
 
 }  // namespace tessera::train

@@ -50,10 +50,10 @@ class Trainer {
   // Describes the last call of this rank along each axis. Thread-safe.
   std::string last_calls() const;
 
-  // Collective. Returns the maximum of the wishes of all ranks. The same call shares the times of
-  // their last steps, which costs no additional synchronization.
-  int agree(int wish);
-  // Adds the shared times of all ranks to a step that will be written: at most once per second,
+  // Collective. Returns the maximum of the requests of all ranks. The same call exchanges the times
+  // of their last steps, which costs no additional synchronization.
+  int agree(int request);
+  // Adds the exchanged times of all ranks to a step that will be written: at most once per second,
   // because many ranks and short steps would make the file large.
   void put_ranks(StepMetrics& step);
 
@@ -77,7 +77,7 @@ class Trainer {
   const Resolved& resolved() const;
   std::vector<std::string> data_notes() const;  // omitted or truncated parts of the data
   std::string describe() const;                 // a few lines about the model and the run
-  // Returns a line that tells if steps ran as a CUDA graph, or the reason they did not. "" on the
+  // Returns a line that states if steps ran as a CUDA graph, or the reason they did not. "" on the
   // CPU.
   std::string graph_note() const;
   const std::vector<StepMetrics>& history() const;  // finished steps

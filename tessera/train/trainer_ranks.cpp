@@ -36,12 +36,13 @@ std::vector<RankPhases> rows(const at::Tensor& all, std::int64_t first) {
 
 }  // namespace
 
-int Trainer::agree(int wish) {
+int Trainer::agree(int request) {
   Impl& impl = *impl_;
   const memory::OwnerScope owner(impl.ledger);
   // With --comm off there is no communication, and simulated ranks have no times.
-  if (impl.config.comm != Comm::on || impl.world.size() == 1 || impl.world.simulated()) return wish;
-  std::vector<double> own = {static_cast<double>(wish)};
+  if (impl.config.comm != Comm::on || impl.world.size() == 1 || impl.world.simulated())
+    return request;
+  std::vector<double> own = {static_cast<double>(request)};
   const StepMetrics last = impl.history.empty() ? StepMetrics() : impl.history.back();
   const RankPhases phases = phases_of(last);
   own.insert(own.end(), phases.begin(), phases.end());

@@ -17,7 +17,7 @@
 #include "tessera/nn/pass.h"
 #include "tessera/parallel/gather_texts.h"
 #include "tessera/parallel/model_chunk.h"
-#include "tessera/parallel/token_share.h"
+#include "tessera/parallel/rank_tokens.h"
 #include "tessera/pipeline/executor.h"
 #include "tessera/simulator/memory_over_step.h"
 #include "tessera/train/trainer_impl.h"

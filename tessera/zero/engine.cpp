@@ -467,7 +467,7 @@ const ModelAxes& Engine::model_axes() const { return impl_->options.axes; }
 const comm::Group& Engine::group() const { return impl_->group; }
 const DataGroups& Engine::data_groups() const { return impl_->groups; }
 std::int64_t Engine::steps() const {
-  impl_->settle();
+  impl_->fetch_counts();
   return impl_->update->steps();
 }
 std::string EngineGraphs::problem() const {

@@ -74,7 +74,7 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   void prepare_step(const Begin& begin, const StepOptions& how);
   PendingStep replayed();
   // Copies the counts of steps and updates from the device to the host, if they changed there.
-  void settle();
+  void fetch_counts();
 
   const std::shared_ptr<torch::nn::Module> model;
   const DataGroups groups;
@@ -87,8 +87,8 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   std::unique_ptr<Update> update;
   std::string device_problem;            // reason that `device` is null
   std::unique_ptr<StepOnDevice> device;  // [Note: steps on a device]
-  bool unsettled = false;
-  double loss_scale = 0;  // as of the last settle()
+  bool counts_on_device = false;
+  double loss_scale = 0;  // as of the last fetch_counts()
   std::int64_t good_steps = 0;
   PassState passes;
   GlobalLoss loss;

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
-#include "tessera/core/grad_compression.h"
 #include "tessera/core/param_spec.h"
+#include "tessera/core/run_options.h"
 #include "tessera/core/state_layout.h"
 #include "tessera/kernels/rules.h"
 #include "tessera/memory/ledger.h"
@@ -93,7 +93,7 @@ struct Options {
 
   std::int64_t bucket_bytes = 0;    // 0: chosen by the model, [Note: bucket size]
   bool overlap_grad_reduce = true;  // reduce during backward
-  // [Note: gradient compression] in core/grad_compression.h. A group of one rank sends nothing and
+  // [Note: gradient compression] in core/run_options.h. A group of one rank sends nothing and
   // compresses nothing.
   GradCompression grad_compression = GradCompression::none;
   // Replaces the reduction of gradients, [Note: reduce hooks] in reduce_hook.h. A group of one rank

@@ -53,7 +53,7 @@ class PassState {
   // Returns true if a deferred pass is open. It owns gradients that arrive outside a backward.
   bool deferred_open() const;
 
-  // Units in the current backward.
+  // Number of uses of a unit in the current backward, and events that complete it.
   int uses(int unit) const { return at(unit).uses; }
   void left_backward(int unit);     // the gradients of its inputs are computed
   void gradient_arrived(int unit);  // the gradient of one of its parameters is complete

@@ -225,7 +225,7 @@ std::vector<std::string> Engine::frozen_params() const {
 }
 
 StepCounts Engine::progress() const {
-  impl_->settle();
+  impl_->fetch_counts();
   StepCounts progress;
   progress.loss_scale = impl_->loss_scale;
   progress.good_steps = impl_->good_steps;
@@ -254,7 +254,7 @@ void Engine::resume(const StepCounts& progress) {
   if (impl.device) {
     impl.device->set_counts({progress.steps, progress.loss_scale, progress.good_steps, updates});
   }
-  impl.unsettled = false;
+  impl.counts_on_device = false;
   impl.loss_scale = progress.loss_scale;
   impl.good_steps = progress.good_steps;
   impl.update->resume(progress.steps, std::move(updates));

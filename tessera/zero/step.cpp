@@ -248,7 +248,7 @@ PendingStep Engine::Impl::start_step(const StepOptions& how) {
   // If the step is skipped, the device updates nothing and the gather sends the old values.
   optimizer_time.time([&] { device->update(); });
   gatherer.all_gather_updated();
-  unsettled = true;
+  counts_on_device = true;
   return device->result();
 }
 
@@ -298,12 +298,12 @@ PendingStep Engine::Impl::replayed() {
   if (device == nullptr) {
     throw UsageError(str("Steps of this engine cannot be captured: ", device_problem));
   }
-  unsettled = true;
+  counts_on_device = true;
   return device->replayed();
 }
 
-void Engine::Impl::settle() {
-  if (!std::exchange(unsettled, false)) return;
+void Engine::Impl::fetch_counts() {
+  if (!std::exchange(counts_on_device, false)) return;
   StepOnDevice::Counts counts = device->counts();
   update->resume(counts.steps, std::move(counts.updates));
   if (!device->loss_scale().defined()) return;

@@ -44,7 +44,7 @@ class CheckpointCommand : public ::testing::Test {
   std::string first_, second_;
 };
 
-TEST_F(CheckpointCommand, Inspect) {
+TEST_F(CheckpointCommand, InspectListsContents) {
   const Outcome table = command({"inspect", first_, "--params"});
   EXPECT_EQ(table.status, 0) << table.err;
   for (const char* part : {"step ", " 10\n", "dp 2 · tp 2 · pp 1", "param F32",
@@ -85,7 +85,7 @@ TEST_F(CheckpointCommand, ExportReplacesOnlySafetensorsFiles) {
   for (int i = 0; i < 2; ++i) EXPECT_EQ(command({"export", first_, model}).status, 0);
 }
 
-TEST_F(CheckpointCommand, Verify) {
+TEST_F(CheckpointCommand, VerifyReadsEveryByte) {
   EXPECT_EQ(command({"verify", first_}).status, 0);
   damage(first_ + "/rank-00001.safetensors", 4096);
   const Outcome bad = command({"verify", first_});
@@ -139,7 +139,7 @@ TEST_F(CheckpointCommand, ReshardRefusesAFolderThatARunWritesTo) {
   EXPECT_TRUE(contains(kept_out.err, "is being written to by a run (pid ")) << kept_out.err;
 }
 
-TEST_F(CheckpointCommand, Diff) {
+TEST_F(CheckpointCommand, DiffFindsChangedTensors) {
   const Outcome same = command({"diff", first_, second_});
   EXPECT_EQ(same.status, 0) << same.out << same.err;
   EXPECT_TRUE(contains(same.out, "step: 10 in A, 20 in B"));
@@ -156,7 +156,7 @@ TEST_F(CheckpointCommand, Diff) {
   EXPECT_TRUE(contains(command({"diff", first_, third}).out, "moment1: only in A"));
 }
 
-TEST_F(CheckpointCommand, ReshardAndExport) {
+TEST_F(CheckpointCommand, ReshardsAndExports) {
   const Outcome reshard = command({"reshard", first_, dir_ / "wide", "--dp", "3", "--pp", "2"});
   EXPECT_EQ(reshard.status, 0) << reshard.err;
   EXPECT_EQ(command({"diff", first_, dir_ / "wide"}).status, 0);

@@ -88,7 +88,7 @@ TEST_F(DataCommand, PreparesPromptsWithMaskedLoss) {
   const Outcome prepared = command({"prepare", lines, "--format", "prompt", "--out", out});
   ASSERT_EQ(prepared.status, 0) << prepared.err;
   EXPECT_TRUE(contains(prepared.out, "9 tokens to train on")) << prepared.out;
-  EXPECT_TRUE(contains(command({"inspect", out}).out, "learnt: Because."));
+  EXPECT_TRUE(contains(command({"inspect", out}).out, "learned: Because."));
 }
 
 TEST_F(DataCommand, MistakesAreExplained) {

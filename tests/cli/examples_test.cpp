@@ -81,7 +81,7 @@ class Examples : public ::testing::Test {
   const std::filesystem::path folder = temporary_.path;
 };
 
-TEST_F(Examples, OfPlan) {
+TEST_F(Examples, PlanRuns) {
   for (const std::string& example : of("plan")) {
     const Outcome text = shell(example);
     EXPECT_EQ(text.status, 0) << example << "\n" << text.err;
@@ -114,7 +114,7 @@ TEST_F(Examples, OfPlan) {
   }
 }
 
-TEST_F(Examples, OfSimulate) {
+TEST_F(Examples, SimulateRuns) {
   for (const std::string& example : of("simulate")) {
     const Outcome text = shell(example);
     EXPECT_EQ(text.status, 0) << example << "\n" << text.err;
@@ -134,7 +134,7 @@ TEST_F(Examples, OfSimulate) {
   }
 }
 
-TEST_F(Examples, OfExplain) {
+TEST_F(Examples, ExplainRuns) {
   for (const std::string& example : of("explain")) {
     if (contains(example, "explain sync") && !TESSERA_WITH_TORCH) continue;
     const Outcome text = shell(example);
@@ -146,7 +146,7 @@ TEST_F(Examples, OfExplain) {
 }
 
 // They train for minutes, so only checks that the flags and the experiments exist.
-TEST_F(Examples, OfExperiment) {
+TEST_F(Examples, ExperimentHasValidFlags) {
   const std::string names = shell("tessera experiment --list").out;
   for (const std::string& example : of("experiment")) {
     if (contains(example, "tessera calibrate")) continue;
@@ -162,7 +162,7 @@ TEST_F(Examples, OfExperiment) {
 }
 
 // The last one and tessera train read the files that they write.
-TEST_F(Examples, OfImport) {
+TEST_F(Examples, ImportWritesSettings) {
   for (const std::string& example : of("import")) {
     const Outcome text = shell(example);
     EXPECT_EQ(text.status, 0) << example << "\n" << text.err;
@@ -176,7 +176,7 @@ TEST_F(Examples, OfImport) {
   EXPECT_TRUE(contains(read.out, "zero = 1\n")) << read.out;
 }
 
-TEST_F(Examples, OfTopicsWithTheirOwnOptions) {
+TEST_F(Examples, TopicsWithTheirOwnOptionsRun) {
   for (const char* topic :
        {"explain zero", "explain parallel", "explain collective", "explain schedule"}) {
     for (const std::string& example : of(topic)) {
@@ -233,7 +233,7 @@ void write_texts(const std::filesystem::path& folder) {
   }
 }
 
-TEST_F(Examples, OfData) {
+TEST_F(Examples, DataRuns) {
   write_texts(folder);
   const std::string zstd = "web.jsonl.zst", jq = " | jq";
   const bool have_jq = shell("command -v jq").status == 0;
@@ -264,7 +264,7 @@ TEST_F(Examples, OfData) {
 }
 
 // Each with one step, which tests everything but convergence.
-TEST_F(Examples, OfTrain) {
+TEST_F(Examples, TrainRuns) {
   if (!TESSERA_WITH_TORCH) GTEST_SKIP() << "built without torch";
   for (const std::string& example : of("train")) {
     const std::string once =
@@ -279,7 +279,7 @@ TEST_F(Examples, OfTrain) {
 }
 
 // Both use a run of two steps.
-TEST_F(Examples, OfGenerateAndEvaluate) {
+TEST_F(Examples, GenerateAndEvaluateRun) {
   if (!TESSERA_WITH_TORCH) GTEST_SKIP() << "built without torch";
   std::ofstream(folder / "prompts.txt") << "3141592|\n2718281|\n";
   std::ofstream(folder / "question.txt") << "1234567|";

@@ -143,7 +143,7 @@ struct FakeTrainer {
     out.predicts = [this](const RunWords& words) {
       return Predicted{0.9 * memory(words), 0.11, 1e4};
     };
-    out.told = [](std::int64_t, std::int64_t, const std::string&) {};
+    out.report = [](std::int64_t, std::int64_t, const std::string&) {};
     return out;
   }
 };
@@ -196,7 +196,7 @@ TEST(ExperimentRun, CountsTheReserveInTheLimit) {
   EXPECT_NEAR(got.rows[0].predicted.memory, 0.9 * got.rows[0].facts.memory, 1);
 }
 
-TEST(ExperimentRun, OnlyRunsRowsAndTheirReferences) {
+TEST(ExperimentRun, RunsOnlyTheGivenRowsAndTheirReferences) {
   const Experiment experiment = parsed(kRows);
   FakeTrainer trainer;
   const ExperimentResults got = run_experiment(experiment, {"half"}, false, trainer.tools());

@@ -103,7 +103,7 @@ TEST(ExplainProgram, HandlesEdgeCasesOfEveryTopic) {
   }
 }
 
-TEST(ExplainProgram, Mistakes) {
+TEST(ExplainProgram, MistakesAreExplained) {
   for (const auto& [arguments, expected] :
        std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"explain"}, "topic"},

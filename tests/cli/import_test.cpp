@@ -376,7 +376,7 @@ void expect_answer(const std::string& input, const Read& read) {
   }
 }
 
-TEST(ImportFuzz, Configs) {
+TEST(ImportFuzz, ConvertsOrRefusesAnyConfig) {
   ImportFuzz fuzz;
   const int inputs = testing::kSanitized ? 500 : 5000;
   for (int i = 0; i < inputs; ++i) {
@@ -385,7 +385,7 @@ TEST(ImportFuzz, Configs) {
   }
 }
 
-TEST(ImportFuzz, Flags) {
+TEST(ImportFuzz, ConvertsOrRefusesAnyFlags) {
   ImportFuzz fuzz;
   const int inputs = testing::kSanitized ? 500 : 5000;
   for (int i = 0; i < inputs; ++i) {

@@ -31,7 +31,7 @@ TEST(PlanAnswers, EveryLayoutHasItsName) {
   }
 }
 
-TEST(PlanAnswers, Sweeps) {
+TEST(PlanAnswers, SweepsASetting) {
   const std::string svg = std::filesystem::temp_directory_path() / "tessera-sweep-test.svg";
   const Answer text = tessera({"plan", "--zero", "1", "--sweep", "dp=1..8", "--svg", svg});
   EXPECT_EQ(text.status, 0) << text.err;
@@ -50,7 +50,7 @@ TEST(PlanAnswers, Sweeps) {
   EXPECT_TRUE(contains(some.out, "does not divide 25 heads")) << some.out;
 }
 
-TEST(PlanAnswers, Zero) {
+TEST(PlanAnswers, ComparesZeroStages) {
   const auto json = tessera({"explain", "zero", "--params", "7B", "--dp", "8", "--json"}).json();
   EXPECT_EQ(json["stages"][0]["memory"]["total"], 112'000'000'000);
   EXPECT_EQ(json["stages"][3]["memory"]["total"], 14'000'000'000);
@@ -62,7 +62,7 @@ TEST(PlanAnswers, Zero) {
   }
 }
 
-TEST(PlanAnswers, Parallel) {
+TEST(PlanAnswers, ComparesKindsOfParallelism) {
   const std::vector<std::string> question = {"explain",   "parallel", "--model",
                                              "llama2-7b", "--gpus",   "8"};
   const Answer text = tessera(question);
@@ -88,7 +88,7 @@ TEST(PlanAnswers, Parallel) {
   EXPECT_TRUE(contains(odd.out, "does not divide 25 heads")) << odd.out;
 }
 
-TEST(PlanAnswers, ContextParallelism) {
+TEST(PlanAnswers, ExplainsContextParallelism) {
   const Answer drawn = tessera({"explain", "context", "--cp", "4", "--seq", "8192"});
   EXPECT_EQ(drawn.status, 0) << drawn.err;
   for (const char* part : {"8 chunks of 1,024", "1, 6", "of 3: 2", "1.75 times as long",
@@ -120,7 +120,7 @@ TEST(PlanAnswers, ContextParallelism) {
   EXPECT_GT(json["time"]["comm_exposed_by_axis"]["cp"], 0);
 }
 
-TEST(PlanAnswers, TensorAndLimits) {
+TEST(PlanAnswers, PrintsTensorParallelismAndLimits) {
   // TP 8 of 96 layers with h 8192 and 2048 tokens in 16 bits sends 22.5 GB.
   const Answer tensor =
       tessera({"explain", "tensor", "--layers", "96", "--hidden", "8192", "--heads", "64", "--seq",

@@ -139,7 +139,7 @@ TEST(PlanProgram, RefusesTooLongQuestions) {
   EXPECT_TRUE(contains(refused.out, "\"question\"")) << "the answer to the first line";
 }
 
-TEST(PlanProgram, Search) {
+TEST(PlanProgram, SearchRanksConfigurations) {
   const Answer text = plan(
       {"--search", "--model", "gpt3-13b", "--gpus", "16", "--global-batch", "32", "--top", "3"});
   EXPECT_EQ(text.status, 0) << text.err;
@@ -209,7 +209,7 @@ TEST(PlanProgram, ReportsExperts) {
   EXPECT_FALSE(contains(plan({"--search", "--gpus", "8"}).out, " ep "));
 }
 
-TEST(PlanProgram, Limits) {
+TEST(PlanProgram, PrintsLargestBatchesAndModels) {
   const auto json = plan({"--model", "gpt2-xl", "--layout", "bf16-fp32grad", "--hardware", "h100",
                           "--dp", "8", "--zero", "1", "--max-batch", "--json"})
                         .json();
@@ -226,7 +226,7 @@ TEST(PlanProgram, CountsLikeMegatron) {
   }
 }
 
-TEST(PlanProgram, Score) {
+TEST(PlanProgram, ScoreComparesWithMeasuredSteps) {
   const TextFile runs(
       "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,step_ms\n"
       "4,16,4,2048,16,24,1024,1,2,2,400\n16,32,1,2048,16,24,1024,8,2,1,500\n");

@@ -39,7 +39,7 @@ TEST(Program, HelpListsEveryCommand) {
   for (const std::string& name : command_names()) EXPECT_TRUE(contains(help.out, "  " + name));
 }
 
-TEST(Program, Version) {
+TEST(Program, PrintsItsVersion) {
   const Outcome version = tessera({"--version"});
   EXPECT_EQ(version.status, 0);
   EXPECT_TRUE(contains(version.out, TESSERA_VERSION));

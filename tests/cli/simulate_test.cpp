@@ -246,7 +246,7 @@ TEST(Simulate, TraceIsJson) {
   EXPECT_GT(spans, 3U * 8U);
 }
 
-TEST(Simulate, Failures) {
+TEST(Simulate, ReportsGoodputWithFailures) {
   const json answer = simulate_json({"--model", "gpt2-xl", "--dp", "1024", "--mtbf", "50000h",
                                      "--checkpoint-cost", "30s", "--restart-cost", "5min"});
   const json& failures = answer["failures"];

@@ -31,7 +31,7 @@ class Logs {
     }
   }
   CallLog& operator[](int rank) { return *logs_[static_cast<std::size_t>(rank)]; }
-  // What some rank finds, after all have looked a few times.
+  // Lets all ranks compare their logs a few times. Returns the first difference found, or "".
   std::string look(int stuck = -1) {
     for (int round = 0; round < 4; ++round) {
       for (std::size_t r = 0; r < logs_.size(); ++r) {
@@ -49,7 +49,7 @@ class Logs {
   std::vector<std::unique_ptr<CallLog>> logs_;
 };
 
-TEST(CallLog, SaysNothingOfTheSameCalls) {
+TEST(CallLog, ReportsNothingForEqualCalls) {
   Logs logs(3);
   for (std::uint64_t n = 1; n <= 1000; ++n) {
     for (int r = 0; r < 3; ++r) logs[r].add(n, called("call " + std::to_string(n % 10)));
@@ -59,13 +59,13 @@ TEST(CallLog, SaysNothingOfTheSameCalls) {
   }
 }
 
-TEST(CallLog, KnowsWhoHasNotComeAsFar) {
+TEST(CallLog, NamesTheRankThatIsBehind) {
   Logs logs(3);
   for (std::uint64_t n = 1; n <= 1000; ++n) {
     for (int r = 0; r < 3; ++r) logs[r].add(n, called("call " + std::to_string(n % 10)));
   }
-  EXPECT_EQ(logs[0].late().rank, 1);  // it has not said anything
-  // One ahead of the others, and one that waits to be heard.
+  EXPECT_EQ(logs[0].late().rank, 1);  // rank 0 has not compared with it yet
+  // Rank 0 is one call ahead of the others, and rank 1 waits in that call.
   logs[0].add(1001, called("ahead"));
   logs[1].expect(1001, called("ahead"));
   EXPECT_EQ(logs.look(0), "");
@@ -97,7 +97,7 @@ TEST(CallLog, NamesTheCallInWhichRanksDiffer) {
   }
 }
 
-TEST(CallLog, NamesACallThatWaitsWhereAnotherRan) {
+TEST(CallLog, NamesAWaitingCallThatDiffersFromACompletedOne) {
   for (const int waits : {0, 1}) {
     Logs logs(2);
     for (int r = 0; r < 2; ++r) logs[r].add(1, called("same"));
@@ -110,18 +110,18 @@ TEST(CallLog, NamesACallThatWaitsWhereAnotherRan) {
   }
 }
 
-TEST(CallLog, OfACallThatWasRefusedNothingStays) {
+TEST(CallLog, ForgetsRejectedCalls) {
   Logs logs(2);
   logs[0].expect(1, called("x"));
   logs[1].expect(1, called("y"));
-  EXPECT_EQ(logs.look(0), "");  // the two find out themselves
+  EXPECT_EQ(logs.look(0), "");  // the two ranks detect this difference in the call itself
   logs[0].expect_nothing();
   logs[1].expect_nothing();
   for (int r = 0; r < 2; ++r) logs[r].add(2, called("z"));
   EXPECT_EQ(logs.look(1), "");
 }
 
-TEST(CallLog, TheSidesOfAMessageAreTheSameCall) {
+TEST(CallLog, TreatsASendAndItsReceiveAsEqual) {
   Logs logs(2, CallLog::Kind::messages);
   for (std::uint64_t n = 1; n <= 200; ++n) {
     logs[0].add(n, called("m", n, Op::send));
@@ -133,7 +133,7 @@ TEST(CallLog, TheSidesOfAMessageAreTheSameCall) {
   EXPECT_NE(logs.look(0).find("#201"), std::string::npos);
 }
 
-TEST(CallLog, PartsAreWhatRanksMustAgreeOnToo) {
+TEST(CallLog, DifferentPartsAreDifferentCalls) {
   using Sizes = std::vector<std::size_t>;
   Collective call;
   call.op = Op::all_gather;
@@ -147,7 +147,7 @@ TEST(CallLog, PartsAreWhatRanksMustAgreeOnToo) {
             CallLog::key(other, CallLog::Kind::collectives));
 }
 
-// Each rank compares with few others; whichever rank differs, one of them finds it.
+// Each rank compares with only some others, but a difference on any rank is found.
 TEST(CallLog, FindsDifferencesInLargeGroups) {
   constexpr int kRanks = CallLog::kAllCompared + 8;
   for (const int odd : {0, 17, kRanks - 1}) {

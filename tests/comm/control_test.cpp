@@ -54,7 +54,7 @@ TEST(ControlGraph, IsSymmetricAndConnectsAllRanksInFewHops) {
   }
 }
 
-// Ranks of a job as threads; hosts[r] is the host on which rank r believes to be.
+// Ranks of a job as threads; hosts[r] is the host on which rank r appears to be.
 std::vector<std::shared_ptr<Peers>> start_job(const std::vector<int>& hosts) {
   MemoryStore store;
   PeersOptions options;
@@ -146,8 +146,8 @@ TEST(Control, AFailureReachesAllRanks) {
   }
 }
 
-// Ranks leave in any order until two are left. No departure is taken for a death, and facts still
-// reach those that remain.
+// Ranks leave in any order until two remain. No departure is reported as a death, and facts still
+// reach the remaining ranks.
 TEST(Control, RanksLeaveInAnyOrder) {
   std::mt19937 random(7);
   for (const std::vector<int>& hosts : layouts()) {
@@ -181,7 +181,7 @@ TEST(Control, RanksLeaveInAnyOrder) {
   }
 }
 
-// The departure is known through other ranks before the note has come over its own connection.
+// The departure arrives over other ranks before the notes arrive over their own connection.
 TEST(Control, NotesOfARankArriveBeforeItsDeparture) {
   for (int round = 0; round < 5; ++round) {
     auto peers = start_job(blocks(8, 2));
@@ -205,7 +205,7 @@ std::size_t open_files() {
 }
 
 // All others send a note to a rank, most over a new connection, while that rank leaves.
-TEST(Control, ARankThatLeavesWhileItIsDialedHasLeft) {
+TEST(Control, ReportsARankThatLeavesWhileItIsDialedAsLeft) {
   const std::size_t before = open_files();
   for (int round = 0; round < 10; ++round) {
     auto peers = start_job(blocks(16, 2));
@@ -230,7 +230,7 @@ TEST(Control, ARankThatLeavesWhileItIsDialedHasLeft) {
   EXPECT_EQ(open_files(), before);
 }
 
-TEST(Control, ARankThatCannotBeDialedIsDeadOnlyIfItIsWatched) {
+TEST(Control, UnreachableRanksAreDeadOnlyIfTheyAreWatched) {
   Membership members(0, 16);
   members.connection_to(3);
   members.connection_to(5);
@@ -240,13 +240,13 @@ TEST(Control, ARankThatCannotBeDialedIsDeadOnlyIfItIsWatched) {
   EXPECT_EQ(members.connection_to(3), nullptr);
   EXPECT_TRUE(members.watch(5));
   EXPECT_TRUE(wait_until([&] {
-    members.settle();
+    members.apply_due();
     return members.state(5) == PeerState::dead;
   }));
   EXPECT_EQ(members.state(3), PeerState::alive);
 }
 
-TEST(Control, NewConnectionsBeginWithAllFacts) {
+TEST(Control, NewConnectionsStartWithAllFacts) {
   Membership one(0, 10'000), other(9'000, 10'000);
   Link first(1), link(2);
   std::string facts;
@@ -261,7 +261,7 @@ TEST(Control, NewConnectionsBeginWithAllFacts) {
     other.take_facts(0, link, text);
   }
   EXPECT_TRUE(one.unsent_facts(link).empty());
-  other.settle();
+  other.apply_due();
   for (int r = 1; r < 9'000; ++r) {
     ASSERT_EQ(other.state(r), r % 2 == 0 ? PeerState::left : PeerState::dead);
   }
@@ -269,7 +269,7 @@ TEST(Control, NewConnectionsBeginWithAllFacts) {
   for (const char* text : {"", "L", "D-1 ", "L10000 ", "x", "D99999999999 ", "L 5", "x9600 "}) {
     other.take_facts(0, link, text);
   }
-  EXPECT_TRUE(other.settle().empty());
+  EXPECT_TRUE(other.apply_due().empty());
 }
 
 }  // namespace

@@ -346,7 +346,7 @@ TEST(UnequalCountsShm, SomeRanksMayPassOrdinaryOrNoInput) {
 
 TEST(UnequalCountsTcp, TooLargeInputIsAnErrorOnEveryRank) {
   over({"tcp", 2}, [](Backend& group) {
-    // Rank 0 has more than tcp sends in one call, most of it for itself. Never read.
+    // The input of rank 0, mostly for itself, exceeds the limit of tcp for one call. Never read.
     const std::size_t much = tcp::kMaxBytes - 2;
     Bytes in(group.rank() == 0 ? much + 3 : 0), out(group.rank() == 0 ? much : 3);
     const ExchangeCounts counts =

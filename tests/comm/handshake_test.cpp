@@ -149,7 +149,7 @@ TEST(Acceptor, ClosesSilentConnectionsAfterTheTimeout) {
   EXPECT_TRUE(is_closed(silent));
 }
 
-TEST(Acceptor, TellsRejectedClients) {
+TEST(Acceptor, SendsRejectedClientsAReason) {
   Server server(credentials("one secret of 16 b"));
   auto caller = connect_to(server, credentials("another secret"), 1);
   const auto over = [&] { return caller.wait_for(0s) == std::future_status::ready; };

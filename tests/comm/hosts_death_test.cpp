@@ -12,7 +12,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Processes;
 
-// Waits until it sees `dead` dead, and until then that the ranks of `left`, and no others, leave.
+// Waits until all ranks of `dead` are reported dead. Until then only ranks of `left` may leave.
 void await_deaths(const Peers& peers, const std::vector<int>& dead, const std::vector<int>& left) {
   const auto has = [](const std::vector<int>& ranks, int rank) {
     return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
@@ -71,23 +71,23 @@ void run(const Case& one) {
   }
 }
 
-TEST(HostsDeath, OfAnyRankIsNamedByAllOthers) {
+TEST(HostsDeath, AnyRankIsNamedByAllOthers) {
   for (int victim = 0; victim < 16; victim += 3) run({16, 4, {}, {victim}});
   run({32, 4, {}, {17}});
 }
 
-TEST(HostsDeath, IsNamedAfterOthersHaveLeft) {
+TEST(HostsDeath, DeadRankIsNamedAfterOthersHaveLeft) {
   run({16, 4, {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 13, 14, 15}, {12}});
   run({16, 4, {15, 0, 7, 8, 3, 12, 4, 11, 6, 9}, {2}});
   run({16, 2, {1, 2, 4, 8, 15, 14, 12}, {0}});  // all neighbors of the victim
 }
 
-TEST(HostsDeath, OfAWholeHostIsNamed) {
+TEST(HostsDeath, AllRanksOfAHostAreNamed) {
   run({16, 4, {}, {4, 5, 6, 7}});
   run({16, 4, {}, {0, 1, 2, 3, 8, 9, 10, 11}});
 }
 
-TEST(HostsDeath, OfSeveralRanksOnOneHostIsNamed) { run({16, 0, {3, 9}, {0, 8, 12}}); }
+TEST(HostsDeath, SeveralRanksOfOneHostAreNamed) { run({16, 0, {3, 9}, {0, 8, 12}}); }
 
 }  // namespace
 }  // namespace tessera::comm

@@ -168,7 +168,7 @@ void link(const Group& world, InitOptions options) {
   const std::int64_t count = 4'000'000;
   const at::Tensor x = at::ones({count}), shard = at::ones({count / world.size()});
   const auto crossed = [&](const Group& group, const std::function<Work(const Group&)>& call) {
-    const auto settle = [&] {
+    const auto wait_until_idle = [&] {
       world.barrier();
       // Acknowledgments may still be in transit: wait until the link is idle.
       for (double last = -1, seen = link_bytes(); seen != last;) {
@@ -178,10 +178,10 @@ void link(const Group& world, InitOptions options) {
       }
       world.barrier();
     };
-    settle();
+    wait_until_idle();
     const double before = link_bytes();
     call(group).wait();
-    settle();
+    wait_until_idle();
     return link_bytes() - before;
   };
   const auto check = [&](const char* name, double want,

@@ -174,7 +174,7 @@ TEST(Launch, UsesLoopbackIfAllRanksAreOnOneHost) {
   }
 }
 
-TEST(Launch, MeetsAtTheHostOfOpenMpisMpirun) {
+TEST(Launch, UsesTheHostOfOpenMpisMpirunAsTheAddress) {
   const Variables base = {
       {"OMPI_COMM_WORLD_RANK", "2"},
       {"OMPI_COMM_WORLD_SIZE", "4"},

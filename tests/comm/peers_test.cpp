@@ -1,5 +1,5 @@
-// The control plane under stress: peers that stop, limits of the process, memory that is not there,
-// and groups that end where nobody expects it.
+// The control plane under stress: peers that stop, limits of the process, memory that is not
+// available, and groups that are destroyed by their own threads.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ bool await(const std::function<bool()>& condition) {
   return true;
 }
 
-TEST(Connection, MessagesThatDoNotFitArriveWholeAndInOrder) {
+TEST(Connection, DeliversMessagesLargerThanTheSocketBuffer) {
   int fds[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
   Connection one, other;
@@ -60,7 +60,7 @@ TEST(Connection, MessagesThatDoNotFitArriveWholeAndInOrder) {
         passes ? ControlMessage::segment : ControlMessage::failure, {text(i)},
         passes ? std::make_shared<const Fd>(open("/dev/null", O_RDONLY | O_CLOEXEC)) : nullptr);
   }
-  EXPECT_FALSE(all) << "a socket that takes 2 MB at once shows nothing here";
+  EXPECT_FALSE(all) << "the socket buffer holds all messages, so nothing is tested";
   EXPECT_TRUE(one.has_unsent());
   int heard = 0;
   const auto hear = [&](ControlMessage type, std::string_view got, Fd descriptor) {
@@ -79,9 +79,9 @@ TEST(Connection, MessagesThatDoNotFitArriveWholeAndInOrder) {
   EXPECT_EQ(other.receive(hear), Connection::End::closed);
 }
 
-// The announcement that a rank leaves comes after all else: at the end of a connection everything
-// has to be received.
-TEST(Connection, MuchAtOnceIsTakenInByTurnsAndNothingIsLeftOut) {
+// A rank announces its departure in its last message, so everything must be received before the
+// connection counts as closed.
+TEST(Connection, ReceivesManyMessagesInSeveralCalls) {
   int fds[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
   Connection one, other;
@@ -102,9 +102,9 @@ TEST(Connection, MuchAtOnceIsTakenInByTurnsAndNothingIsLeftOut) {
   EXPECT_EQ(heard.back(), ControlMessage::gone);
 }
 
-// Rank 0 tells a stopped rank more than the socket holds. It is not held up, and the other hears
-// all of it when it goes on.
-TEST(Peers, AStoppedRankIsToldEverythingLater) {
+// Rank 0 sends more to a stopped rank than the socket buffer holds. Rank 0 is not blocked, and the
+// other rank receives everything when it continues.
+TEST(Peers, AStoppedRankReceivesEverythingWhenItContinues) {
   constexpr int kSegments = 200;
   const auto name = [](int i) { return std::to_string(i) + std::string(4000, 'n'); };
   Processes ranks(2, [&](std::shared_ptr<Peers> peers) {
@@ -121,7 +121,7 @@ TEST(Peers, AStoppedRankIsToldEverythingLater) {
       if (peers->rank() == 0) {
         *value = i + 1;
       } else {
-        require(*value == i + 1, "segment " + std::to_string(i) + " is another");
+        require(*value == i + 1, "segment " + std::to_string(i) + " has another value");
       }
     }
     Processes::note(peers->rank(), "shared");
@@ -130,20 +130,20 @@ TEST(Peers, AStoppedRankIsToldEverythingLater) {
   ASSERT_TRUE(ranks.await_note(1, "here")) << ranks.error(1);
   ASSERT_TRUE(await([&] { return is_stopped(ranks.pid(1)); }));
   ranks.leave_note(1, "told");
-  EXPECT_TRUE(ranks.await_note(0, "shared")) << "held up by the stopped rank; " << ranks.error(0);
+  EXPECT_TRUE(ranks.await_note(0, "shared")) << "blocked by the stopped rank; " << ranks.error(0);
   ranks.signal(1, SIGCONT);
   for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.await_end(r, 100s), 0) << ranks.error(r);
 }
 
-// UndefinedBehaviorSanitizer opens a pipe to look at an address, and takes it for a bad one where
-// no descriptor is left.
+// UndefinedBehaviorSanitizer opens a pipe to probe an address, and reports a bad address if no
+// descriptor is left.
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool kChecksNeedFiles = true;
 #else
 constexpr bool kChecksNeedFiles = false;
 #endif
 
-// A soft limit for as long as it is in scope.
+// Sets the soft limit of a resource while it exists.
 class Limited {
  public:
   Limited(int resource, rlim_t most) : resource_(static_cast<decltype(RLIMIT_NOFILE)>(resource)) {
@@ -162,8 +162,8 @@ Collective receive_from(int peer, float* x) {
   return {Op::recv, DType::f32, ReduceOp::sum, Traffic::model, nullptr, x, 1, peer, "x"};
 }
 
-// Rank 1 cannot poll any more; rank 2 leaves so that it tries to.
-TEST(Peers, ARankThatCannotWatchSaysWhy) {
+// Rank 1 has no descriptors left for poll(), which it calls because rank 2 leaves.
+TEST(Peers, ReportsWhyARankCannotWatchItsPeers) {
   if (kChecksNeedFiles) GTEST_SKIP() << "the sanitizer itself needs descriptors";
   Processes ranks(3, [](std::shared_ptr<Backend> group) {
     float x = 0;
@@ -181,7 +181,7 @@ TEST(Peers, ARankThatCannotWatchSaysWhy) {
   }
 }
 
-TEST(Peers, ARankThatMayOpenTooFewFilesSaysSoBeforeItMeetsTheOthers) {
+TEST(Peers, ReportsATooLowFileLimitBeforeConnecting) {
   const auto store =
       make_file_store(::testing::TempDir() + "few-files-" + std::to_string(getpid()));
   const Limited files(RLIMIT_NOFILE, 40);
@@ -194,8 +194,8 @@ TEST(Peers, ARankThatMayOpenTooFewFilesSaysSoBeforeItMeetsTheOthers) {
   }
 }
 
-// A descriptor that cannot be received was dropped without a word, and its segment awaited.
-TEST(Peers, ARankThatHasTooManyFilesSaysSo) {
+// A descriptor that cannot be received is reported, instead of waiting for its segment forever.
+TEST(Peers, ReportsThatNoDescriptorIsLeft) {
   if (kChecksNeedFiles) GTEST_SKIP() << "the sanitizer itself needs descriptors";
   Processes ranks(2, [](std::shared_ptr<Backend> group) {
     if (group->rank() == 0) Processes::await_note_of(1, "full");
@@ -224,12 +224,13 @@ TEST(Peers, ARankThatHasTooManyFilesSaysSo) {
   }
 }
 
-TEST(SharedMemory, MoreThanThereIsIsAnErrorOnEveryRank) {
-  const std::uint64_t there = available_memory();
-  ASSERT_GT(there, 1u << 20);
-  if (there > std::uint64_t{1} << 45) GTEST_SKIP() << "nothing here says how much memory there is";
+TEST(SharedMemory, RequestingMoreThanIsAvailableIsAnErrorOnEveryRank) {
+  const std::uint64_t available = available_memory();
+  ASSERT_GT(available, 1u << 20);
+  if (available > std::uint64_t{1} << 45)
+    GTEST_SKIP() << "the amount of available memory is unknown";
   Processes ranks(2, [&](std::shared_ptr<Backend> group) {
-    group->symmetric(there);  // for each rank
+    group->symmetric(available);  // for each rank
     group->submit({}).wait();
   });
   for (int r = 0; r < 2; ++r) {
@@ -241,7 +242,7 @@ TEST(SharedMemory, MoreThanThereIsIsAnErrorOnEveryRank) {
   }
 }
 
-TEST(SharedMemory, ALimitOfFileSizesIsNamed) {
+TEST(SharedMemory, ReportsALimitOfFileSizes) {
   Processes ranks(2, [](std::shared_ptr<Backend> group) {
     signal(SIGXFSZ, SIG_IGN);
     std::optional<Limited> files;
@@ -258,8 +259,8 @@ TEST(SharedMemory, ALimitOfFileSizesIsNamed) {
   }
 }
 
-// Every rank has its part's pages before it uses them; the group's own memory has what was touched.
-TEST(SharedMemory, ReservedPagesAreThere) {
+// Reserved memory has all its pages before it is used, other memory only the touched ones.
+TEST(SharedMemory, AllocatesReservedPagesImmediately) {
   constexpr std::size_t kBytes = 4 << 20;
   const auto blocks = [](const Fd& fd) {
     struct stat info {};
@@ -278,8 +279,9 @@ TEST(SharedMemory, ReservedPagesAreThere) {
                           [](std::byte value) { return value == std::byte{0}; }));
 }
 
-// What an operation keeps alive holds the last handle of its group, so the thread that ran it
-// destroys the group. In processes of their own: it used to end in a hang or in std::terminate.
+// Object that an operation keeps alive and that holds the last handle of its group, so the thread
+// that ran the operation destroys the group. Tested in processes, because the failure is a hang or
+// std::terminate.
 struct Kept {
   std::shared_ptr<Backend> group;
   std::shared_ptr<std::atomic<bool>> gone;

@@ -70,7 +70,7 @@ class Death : public ::testing::TestWithParam<std::size_t> {};
 INSTANTIATE_TEST_SUITE_P(SmallAndLarge, Death, ::testing::Values(10, 3'000'000));
 
 // Long before the timeout of five minutes for ranks that are alive.
-TEST_P(Death, BySigkillIsNoticedByAllRanks) {
+TEST_P(Death, AllRanksDetectASigkill) {
   Processes ranks(4, [&](std::shared_ptr<Backend> group) { sum_for_ever(*group, GetParam()); });
   await_sums(ranks, 4);
   ranks.signal(2, SIGKILL);
@@ -99,7 +99,7 @@ TEST(Process, ExceptionCountsAsLeaving) {
 }
 
 // The child keeps the dead rank's sockets open, so the process itself must be monitored too.
-TEST(Process, DeathIsNoticedAlthoughAChildHoldsTheSockets) {
+TEST(Process, DetectsADeathAlthoughAChildHoldsTheSockets) {
   Processes ranks(2, [](std::shared_ptr<Backend> group) {
     if (group->rank() == 1) {
       if (fork() == 0) {

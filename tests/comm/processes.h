@@ -39,12 +39,14 @@ class Processes {
   using PeersBody = std::function<void(std::shared_ptr<Peers>)>;
 
   // Forks the ranks. Each runs `body` and exits 0, or writes the text of its exception and exits 1.
-  // `per_host` consecutive ranks believe to be on one host; 0 puts all ranks on one.
+  // `per_host` consecutive ranks appear to be on one host; 0 puts all ranks on one.
   Processes(int ranks, const PeersBody& body, int per_host = 0) : per_host_(per_host) {
     for (int r = 0; r < ranks; ++r) {
       const pid_t pid = fork();
       if (pid == 0) _exit(run(r, ranks, body));
-      setpgid(pid, group_ == 0 ? pid : group_);  // also here: whoever comes first
+      setpgid(pid, group_ == 0
+                       ? pid
+                       : group_);  // parent and child both call it, because either may run first
       if (group_ == 0) group_ = pid;
       pids_.push_back(pid);
     }
@@ -62,12 +64,12 @@ class Processes {
       kill(pid, SIGKILL);
       waitpid(pid, nullptr, 0);
     }
-    kill(-group_, SIGKILL);  // what the ranks have started
+    kill(-group_, SIGKILL);  // processes that the ranks started
   }
 
   void signal(int rank, int number) { kill(pids_[index(rank)], number); }
 
-  // Waits until the rank has come to its note(rank, name).
+  // Waits until the rank calls note(rank, name). Returns false after `limit`.
   bool await_note(int rank, const std::string& name,
                   std::chrono::seconds limit = std::chrono::seconds(100)) const {
     const auto end = std::chrono::steady_clock::now() + limit;
@@ -78,7 +80,7 @@ class Processes {
     return true;
   }
 
-  // The wait status, or -1 if the rank has not ended in time.
+  // Returns the wait status, or -1 if the rank has not ended in time.
   int await_end(int rank, std::chrono::milliseconds limit) {
     const auto end = std::chrono::steady_clock::now() + limit;
     pid_t& pid = pids_[index(rank)];
@@ -91,14 +93,14 @@ class Processes {
     return status;
   }
 
-  // A note in the rank's name, for ranks that wait for it.
+  // Leaves a note on behalf of a rank, for ranks that wait for it.
   void leave_note(int rank, const std::string& name) const { std::ofstream(file(rank, name)); }
 
   std::string error(int rank) const { return read(file(rank, "error")); }
   pid_t pid(int rank) const { return pids_[index(rank)]; }
   pid_t group() const { return group_; }  // the process group of the ranks and what they start
 
-  // Called by a rank: that it has come so far. And the same seen by another rank.
+  // Called by ranks: note() records that a rank reached this point, await_note_of() waits for it.
   static void note(int rank, const std::string& name) { std::ofstream(note_file(rank, name)); }
   static void await_note_of(int rank, const std::string& name) {
     while (!std::filesystem::exists(note_file(rank, name))) {
@@ -122,8 +124,8 @@ class Processes {
   int run(int rank, int ranks, const PeersBody& body) const {
     try {
       setpgid(0, group_);
-      prctl(PR_SET_PDEATHSIG, SIGKILL);             // not to outlive a test that was broken off
-      std::filesystem::current_path(folder_.path);  // where its notes go
+      prctl(PR_SET_PDEATHSIG, SIGKILL);             // so that the rank ends with an aborted test
+      std::filesystem::current_path(folder_.path);  // the folder of the notes
       auto store = make_file_store(folder_.path);
       PeersOptions options{std::chrono::seconds(60), secret_};
       options.address = "127.0.0.1";

@@ -225,7 +225,7 @@ TEST(Address, ResolvesInterfacesAndRoutes) {
   EXPECT_FALSE(is_loopback(""));
 }
 
-TEST(Address, OfTheStoreIsReachableByOtherHosts) {
+TEST(Address, StoreAddressIsReachableByOtherHosts) {
   EXPECT_EQ(store_address("127.0.0.1", "", false), "127.0.0.1");
   EXPECT_EQ(store_address("127.0.0.1", "", true), "127.0.0.1")
       << "an explicit loopback address is accepted";

@@ -94,8 +94,8 @@ TEST(Store, ReportsAFailedRankToWaitingClients) {
   // Later requests fail too, on existing and on new connections.
   const auto late = connect_store(job.client(2));
   for (Store* store : {a.get(), late.get()}) {
-    const std::string told = message_of<PeerError>([&] { store->set("peers/2", "y"); });
-    EXPECT_TRUE(contains(told, "rank 1 (pid 7) was killed by SIGKILL")) << told;
+    const std::string message = message_of<PeerError>([&] { store->set("peers/2", "y"); });
+    EXPECT_TRUE(contains(message, "rank 1 (pid 7) was killed by SIGKILL")) << message;
   }
   EXPECT_TRUE(contains(message_of<PeerError>([&] { late->get("peers/0", kHang); }), "SIGKILL"));
 }

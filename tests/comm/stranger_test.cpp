@@ -1,4 +1,4 @@
-// Who does not belong to a job does not come in, and does not keep it from starting.
+// Processes that do not belong to a job cannot join it and cannot prevent it from starting.
 
 #include <gtest/gtest.h>
 
@@ -19,13 +19,13 @@ PeersOptions options_with(const std::string& secret) {
   return options;
 }
 
-// Rank 0, which has read the contact of rank 1 and accepts, although rank 1 is still to come.
+// Starts rank 0, which reads the contact of rank 1 and accepts connections before rank 1 starts.
 std::future<std::shared_ptr<Peers>> start_rank_zero(Store& store, const PeersOptions& options) {
   store.set("peers/1", std::string(32, '0') + " " + host_key());
   return start_rank(store, 0, 2, options);
 }
 
-// The ranks of a whole job have met; they share memory, which only they see.
+// Expects that all ranks of the job are connected and share memory.
 void expect_complete(std::vector<std::future<std::shared_ptr<Peers>>> ranks) {
   std::vector<std::shared_ptr<Peers>> peers;
   for (auto& rank : ranks) peers.push_back(rank.get());
@@ -40,7 +40,7 @@ void expect_complete(std::vector<std::future<std::shared_ptr<Peers>>> ranks) {
   }
 }
 
-// Takes whatever comes until the end; true if a descriptor was among it.
+// Receives until the connection ends. Returns true if a descriptor was received.
 bool was_given_memory(const Fd& socket) {
   for (;;) {
     char buffer[256];
@@ -57,24 +57,24 @@ bool was_given_memory(const Fd& socket) {
   }
 }
 
-TEST(Stranger, WhoKnowsEveryNameGetsNeitherASeatNorMemory) {
+TEST(Stranger, IsRejectedEvenIfItKnowsAllNames) {
   const PeersOptions options = options_with(random_secret());
-  MemoryStore store;  // which the stranger can read as well
+  MemoryStore store;  // readable by the stranger too
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
   ranks.push_back(start_rank_zero(store, options));
   const std::string name = socket_name(store, 0);
   std::vector<Fd> strangers;
-  // The name as the proof, and the rank of rank 1.
+  // Sends the name of the socket as the proof, and the number of rank 1.
   strangers.push_back(call_unix(name));
   const std::string token = name.substr(8) + std::string("\1\0\0\0", 4);
   EXPECT_TRUE(send_all(strangers.back(), token.data(), token.size()));
-  // Garbage, as long as an answer to the challenge, and longer.
+  // Sends garbage of the size of a reply to the challenge, and more.
   for (const std::size_t bytes : {sizeof(Reply), std::size_t{5000}}) {
     strangers.push_back(call_unix(name));
     const std::string garbage(bytes, '\1');
     EXPECT_TRUE(send_all(strangers.back(), garbage.data(), garbage.size()));
   }
-  // The right words with a guessed secret.
+  // A valid handshake with a guessed secret.
   const Credentials guess{Credentials::Purpose::peer, name, "run", 2, 0};
   const Fd guesser = call_unix(name);
   EXPECT_EQ(run_handshake(guesser, guess, 1, hang()), HandshakeResult::refused);
@@ -83,7 +83,7 @@ TEST(Stranger, WhoKnowsEveryNameGetsNeitherASeatNorMemory) {
   for (const Fd& stranger : strangers) EXPECT_FALSE(was_given_memory(stranger));
 }
 
-TEST(Stranger, ARankWithAnotherSecretIsToldAndTheOthersGoOn) {
+TEST(Stranger, ARankWithAnotherSecretGetsAnErrorAndTheOthersContinue) {
   const PeersOptions options = options_with(random_secret());
   MemoryStore store;
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
@@ -95,7 +95,8 @@ TEST(Stranger, ARankWithAnotherSecretIsToldAndTheOthersGoOn) {
   expect_complete(std::move(ranks));
 }
 
-// Somebody listened in rank 0's place, noted what rank 1 said, and says it to the true rank 0.
+// A process listened at the address of rank 0, recorded the reply of rank 1, and replays it to the
+// real rank 0.
 TEST(Stranger, AReplayedHandshakeIsRefused) {
   const PeersOptions options = options_with(random_secret());
   Reply overheard{};
@@ -112,7 +113,7 @@ TEST(Stranger, AReplayedHandshakeIsRefused) {
     EXPECT_TRUE(receive_all(socket, &overheard, sizeof(overheard), hang()));
     Verdict verdict{1, overheard.proof};
     EXPECT_TRUE(send_all(socket, &verdict, sizeof(verdict)));
-    message_of<PeerError>([&] { rank.get(); });  // it notices that this is not rank 0
+    message_of<PeerError>([&] { rank.get(); });  // the false rank 0 has no valid proof
   }
   MemoryStore store;
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
@@ -128,9 +129,9 @@ TEST(Stranger, AReplayedHandshakeIsRefused) {
   expect_complete(std::move(ranks));
 }
 
-// Even with the right secret: memory is for processes of one user.
-TEST(Stranger, AnotherUserIsTurnedAwayAtOnce) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
+// A process of another user is rejected even if it has the secret, because ranks share memory.
+TEST(Stranger, AnotherUserIsRejectedImmediately) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to run a process of another user";
   const PeersOptions options = options_with(random_secret());
   MemoryStore store;
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
@@ -146,11 +147,11 @@ TEST(Stranger, AnotherUserIsTurnedAwayAtOnce) {
   expect_complete(std::move(ranks));
 }
 
-TEST(Stranger, TwentySilentConnectionsDoNotKeepTheJobFromStarting) {
+TEST(Stranger, SilentConnectionsDoNotPreventTheStart) {
   const PeersOptions options = options_with(random_secret());
   MemoryStore store;
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
-  std::vector<Fd> silent;  // all of them open until the job has started
+  std::vector<Fd> silent;  // stay open until the job has started
   for (int r = 0; r < 2; ++r) {
     ranks.push_back(start_rank(store, r, 3, options));
     for (int i = 0; i < 20; ++i) silent.push_back(call_unix(socket_name(store, r)));
@@ -159,7 +160,7 @@ TEST(Stranger, TwentySilentConnectionsDoNotKeepTheJobFromStarting) {
   expect_complete(std::move(ranks));
 }
 
-// An authentic connection of rank 1 to rank 0, over which the test can say what it wants.
+// Authenticated connection of rank 1 to rank 0, on which the test can send any bytes.
 struct RawRank {
   explicit RawRank(const PeersOptions& options) {
     auto rank = start_rank_zero(store, options);
@@ -173,26 +174,26 @@ struct RawRank {
   std::shared_ptr<Peers> peers;
 };
 
-TEST(Frames, OneThatIsTooLongEndsTheConnection) {
+TEST(Frames, TooLongFrameEndsTheConnection) {
   RawRank raw(options_with(random_secret()));
   const std::uint32_t frame[2] = {2, 0xffffffffu};
   EXPECT_TRUE(send_all(raw.socket, frame, sizeof(frame)));
   EXPECT_TRUE(wait_until([&] { return raw.peers->state(1) == PeerState::dead; }));
 }
 
-TEST(Frames, AFailureThatTellsMuchStillArrives) {
+TEST(Frames, LongFailureReportArrives) {
   const PeersOptions options = options_with(random_secret());
   MemoryStore store;
   auto first = start_rank(store, 0, 2, options);
   auto second = start_rank(store, 1, 2, options);
-  const auto teller = first.get();
-  const auto hearer = second.get();
-  teller->report({Failure::Kind::peer, 0, 0, std::string(1'000'000, 'x')});
-  EXPECT_TRUE(wait_until([&] { return hearer->failure().has_value(); }));
-  EXPECT_TRUE(contains(hearer->failure()->text, "xxx"));
+  const auto sender = first.get();
+  const auto receiver = second.get();
+  sender->report({Failure::Kind::peer, 0, 0, std::string(1'000'000, 'x')});
+  EXPECT_TRUE(wait_until([&] { return receiver->failure().has_value(); }));
+  EXPECT_TRUE(contains(receiver->failure()->text, "xxx"));
 }
 
-TEST(Contacts, OfARankMustHaveTheirForm) {
+TEST(Contacts, RejectsInvalidKeysOfARank) {
   const std::vector<std::string> bad = {"",
                                         "short",
                                         std::string(32, 'a'),
@@ -211,7 +212,7 @@ TEST(Contacts, OfARankMustHaveTheirForm) {
   }
 }
 
-TEST(Contacts, AddressOfARankMustHaveItsForm) {
+TEST(Contacts, RejectsInvalidAddresses) {
   for (const char* text :
        {"", "80", "80 ", "0 127.0.0.1", "65536 127.0.0.1", "-1 127.0.0.1", "80 nonsense",
         " 80 127.0.0.1", "80 127.0.0.1 x", "80x 127.0.0.1", "99999999999999999999 ::1"}) {
@@ -225,8 +226,8 @@ TEST(Contacts, AddressOfARankMustHaveItsForm) {
   }
 }
 
-// Tables of rank 0 as somebody else may have written them.
-TEST(Contacts, TablesMustHaveTheirForm) {
+// Tables that another process may have written in place of rank 0.
+TEST(Contacts, RejectsInvalidTables) {
   const std::string token(32, 'a');
   struct Case {
     std::string key;
@@ -269,7 +270,7 @@ TEST(Contacts, LongTablesAreSplit) {
   EXPECT_EQ(bytes, 5000u * 41 + 2);
 }
 
-TEST(Contacts, RanksOfOtherHostsConnectOverTcpAtTheGivenAddressOnly) {
+TEST(Contacts, RanksOfOtherHostsConnectOverTcpToTheGivenAddress) {
   MemoryStore store;
   PeersOptions options = options_with(random_secret());
   options.address = "127.0.0.1";
@@ -286,8 +287,8 @@ TEST(Contacts, RanksOfOtherHostsConnectOverTcpAtTheGivenAddressOnly) {
   EXPECT_EQ(a->failure()->text, "over TCP");
 }
 
-// Listening goes on for the life of a job, and so does the refusal of strangers.
-TEST(Stranger, LaterConnectionsAreProvedToo) {
+// Ranks listen as long as the job runs, and reject strangers as long.
+TEST(Stranger, IsRejectedAfterTheStartToo) {
   const PeersOptions options = options_with(random_secret());
   MemoryStore store;
   std::vector<std::future<std::shared_ptr<Peers>>> ranks;
@@ -297,7 +298,7 @@ TEST(Stranger, LaterConnectionsAreProvedToo) {
   const std::string name = socket_name(store, 0);
   std::vector<Fd> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(call_unix(name));
-  // A guessed secret, and the proof of one connection on another.
+  // A guessed secret, and a proof that was made for another connection.
   const Fd guesser = call_unix(name);
   EXPECT_EQ(run_handshake(guesser, {Credentials::Purpose::peer, "guess", "run", 2, 0}, 1, hang()),
             HandshakeResult::refused);

@@ -312,7 +312,7 @@ TEST(Tcp, PartsAreGatheredInPlace) {
 }
 
 // Rank 3 waits for calls that rank 1 has to pass on, and longer than rank 1 waits for rank 0.
-TEST(Tcp, AMissingRankIsNamedAndNotOneThatWaitsForIt) {
+TEST(Tcp, NamesTheMissingRankAndNotOneThatWaitsForIt) {
   GroupOptions options;
   options.timeout = std::chrono::seconds(2);
   std::atomic<int> failed = 0;

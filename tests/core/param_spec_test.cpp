@@ -272,7 +272,7 @@ TEST(ParamSpec, EqualityIgnoresPadding) {
 
 TEST(ParamSpec, RejectsInvalidCutsAndCoordinates) {
   const auto error = [](const ParamSpec& spec, const Axes& axes, const Coordinate& at) {
-    std::string told;
+    std::string message;
     for (int i = 0; i < 3; ++i) {
       try {
         if (i == 0) local_shape(spec, axes, at);
@@ -280,10 +280,10 @@ TEST(ParamSpec, RejectsInvalidCutsAndCoordinates) {
         if (i == 2) counted_runs(spec, axes, at);
         ADD_FAILURE() << spec.name << " is accepted";
       } catch (const UsageError& e) {
-        told = e.what();
+        message = e.what();
       }
     }
-    return told;
+    return message;
   };
   const auto contains = [](const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos

@@ -49,7 +49,7 @@ TEST(Answers, StagesWithReplicasEqualThoseOfTheCommand) {
 }
 
 // Expert parallelism adds no ranks, and its experts are sharded over fewer ranks than the rest.
-TEST(Answers, ExpertsAreShardedOverTheRanksWithTheSameOnes) {
+TEST(Answers, ExpertsAreShardedOverTheRanksThatHoldThem) {
   const std::string body = R"({"model":"mixtral-8x7b","dp":16,"ep":4,"zero":3})";
   const Json got = answer(zero_answer, body);
   const auto formula = got["formula"][3]["text"].get<std::string>();
@@ -145,7 +145,7 @@ TEST(Answers, ContextHasTheKeysAndTheWorkOfEachRank) {
 }
 
 // Without cp there are fewer ranks than ep, so the comparison has as much ep as they allow.
-TEST(Answers, ContextOfExpertsHasAPlanWithoutCp) {
+TEST(Answers, ContextComparesModelsWithExpertsWithoutCp) {
   const Json got = answer(context_answer,
                           R"({"model":"mixtral-8x7b","dp":2,"cp":4,"ep":8,"seq":32768,"zero":2})");
   const Json whole = answer(
@@ -153,7 +153,7 @@ TEST(Answers, ContextOfExpertsHasAPlanWithoutCp) {
   EXPECT_EQ(got["without_cp"]["memory"], whole);
 }
 
-TEST(Answers, ContextNamesTheKindThatIsNotPossibleAndItsLimits) {
+TEST(Answers, ContextReportsImpossibleKindsAndTheirLimits) {
   const Json three = answer(context_answer, R"({"model":"llama3-8b","cp":3,"seq":1000})");
   EXPECT_EQ(three["padded"], 1002);
   EXPECT_FALSE(three["kinds"][0].contains("error"));
@@ -375,7 +375,7 @@ TEST(Answers, QuestionsAreAnsweredByThePlan) {
   EXPECT_EQ(got["batch"]["ranks"], 8);
 }
 
-TEST(Answers, APastedModelIsPlannedLikeANamedOne) {
+TEST(Answers, PastedModelsArePlannedLikeNamedOnes) {
   Knowledge known;
   const auto ask_of = [&](const AnswerText& route, Json body) {
     Ask ask(body.dump());

@@ -436,11 +436,11 @@ TEST(Server, ErrorsNameTheWrongAddressOrPort) {
   const Served served;
   ServerOptions options;
   options.port = served.port();
-  const Site nobody{[](const Request&) { return std::optional<Answer>(); },
-                    [](const Request&) { return Answer(); }};
-  EXPECT_TRUE(contains(error_of([&] { Server(options, nobody); }), "--port"));
+  const Site empty_site{[](const Request&) { return std::optional<Answer>(); },
+                        [](const Request&) { return Answer(); }};
+  EXPECT_TRUE(contains(error_of([&] { Server(options, empty_site); }), "--port"));
   options.address = "somewhere";
-  EXPECT_TRUE(contains(error_of([&] { Server(options, nobody); }), "--address"));
+  EXPECT_TRUE(contains(error_of([&] { Server(options, empty_site); }), "--address"));
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ TEST_F(Prepare, MasksPrompts) {
   all.format = DocumentFormat::prompt;
   const PrepareSummary summary = prepare(all);
   EXPECT_TRUE(summary.manifest.masked);
-  EXPECT_EQ(summary.counts.learnt, 1u + 1 + 4 + 1);
+  EXPECT_EQ(summary.counts.learned, 1u + 1 + 4 + 1);
   EXPECT_EQ(read_documents(all.out), (std::vector<std::string>{"2+2=4", "no? yes"}));
   EXPECT_EQ(read_documents(all.out, true), (std::vector<std::string>{"4", " yes"}));
   const std::vector<std::pair<std::string, std::string>> bad = {

@@ -52,7 +52,7 @@ class Killed : public ::testing::Test {
   static int run(const PrepareOptions& all, std::uint64_t dies_at) {
     Child child([&] {
       PrepareOptions own = all;
-      own.told = [&](std::uint64_t done, std::uint64_t) {
+      own.report = [&](std::uint64_t done, std::uint64_t) {
         if (done >= dies_at) ::raise(SIGKILL);
       };
       try {
@@ -120,7 +120,7 @@ TEST_F(Killed, ResumesAfterAKillAtAnyMoment) {
     Child child([&] {
       PrepareOptions own = all;
       // The first run waits until it is killed.
-      if (life == 0) own.told = [](std::uint64_t, std::uint64_t) { ::raise(SIGSTOP); };
+      if (life == 0) own.report = [](std::uint64_t, std::uint64_t) { ::raise(SIGSTOP); };
       prepare(own);
       return 0;
     });
@@ -159,7 +159,7 @@ TEST_F(Killed, RemovesTemporaryFilesOfTheFirstPublishing) {
   const PrepareOptions all = options("out", false, 1);
   std::filesystem::create_directory(all.out);
   const std::string draft = write_file(str(all.out, "/", kPreparingName, ".4711.part"), "half");
-  const std::string mine = write_file(all.out + "/mine.12.part", "somebody's");
+  const std::string mine = write_file(all.out + "/mine.12.part", "another");
   EXPECT_TRUE(contains(error_of([&] { prepare(all); }), "mine.12.part"));
   EXPECT_TRUE(std::filesystem::exists(draft));  // a rejected call changes nothing
   std::filesystem::remove(mine);

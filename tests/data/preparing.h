@@ -18,7 +18,7 @@ namespace tessera::data {
 
 // Returns the documents of a folder as text, with ⟨end⟩ for the end token.
 inline std::vector<std::string> read_documents(const std::string& folder,
-                                               bool learnt_alone = false) {
+                                               bool learned_alone = false) {
   const auto data = open_tokens(folder);
   verify_tokens(*data);
   const auto tokenizer = tokenizer_of(*data);
@@ -31,7 +31,7 @@ inline std::vector<std::string> read_documents(const std::string& folder,
     data->read_mask(document.begin, mask);
     std::vector<TokenId> some;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (!learnt_alone || mask[i] != 0) some.push_back(static_cast<TokenId>(ids[i]));
+      if (!learned_alone || mask[i] != 0) some.push_back(static_cast<TokenId>(ids[i]));
     }
     EXPECT_FALSE(some.empty());
     all.push_back(tokenizer->decode(some));

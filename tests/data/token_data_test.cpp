@@ -16,13 +16,13 @@ namespace {
 
 void expect_same(const TokenData& data, const Expected& expected, bool masked) {
   std::vector<std::int64_t> all;
-  std::vector<std::uint8_t> learnt;
+  std::vector<std::uint8_t> learned;
   ASSERT_EQ(data.documents(), expected.documents.size());
   for (std::size_t d = 0; d < expected.documents.size(); ++d) {
     const Document document = data.document(d);
     ASSERT_EQ(document.begin, all.size()) << d;
     all.insert(all.end(), expected.documents[d].begin(), expected.documents[d].end());
-    learnt.insert(learnt.end(), expected.learnt[d].begin(), expected.learnt[d].end());
+    learned.insert(learned.end(), expected.learned[d].begin(), expected.learned[d].end());
     ASSERT_EQ(document.end, all.size()) << d;
     ASSERT_EQ(data.document_at(document.begin), d);
     ASSERT_EQ(data.document_at(document.end - 1), d);
@@ -38,7 +38,7 @@ void expect_same(const TokenData& data, const Expected& expected, bool masked) {
     data.read_mask(begin, mask);
     for (std::size_t k = 0; k < count; ++k) {
       ASSERT_EQ(ids[k], all[begin + k]) << begin << " " << k;
-      ASSERT_EQ(mask[k], masked ? learnt[begin + k] : 1) << begin << " " << k;
+      ASSERT_EQ(mask[k], masked ? learned[begin + k] : 1) << begin << " " << k;
     }
   }
 }
@@ -79,7 +79,7 @@ TEST(TokenData, WritesTheSameFilesDirectly) {
       for (std::int64_t& id : expected.documents.back()) {
         id = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(vocab));
       }
-      expected.learnt.emplace_back(expected.documents.back().size(), 1);
+      expected.learned.emplace_back(expected.documents.back().size(), 1);
     }
     for (const std::size_t part : {700, 2048, 5001, 30'000}) {
       const std::string plain = dir / str("plain", vocab, "-", part);

@@ -37,7 +37,7 @@ inline std::map<std::string, std::string> files_of(const std::string& folder) {
 // Expected documents.
 struct Expected {
   std::vector<std::vector<std::int64_t>> documents;
-  std::vector<std::vector<std::uint8_t>> learnt;
+  std::vector<std::vector<std::uint8_t>> learned;
 };
 
 // Writes them in parts of `part_tokens` tokens, which may cut documents.
@@ -72,7 +72,7 @@ inline TokenManifest write_folder(const std::string& folder, const Expected& exp
       const auto id = static_cast<std::uint32_t>(expected.documents[d][i]);
       const auto* const bytes = reinterpret_cast<const std::byte*>(&id);
       part.tokens.insert(part.tokens.end(), bytes, bytes + width);
-      if (masked) part.learnt.push_back(expected.learnt[d][i]);
+      if (masked) part.learned.push_back(expected.learned[d][i]);
       if (i + 1 == expected.documents[d].size()) part.ends.push_back(part.tokens.size() / width);
       if (part.tokens.size() / width == part_tokens) flush();
     }
@@ -89,10 +89,10 @@ inline Expected random_documents(std::uint64_t seed, std::size_t count, std::int
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t length = 1 + random() % (random() % 8 == 0 ? 200 : 12);
     auto& document = out.documents.emplace_back();
-    auto& learnt = out.learnt.emplace_back();
+    auto& learned = out.learned.emplace_back();
     for (std::size_t k = 0; k < length; ++k) {
       document.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(vocab)));
-      learnt.push_back(random() % 3 == 0 ? 1 : 0);
+      learned.push_back(random() % 3 == 0 ? 1 : 0);
     }
   }
   return out;

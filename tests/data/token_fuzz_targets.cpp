@@ -55,7 +55,7 @@ std::vector<std::string> documents_by_parts(std::string_view text, bool jsonl, D
     UninitializedVector<std::byte> stored(tokens.bytes());
     tokens.copy(0, stored.size(), stored.data());
     tokens.tokens = std::move(stored);
-    must(!encoder.masked() || tokens.learnt.size() == tokens.tokens.size() / 2, "a mask", text);
+    must(!encoder.masked() || tokens.learned.size() == tokens.tokens.size() / 2, "a mask", text);
     std::size_t end = 0;
     for (std::size_t i = 0; i < tokens.tokens.size() / 2; ++i) {
       ids.push_back(std::to_integer<TokenId>(tokens.tokens[2 * i]) |

@@ -67,13 +67,13 @@ void run_token_fuzz(const std::string& kind, void (*target)(std::string_view)) {
                     kTokenInputs);
 }
 
-TEST(TokenFuzz, Manifests) { run_token_fuzz("tokens", fuzz_tokens); }
-TEST(TokenFuzz, States) { run_token_fuzz("prepare", fuzz_prepare); }
-TEST(TokenFuzz, Bins) { run_token_fuzz("bin", fuzz_bin); }
-TEST(TokenFuzz, Json) { run_token_fuzz("jsonl", fuzz_jsonl); }
-TEST(TokenFuzz, Lines) { run_token_fuzz("lines", fuzz_lines); }
-TEST(TokenFuzz, Texts) { run_token_fuzz("text", fuzz_text); }
-TEST(TokenFuzz, Packed) { run_token_fuzz("packed", fuzz_packed); }
+TEST(TokenFuzz, SurvivesManifests) { run_token_fuzz("tokens", fuzz_tokens); }
+TEST(TokenFuzz, SurvivesPrepareStates) { run_token_fuzz("prepare", fuzz_prepare); }
+TEST(TokenFuzz, SurvivesBinFiles) { run_token_fuzz("bin", fuzz_bin); }
+TEST(TokenFuzz, SurvivesJsonLines) { run_token_fuzz("jsonl", fuzz_jsonl); }
+TEST(TokenFuzz, SurvivesLines) { run_token_fuzz("lines", fuzz_lines); }
+TEST(TokenFuzz, SurvivesTexts) { run_token_fuzz("text", fuzz_text); }
+TEST(TokenFuzz, SurvivesCompressedFiles) { run_token_fuzz("packed", fuzz_packed); }
 
 }  // namespace
 }  // namespace tessera::data

@@ -97,8 +97,10 @@ TEST(TokenizerFuzz, SeedFileWithAPatternIsValid) {
   expect_good("split");
 }
 
-TEST(TokenizerFuzz, Files) { run_tokenizer_fuzz("tokenizer", fuzz_tokenizer, kInputs); }
-TEST(TokenizerFuzz, Texts) { run_tokenizer_fuzz("encode", fuzz_encode, kInputs); }
+TEST(TokenizerFuzz, SurvivesTokenizerFiles) {
+  run_tokenizer_fuzz("tokenizer", fuzz_tokenizer, kInputs);
+}
+TEST(TokenizerFuzz, SurvivesTexts) { run_tokenizer_fuzz("encode", fuzz_encode, kInputs); }
 
 }  // namespace
 }  // namespace tessera::data

@@ -181,19 +181,19 @@ TEST(SentencePiece, EncodesConversationsLikeTheirText) {
   const TokenId end = *tokenizer->find("</s>");
   const ChatTemplate plain("plain", *tokenizer, end);
   std::vector<TokenId> ids;
-  std::vector<std::uint8_t> learnt;
+  std::vector<std::uint8_t> learned;
   std::uint64_t bytes = 0;
-  ChatTemplate::Out out{ids, learnt, bytes};
+  ChatTemplate::Out out{ids, learned, bytes};
   plain.append(
       {{"user", "the fox"}, {"assistant", "a fox"}, {"user", "\n\nthe"}, {"assistant", "in"}},
       {.special = false}, out);
   EXPECT_EQ(ids,
             ids_of(*tokenizer,
                    "User: the fox\n\nAssistant: a fox</s>\n\nUser: \n\nthe\n\nAssistant: in</s>"));
-  ASSERT_EQ(learnt.size(), ids.size());
+  ASSERT_EQ(learned.size(), ids.size());
   std::vector<TokenId> said;
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (learnt[i] != 0) said.push_back(ids[i]);
+    if (learned[i] != 0) said.push_back(ids[i]);
   }
   EXPECT_EQ(tokenizer->decode(said), "a fox</s> in</s>");
 }

@@ -115,16 +115,16 @@ TEST(Windows, MatchTheReferenceForDocumentsAndMasks) {
         const std::int64_t at = begin + t, next = at + 1;
         const auto place = static_cast<std::size_t>(t);
         ASSERT_EQ(sample.ids[place], at < all ? at : 0);
-        bool learnt = next < all && (mask.empty() || mask[static_cast<std::size_t>(next)] != 0);
+        bool learned = next < all && (mask.empty() || mask[static_cast<std::size_t>(next)] != 0);
         if (how.separate && at < all) {
           const std::uint64_t own = data->document_at(static_cast<std::uint64_t>(at));
           if (next < all && data->document_at(static_cast<std::uint64_t>(next)) != own) {
-            learnt = false;
+            learned = false;
           }
           const auto start = static_cast<std::int64_t>(data->document(own).begin);
           ASSERT_EQ(sample.starts[place], std::max<std::int64_t>(0, start - begin));
         }
-        ASSERT_EQ(sample.targets[place], learnt ? next : kIgnored);
+        ASSERT_EQ(sample.targets[place], learned ? next : kIgnored);
       }
     }
   }

@@ -5,7 +5,7 @@
   examples_test.py save_and_load TESSERA PROGRAM
   examples_test.py tensor_parallel_block TESSERA PROGRAM
   examples_test.py three_d TESSERA PROGRAM
-  examples_test.py NAME TESSERA PROGRAM          likewise the other examples
+  examples_test.py NAME TESSERA PROGRAM          the same for the other examples
   examples_test.py explain_sync TESSERA
 """
 

@@ -139,7 +139,7 @@ TEST(MixtureOfExperts, SendsNoPaddingToExperts) {
   }
 }
 
-TEST(MixtureOfExperts, JitterIsOfTheSampleAndThePosition) {
+TEST(MixtureOfExperts, JitterDependsOnSampleAndPositionOnly) {
   Case of = base();
   of.layer.experts.jitter = 0.3;
   of.layer.experts.z_loss = 0.1;
@@ -240,7 +240,7 @@ TEST(MixtureOfExperts, ScalesTheGradientsOfTheLosses) {
   }
 }
 
-TEST(MixtureOfExperts, MovesTheSelectionBiasTowardsEvenUse) {
+TEST(MixtureOfExperts, MovesTheSelectionBiasTowardsEvenLoads) {
   Case of = base();
   of.layer.experts.selection_bias = true;
   of.layer.experts.bias_rate = 0.5;
@@ -275,7 +275,7 @@ TEST(MixtureOfExperts, NamesItsParametersInOrder) {
                        "shared.proj2.bias", "shared_gate.weight"}));
 }
 
-TEST(MixtureOfExperts, KeepsWhatItsCommentStates) {
+TEST(MixtureOfExperts, SavesTheDocumentedBytes) {
   memory::install();
   Case of = base();
   of.batch = 2;

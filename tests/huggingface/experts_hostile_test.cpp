@@ -114,7 +114,7 @@ TEST(HostileExperts, OtherFieldsAreRefusedByNameOrChangeNothing) {
   }
 }
 
-TEST(HostileExperts, MoreSelectedThanThereAreIsRefused) {
+TEST(HostileExperts, SelectingMoreExpertsThanExistIsRefused) {
   for (const char* const model : {"mixtral", "qwen3-moe", "dots1"}) {
     const ModelShape shape = small_shape(model);
     Json json = Json::parse(config_json(shape, "float32"));
@@ -238,7 +238,7 @@ TEST(HostileExperts, ExpertsBeyondTheirNumberAreExtra) {
 }
 
 // Some experts stacked and others separate.
-TEST(HostileExperts, AMixtureOfStoragesIsRefused) {
+TEST(HostileExperts, MixedStoragesAreRefused) {
   for (const char* const model : {"mixtral", "dots1"}) {
     const ModelShape shape = small_shape(model);
     const std::string problem = problem_with(shape, true, [&](Entries& entries) {

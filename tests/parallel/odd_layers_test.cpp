@@ -299,8 +299,8 @@ TEST(OddLayers, WrongNumberOfMicroBatchesChangesNothing) {
         std::vector<MicroBatch> batches = odd_batches(mesh, step);
         if (wrong) {
           const std::vector<MicroBatch> fewer(batches.begin(), batches.end() - 1);
-          const std::string told = error_of([&] { model.step(fewer); });
-          EXPECT_TRUE(contains(told, "got 3 micro-batches")) << told;
+          const std::string message = error_of([&] { model.step(fewer); });
+          EXPECT_TRUE(contains(message, "got 3 micro-batches")) << message;
         }
         const double loss = model.step(batches).loss;
         if (mesh.world().rank() == 0) losses[wrong ? 1 : 0].push_back(loss);

@@ -191,7 +191,7 @@ TEST(Parallelize, EveryMeshStageAndScheduleTrainsLikeOneProcess) {
 }
 
 // Every model chunk of a pipeline passes its buckets to the hook, and one of them is the last.
-TEST(Parallelize, ReduceHookThatAllReducesHasTheBitsOfNoHook) {
+TEST(Parallelize, AllReducingHookHasTheBitsOfNoHook) {
   for (const char* mesh : {"dp=2,tp=2", "dp=2,pp=2", "dp=3"}) {
     for (const int model_chunks : {1, 2}) {
       if (model_chunks > 1 && std::string(mesh) != "dp=2,pp=2") continue;
@@ -324,8 +324,8 @@ TEST(Parallelize, NamesMistakes) {
   list[2].name = list[1].name;
   EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "Two layers have the name"));
   list = layers(false);
-  list.back().tied["weight"] = {"nobody", "weight"};
-  EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "nobody"));
+  list.back().tied["weight"] = {"absent", "weight"};
+  EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "absent"));
   list = layers(false);
   list[1].make = [](const auto&) { return AnyModule(); };
   EXPECT_TRUE(contains(problem(list, "dp=1", options_of()), "returned an empty module"));

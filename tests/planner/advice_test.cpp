@@ -17,6 +17,7 @@
 #include "tessera/planner/fields.h"
 #include "tessera/planner/neighbors.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/plan_parts.h"
 #include "tessera/planner/search.h"
 #include "tests/planner/advised_case.h"
 #include "tests/planner/built_in.h"

@@ -93,7 +93,7 @@ struct Sizes {
   double cp, rows, heads, kv, sent_kv, d, e;
 };
 
-TEST(Context, SendsWhatTheFormulasSay) {
+TEST(Context, SendsTheBytesOfTheFormulas) {
   for_all([](const RunConfig& q, const Runner&) {
     const Sizes s(q);
     const double passes = q.recompute == Recompute::full ? 3 : 2;  // that send keys and values
@@ -140,7 +140,7 @@ TEST(Context, KeptBytesFallAsTheNumberOfRanksRises) {
   });
 }
 
-TEST(Context, KeepsWhatOneRankKeepsAndItsPartOfTheExchange) {
+TEST(Context, UlyssesKeepsOneRanksTensorsAndItsExchange) {
   for_all([](const RunConfig& q, const Runner& runner) {
     if (q.cp() == 1) return;
     const Sizes s(q);
@@ -199,7 +199,7 @@ TEST(Context, BackwardOfARingHoldsBlocksInTransit) {
   }
 }
 
-TEST(Context, SharesTheWorkOfALayer) {
+TEST(Context, DividesTheWorkOfALayer) {
   for_all([](const RunConfig& q, const Runner&) {
     if (q.cp() == 1) return;
     const auto flops = [](const RunConfig& run) {
@@ -288,7 +288,7 @@ TEST(Context, ChoosesTheKindByTheHeads) {
   EXPECT_TRUE(contains(of(2048, ContextKind::ring), "--cp"));
 }
 
-TEST(Context, OrdersPlaceItNextToTensorParallelism) {
+TEST(Context, AxisOrderPutsItNextToTensorParallelism) {
   const Axes axes{{Axis::tp, 2}, {Axis::cp, 4}, {Axis::dp_shard, 3}, {Axis::pp, 5}};
   const auto text = [&](const char* order) {
     std::string all;
@@ -315,7 +315,7 @@ TEST(Context, TopologyNamesTheRanksThatShareState) {
 }
 
 // Compares with members counted one by one.
-TEST(Context, PlacesTheRanksThatShareState) {
+TEST(Context, TopologyCountsRanksThatShareState) {
   for (const char* order : {"tp,cp,dp,pp", "cp,tp,dp,pp", "dp,cp,tp,pp", "cp,pp,tp,dp"}) {
     for (const int per_node : {1, 4, 8, 16}) {
       for (const int tp : {1, 2, 4}) {

@@ -52,7 +52,7 @@ RunConfig without_launches(RunConfig q) {
   return q;
 }
 
-TEST(ContextTime, RingWaitsForWhatAttentionDoesNotHide) {
+TEST(ContextTime, RingExposesTransfersLongerThanAttention) {
   bool hidden = false, exposed = false;
   for (const char* seq : {"4096", "16384", "131072"}) {
     for (const int cp : {2, 4, 8}) {
@@ -79,7 +79,7 @@ TEST(ContextTime, RingWaitsForWhatAttentionDoesNotHide) {
   EXPECT_TRUE(hidden && exposed);
 }
 
-TEST(ContextTime, NothingHidesAnAllToAll) {
+TEST(ContextTime, AllToAllsAreNotOverlapped) {
   for (const int cp : {2, 4, 8}) {
     const RunConfig q =
         without_launches(run_of("--model llama3-8b --hardware h100 --cp-kind ulysses --seq 32768 "
@@ -119,7 +119,7 @@ TEST(ContextTime, StepsAddUpAndLowerBoundsHold) {
   }
 }
 
-TEST(ContextSearch, ProposesItForLongSequencesOnly) {
+TEST(ContextSearch, ProposesCpForLongSequencesOnly) {
   const auto search_for = [](const std::string& flags) {
     SearchRequest ask = search_request(with_flags(RunConfig::for_plan(), flags), built_in());
     return search(ask);
@@ -140,7 +140,7 @@ TEST(ContextSearch, ProposesItForLongSequencesOnly) {
   }
 }
 
-TEST(ContextAdvice, SharesSequencesThatDoNotFit) {
+TEST(ContextAdvice, ProposesCpForSequencesThatDoNotFit) {
   const Plan plan =
       make_plan(settings_of("--model llama3-8b --hardware h100 --dp 8 --zero 3 --recompute full "
                             "--seq 1048576 --grad-accum 1"));
@@ -154,7 +154,7 @@ TEST(ContextAdvice, SharesSequencesThatDoNotFit) {
   EXPECT_TRUE(shorter.fits || contains(shorter.remedy, "--cp ")) << shorter.remedy;
 }
 
-TEST(ContextAdvice, SaysWhatGoesAcrossHosts) {
+TEST(ContextAdvice, ReportsTrafficBetweenHosts) {
   const Plan plan = make_plan(settings_of("--model llama3-8b --hardware h100 --cp 16 --seq 65536"));
   const bool said = std::any_of(plan.notes.begin(), plan.notes.end(), [](const std::string& note) {
     return contains(note, "cp 16 goes across hosts of 8 GPUs");

@@ -56,7 +56,7 @@ TEST(ExpertCosts, CountsActiveAndTotalParameters) {
 }
 
 // Written out for a layer, apart from the planner's programs.
-TEST(ExpertCosts, ExchangeIsTheFormula) {
+TEST(ExpertCosts, ExchangeEqualsTheFormula) {
   for (const char* mesh : {"--dp 8 --ep 2", "--dp 8 --ep 8", "--dp 16 --ep 16",
                            "--dp 4 --cp 2 --ep 8", "--dp 8 --ep 4 --tp 2 --pp 2 --grad-accum 4"}) {
     for (const char* recompute : {"none", "full"}) {
@@ -81,7 +81,7 @@ TEST(ExpertCosts, ExchangeIsTheFormula) {
   }
 }
 
-TEST(ExpertCosts, TimeOfTheExchangeIsThatOfItsLinks) {
+TEST(ExpertCosts, TimeOfTheExchangeFollowsFromItsLinks) {
   for (const char* mesh : {"--dp 8 --ep 8", "--dp 16 --ep 16", "--dp 16 --ep 4"}) {
     RunConfig q =
         expert_run(std::string("--model mixtral-8x7b --experts 16 --hardware h100 ") + mesh);
@@ -96,7 +96,7 @@ TEST(ExpertCosts, TimeOfTheExchangeIsThatOfItsLinks) {
   }
 }
 
-TEST(ExpertCosts, MemoryByEpIsThatOfThePlans) {
+TEST(ExpertCosts, MemoryByEpEqualsThatOfPlans) {
   for (const char* software : {"megatron", "tessera"}) {
     const std::string flags =
         std::string("--model mixtral-8x7b --hardware h100 --dp 16 --zero 1 ") + "--software " +
@@ -156,7 +156,7 @@ TEST(ExpertCosts, ImbalanceIsAtMostEp) {
   EXPECT_THROW(expert_run("--model gpt2-xl --expert-imbalance 1.5"), UsageError);
 }
 
-TEST(ExpertNotes, SayWhatIsUnusual) {
+TEST(ExpertNotes, ReportUnusualSettings) {
   const Plan across =
       make_plan(expert_settings("--model qwen3-30b-a3b --hardware h100 --dp 32 --ep 32"));
   EXPECT_TRUE(noted(across, "ep 32 goes across hosts of 8 GPUs"));
@@ -234,7 +234,7 @@ TEST(ExpertSearch, KeepsAGivenEpAndCountsTheRest) {
   EXPECT_GT(result.ruled_out.at("ep does not divide dp · cp"), 0);
 }
 
-TEST(ExpertSearch, ChoosesEpForTheMostExperts) {
+TEST(ExpertSearch, ChoosesALargeEpForManyExperts) {
   for (const char* model : {"mixtral-8x7b", "qwen3-30b-a3b"}) {
     const SearchResult result = expert_search(std::string("--hardware h100 --gpus 64 --zero 1 ") +
                                               "--global-batch 512 --model " + model);
@@ -268,7 +268,7 @@ TEST(ExpertSearch, ModelsWithoutExpertsHaveNone) {
   EXPECT_TRUE(compared);
 }
 
-TEST(ExpertLimits, KeepEpWhereItDivides) {
+TEST(ExpertLimits, KeepEpIfItDividesTheRanks) {
   const RunConfig q = expert_run("--model mixtral-8x7b --hardware h200 --dp 8 --ep 8 --zero 1");
   bool some = false;
   for (const BatchLimit& limit : largest_batches(q).rows) {
@@ -294,7 +294,7 @@ TEST(ExpertStages, CountCopiesOfTheWholeModel) {
 }
 
 // Each change of ep keeps the devices, and says so if the ranks are on several hosts.
-TEST(ExpertAdvice, IsWhatItSays) {
+TEST(ExpertAdvice, AchievesThePromisedGains) {
   int advised = 0, fitting = 0, across = 0;
   for (const char* model : {"mixtral-8x7b", "qwen3-30b-a3b", "deepseek-moe-16b"}) {
     for (const char* mesh :

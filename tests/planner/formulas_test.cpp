@@ -40,7 +40,7 @@ TEST(Pipeline, BubbleMatchesWorkedExamples) {
   EXPECT_NEAR(pipeline_time(2, 8, 0.120, 0.220), 3.060, 1e-12);
 }
 
-TEST(Activations, OfOneLayerMatchWorkedExamples) {
+TEST(Activations, LayersMatchWorkedExamples) {
   ActivationInput q{2048, 1, 12288, 96};
   const double sbh = 2048.0 * 12288;
   EXPECT_DOUBLE_EQ(layer_activation_bytes(q), sbh * (34 + 5.0 * 96 * 2048 / 12288));

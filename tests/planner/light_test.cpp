@@ -111,7 +111,7 @@ TEST(Light, PaddedRowsAreCounted) {
       const std::int64_t rows = (50257 + tp - 1) / tp;
       const std::int64_t padded = (rows + by - 1) / by * by;
       EXPECT_EQ(q.model.vocab, by > 1 ? padded * tp : 50257);
-      EXPECT_EQ(resolve(q).model.vocab, q.model.vocab) << "settled twice";
+      EXPECT_EQ(resolve(q).model.vocab, q.model.vocab) << "resolved twice";
       // The same run with an explicitly padded vocabulary.
       RunConfig whole = on_gpu(gpt, 1, 1024);
       whole.axes.set(Axis::tp, tp);

@@ -81,13 +81,13 @@ TEST(Memory, ParametersOfAllRanksAddUpToTheModel) {
   for (const ModelShape& shape : model_shapes()) {
     RunConfig q = RunConfig::for_plan();
     q.model = shape;
-    EXPECT_DOUBLE_EQ(params_on_rank(resolve(q), stage_shares(resolve(q))[0]), real(shape.params()))
+    EXPECT_DOUBLE_EQ(params_on_rank(resolve(q), chunk_layers(resolve(q))[0]), real(shape.params()))
         << shape.name;
     for (const int pp : {2, 3, 4}) {
       q.axes.set(Axis::pp, pp);
-      const RunConfig settled = resolve(q);
+      const RunConfig resolved = resolve(q);
       double sum = 0;
-      for (const auto& chunks : stage_shares(settled)) sum += params_on_rank(settled, chunks);
+      for (const auto& chunks : chunk_layers(resolved)) sum += params_on_rank(resolved, chunks);
       // A tied table is on the first and on the last rank.
       EXPECT_DOUBLE_EQ(sum, real(shape.params() + (shape.tied ? shape.vocab * shape.hidden : 0)));
     }
@@ -98,10 +98,10 @@ TEST(Memory, TensorParallelismShardsAllButNormsAndPositions) {
   for (const char* model : {"gpt3-6.7b", "llama3-8b"}) {
     RunConfig q = RunConfig::for_plan();
     q.model = find_model_shape(model);
-    const double whole = params_on_rank(resolve(q), stage_shares(resolve(q))[0]);
+    const double whole = params_on_rank(resolve(q), chunk_layers(resolve(q))[0]);
     for (const int tp : {2, 4, 8}) {
       q.axes.set(Axis::tp, tp);
-      const double part = params_on_rank(resolve(q), stage_shares(resolve(q))[0]);
+      const double part = params_on_rank(resolve(q), chunk_layers(resolve(q))[0]);
       EXPECT_GE(part, whole / tp);
       EXPECT_LT(part, 1.02 * whole / tp);
     }

@@ -26,7 +26,7 @@ RunConfig with(const std::function<void(RunConfig&)>& change, const char* model 
   return q;
 }
 
-TEST(Settle, FillsInOmittedSettings) {
+TEST(ResolvePlan, FillsInOmittedSettings) {
   RunConfig q = resolve(about("gpt2-xl"));
   EXPECT_EQ(q.seq, 1024);
   EXPECT_EQ(q.dp(), 1);
@@ -59,7 +59,7 @@ TEST(Settle, FillsInOmittedSettings) {
   EXPECT_EQ(resolve(q).nodes, 3);
 }
 
-TEST(Settle, IsIdempotent) {
+TEST(ResolvePlan, IsIdempotent) {
   for (const ModelShape& model : model_shapes()) {
     const RunConfig once = resolve(about(model.name.c_str()));
     const RunConfig twice = resolve(once);
@@ -72,7 +72,7 @@ TEST(Settle, IsIdempotent) {
 
 // Beyond its context, a model with dynamic rotary positions differs for every length. Training
 // refuses this, and so does the planner.
-TEST(Settle, RefusesDynamicRotaryPositionsBeyondTheContext) {
+TEST(ResolvePlan, RefusesDynamicRotaryPositionsBeyondTheContext) {
   const auto asked = [](std::int64_t seq, RotaryScaling::Kind kind) {
     return with(
         [&](RunConfig& w) {
@@ -94,7 +94,7 @@ TEST(Settle, RefusesDynamicRotaryPositionsBeyondTheContext) {
   }
 }
 
-TEST(Settle, PadsTheVocabularyOnlyWhenAsked) {
+TEST(ResolvePlan, PadsTheVocabularyOnlyWhenAsked) {
   EXPECT_EQ(resolve(about("gpt2-xl")).model.vocab, 50257);
   EXPECT_EQ(resolve(with([](RunConfig& w) { w.vocab_multiple = 128; })).model.vocab, 50304);
   const RunConfig q = resolve(
@@ -102,7 +102,7 @@ TEST(Settle, PadsTheVocabularyOnlyWhenAsked) {
   EXPECT_EQ(q.model.vocab, 50688);
 }
 
-TEST(Settle, SelectsInterleavedForSeveralChunks) {
+TEST(ResolvePlan, SelectsInterleavedForSeveralChunks) {
   const RunConfig q = resolve(with(
       [](RunConfig& w) { w.axes.set(Axis::pp, 2), w.chunks = 3, w.grad_accum = 4; }, "gpt2-124m"));
   EXPECT_EQ(q.schedule, ScheduleChoice::interleaved);
@@ -112,7 +112,7 @@ TEST(Settle, SelectsInterleavedForSeveralChunks) {
             2);
 }
 
-TEST(Settle, RefusesInvalidConfigurations) {
+TEST(ResolvePlan, RefusesInvalidConfigurations) {
   const std::vector<std::pair<const char*, std::function<void(RunConfig&)>>> cases = {
       {"--tp", [](RunConfig& q) { q.axes.set(Axis::tp, 0); }},
       {"--tp: got 2, which does not divide 25 heads",
@@ -151,13 +151,13 @@ TEST(Settle, RefusesInvalidConfigurations) {
   }
 }
 
-TEST(Settle, AcceptsUnusualButValidConfigurations) {
+TEST(ResolvePlan, AcceptsUnusualButValidConfigurations) {
   resolve(with([](RunConfig& q) { q.axes.set(Axis::pp, 8), q.grad_accum = 2; }));  // K < P
   resolve(with([](RunConfig& q) { q.axes.set(Axis::tp, 16); }, "gpt3-1.3b"));  // tp across hosts
 }
 
 // With the head included, no other split gives the busiest stage less work.
-TEST(Split, ByWorkIncludesTheHead) {
+TEST(Split, BalancesWorkIncludingTheHead) {
   for (const char* name : {"gpt2-124m", "gpt2-xl", "llama3-8b"}) {
     const ModelShape shape = find_model_shape(name);
     const double layer = static_cast<double>(shape.layer_params());
@@ -205,7 +205,7 @@ TEST(Split, ExplicitCountsMustCoverEveryLayerOnce) {
 }
 
 // Every layer once, embedding first, head last; in the same positions as in the schedule.
-TEST(StageShares, CoverTheModelOnce) {
+TEST(ChunkLayers, CoverTheModelOnce) {
   for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}) {
     for (int pp = 1; pp <= 16; ++pp) {
       RunConfig q = about("gpt2-xl");
@@ -213,7 +213,7 @@ TEST(StageShares, CoverTheModelOnce) {
       q.schedule = *find_named<ScheduleChoice>(name);
       q.grad_accum = 16;
       q = resolve(q);
-      const auto shares = stage_shares(q);
+      const auto shares = chunk_layers(q);
       const schedule::Schedule s = schedule::make(name, pp, 16, q.chunks);
       std::int64_t layers = 0, least = 1000, most = 0;
       int embeddings = 0, heads = 0;

@@ -26,14 +26,14 @@ TEST(State, MatchesWorkedExamples) {
   EXPECT_DOUBLE_EQ(gb("bf16", 3, 7e9, 8), 14);
 }
 
-TEST(State, OfSeventyBillionParametersByCategory) {
+TEST(State, MatchesSeventyBillionParametersByCategory) {
   const StateBytes bytes = state_bytes(parse_state_layout("bf16-nomaster"), 0, 70e9, 8);
   EXPECT_DOUBLE_EQ(bytes.params, 140 * kGB);
   EXPECT_DOUBLE_EQ(bytes.grads, 140 * kGB);
   EXPECT_DOUBLE_EQ(bytes.optimizer, 560 * kGB);
 }
 
-TEST(State, BytesPerParameter) {
+TEST(State, HasThePublishedBytesPerParameter) {
   EXPECT_DOUBLE_EQ(gb("bf16-nomaster", 1, 1e9, 8), 5);
   EXPECT_DOUBLE_EQ(gb("bf16-nomaster", 2, 1e9, 8), 3.25);
   EXPECT_DOUBLE_EQ(gb("bf16-nomaster", 3, 1e9, 8), 1.5);

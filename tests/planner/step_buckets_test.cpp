@@ -76,10 +76,10 @@ RunConfig asked(const char* model, int dp, int tp, int pp, int zero, double buck
   return q;
 }
 
-void expect_filled_alike(const RunConfig& settled, const std::string& what) {
-  const Step step = describe_step(settled);
-  for (int r = 0; r < settled.pp(); ++r) {
-    const auto want = filled(settled, {{Axis::pp, r}});
+void expect_filled_alike(const RunConfig& resolved, const std::string& what) {
+  const Step step = describe_step(resolved);
+  for (int r = 0; r < resolved.pp(); ++r) {
+    const auto want = filled(resolved, {{Axis::pp, r}});
     const std::vector<StepChunk>& chunks = step.chunks[static_cast<std::size_t>(r)];
     ASSERT_EQ(chunks.size(), want.size()) << what;
     for (std::size_t c = 0; c < want.size(); ++c) {
@@ -89,7 +89,7 @@ void expect_filled_alike(const RunConfig& settled, const std::string& what) {
       EXPECT_TRUE(std::is_sorted(ready.begin(), ready.end())) << what;
       EXPECT_GT(ready.front(), 0) << what;
       EXPECT_LE(ready.back(), 1) << what;
-      if (!settled.model.lora.any()) {
+      if (!resolved.model.lora.any()) {
         EXPECT_NEAR(ready.back(), 1, 1e-9) << what;
       }
       // Transfers of both the plan and the simulator.
@@ -119,7 +119,7 @@ TEST(StepBuckets, EqualTheEnginesBuckets) {
   }
 }
 
-TEST(StepBuckets, OfPipelineStagesEqualTheEnginesBuckets) {
+TEST(StepBuckets, EqualTheEnginesBucketsForPipelineStages) {
   for (const char* model : {"gpt2-124m", "llama2-7b"}) {
     for (const double bucket : {0.0, 1.0, 4e6, 1e9}) {
       for (const char* schedule : {"1f1b", "interleaved"}) {
@@ -131,7 +131,7 @@ TEST(StepBuckets, OfPipelineStagesEqualTheEnginesBuckets) {
   }
 }
 
-TEST(StepBuckets, OfAdaptersEqualTheEnginesBuckets) {
+TEST(StepBuckets, EqualTheEnginesBucketsForAdapters) {
   for (const char* model : {"gpt2-124m", "llama3-8b"}) {
     for (const int tp : {1, 2, 4}) {
       for (const double bucket : {0.0, 1.0, 2e5}) {
@@ -155,7 +155,7 @@ TEST(StepBuckets, HoldAtLeastOneParameter) {
 }
 
 // Too many buckets are grouped, with the same number of collectives and bytes.
-TEST(StepBuckets, OfVeryDeepModelsAreGrouped) {
+TEST(StepBuckets, VeryDeepModelsAreGrouped) {
   RunConfig q = asked("gpt2-124m", 4, 1, 1, 0, 1);
   q.model.layers = 300;
   q = resolve(q);
@@ -171,7 +171,7 @@ TEST(StepBuckets, OfVeryDeepModelsAreGrouped) {
 }
 
 // Software without units outside blocks sends the head's gradient first, as soon as it is computed.
-TEST(StepBuckets, OfOtherSoftwareBeginWithTheHead) {
+TEST(StepBuckets, OtherSoftwareStartsWithTheHead) {
   RunConfig q = asked("llama2-7b", 8, 1, 1, 0, 25e6);
   q.software = Software::megatron;
   q = resolve(q);

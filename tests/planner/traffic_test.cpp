@@ -197,7 +197,7 @@ TEST(PlanTraffic, EqualsThatOfARun) {
 
 // Gradients sent in 16 bits have half the bytes; low-rank gradients have r · (m + n) elements per
 // matrix. The plan and the run agree exactly without padding.
-TEST(PlanTraffic, OfCompressedGradientsEqualsThatOfARun) {
+TEST(PlanTraffic, CompressedGradientsSendTheBytesOfARun) {
   std::vector<ModelShape> shapes = {gpt_shape(4, 128, 8, 128, 32), find_model_shape("llama-tiny")};
   shapes[1].hidden = 128, shapes[1].ffn = 256, shapes[1].vocab = 128;
   for (const ModelShape& shape : shapes) {

@@ -74,7 +74,7 @@ TEST(Split, SplitsEqualLayersEvenly) {
   for (std::size_t s = 0; s < bounds.size(); ++s) EXPECT_EQ(bounds[s], static_cast<int>(12 * s));
 }
 
-TEST(Split, ByHandUsesTheGivenCounts) {
+TEST(Split, UsesGivenCounts) {
   EXPECT_EQ(split_by_hand({1, 3, 2}, 6, 3), (std::vector<int>{0, 1, 4, 6}));
   EXPECT_THROW(split_by_hand({1, 3, 2}, 7, 3), UsageError);
   EXPECT_THROW(split_by_hand({3, 3}, 6, 3), UsageError);

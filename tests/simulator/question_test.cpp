@@ -17,9 +17,9 @@ planner::RunConfig ask(const Given& given) {
   return planner::resolve(look_up(settings, planner::Catalog()));
 }
 
-Scenario scenario_of(const planner::RunConfig& settled) {
+Scenario scenario_of(const planner::RunConfig& resolved) {
   Scenario scenario;
-  static_cast<planner::Step&>(scenario) = planner::describe_step(settled);
+  static_cast<planner::Step&>(scenario) = planner::describe_step(resolved);
   return scenario;
 }
 

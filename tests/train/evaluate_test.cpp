@@ -105,54 +105,13 @@ TEST_F(Evaluate, DoesNotAffectTraining) {
   }
 }
 
-TEST_F(Evaluate, IsEqualOnEveryMeshFromAnyCheckpoint) {
-  const RunConfig run = config(2, 1, 1, 2);
-  const Trained trained = train_on(run, true, true);
+// Evaluates the model of a run on these meshes. Expects equal results, and returns them.
+Evaluation evaluate_on(const RunConfig& run, std::initializer_list<const char*> meshes) {
   data::DataOptions read;
   read.val_data = run.val_data;
   read.seq = 16;
   Evaluation wanted;
-  for (const char* mesh : {"dp=1", "dp=2", "tp=2", "pp=2", "tp=2,pp=2", "dp=2,tp=2", "cp=2", "cp=3",
-                           "cp=2,pp=2", "dp=2,cp=2,tp=2"}) {
-    over(static_cast<int>(Axes(mesh).world()), [&](const comm::Group& world) {
-      const auto files = open_model(run.save);
-      const auto source = data::validation_source(read);
-      EvaluateOptions options;
-      options.batch = 4;
-      const Evaluation got = evaluate(*files, *source, comm::Mesh(world, Axes(mesh)), options);
-      if (world.rank() != 0) return;
-      if (wanted.tokens == 0) wanted = got;
-      EXPECT_NEAR(got.loss(), wanted.loss(), 1e-6 * wanted.loss()) << mesh;
-      EXPECT_EQ(got.tokens, wanted.tokens);
-    });
-  }
-  // Each token but the first is predicted once, also in training batches.
-  EXPECT_EQ(wanted.tokens, static_cast<std::int64_t>(fs::file_size(run.val_data)) - 1);
-  EXPECT_NEAR(wanted.loss(), trained.evaluations.back(), 1e-6 * wanted.loss());
-  EXPECT_NEAR(wanted.perplexity(), std::exp(wanted.loss()), 1e-9);
-  // A token is a byte.
-  EXPECT_NEAR(wanted.bits_per_byte(), wanted.loss() / std::log(2.0), 1e-3);
-}
-
-// Replicas without a batch of their own must take part in the exchange of tokens.
-TEST_F(Evaluate, OfExpertsIsEqualOnEveryMesh) {
-  RunConfig run = config(2, 1, 1, 2);
-  run.axes.set(Axis::ep, 2);
-  run.experts = 5;
-  run.experts_per_token = 2;
-  run.expert_ffn = 24;
-  run.shared_expert_ffn = 8;
-  run.dense_layers = 1;
-  run.router_scores = RouterScores::sigmoid;
-  run.balance_bias_rate = 0.1;  // the biases select other experts
-  run.router_jitter = 0.3;      // in training only
-  const Trained trained = train_on(run, true, true);
-  data::DataOptions read;
-  read.val_data = run.val_data;
-  read.seq = 16;
-  Evaluation wanted;
-  for (const char* mesh : {"dp=1", "dp=2", "dp=2,ep=2", "dp=3,ep=3", "dp=4,ep=2", "cp=2,ep=2",
-                           "tp=2,dp=2,ep=2", "pp=2,dp=3,ep=3"}) {
+  for (const char* mesh : meshes) {
     over(static_cast<int>(Axes(mesh).world()), [&](const comm::Group& world) {
       const auto files = open_model(run.save);
       const auto source = data::validation_source(read);
@@ -165,6 +124,38 @@ TEST_F(Evaluate, OfExpertsIsEqualOnEveryMesh) {
       EXPECT_EQ(got.tokens, wanted.tokens) << mesh;
     });
   }
+  return wanted;
+}
+
+TEST_F(Evaluate, IsEqualOnEveryMeshFromAnyCheckpoint) {
+  const RunConfig run = config(2, 1, 1, 2);
+  const Trained trained = train_on(run, true, true);
+  const Evaluation wanted =
+      evaluate_on(run, {"dp=1", "dp=2", "tp=2", "pp=2", "tp=2,pp=2", "dp=2,tp=2", "cp=2", "cp=3",
+                        "cp=2,pp=2", "dp=2,cp=2,tp=2"});
+  // Each token but the first is predicted once, also in training batches.
+  EXPECT_EQ(wanted.tokens, static_cast<std::int64_t>(fs::file_size(run.val_data)) - 1);
+  EXPECT_NEAR(wanted.loss(), trained.evaluations.back(), 1e-6 * wanted.loss());
+  EXPECT_NEAR(wanted.perplexity(), std::exp(wanted.loss()), 1e-9);
+  // A token is a byte.
+  EXPECT_NEAR(wanted.bits_per_byte(), wanted.loss() / std::log(2.0), 1e-3);
+}
+
+// Replicas without a batch of their own must take part in the exchange of tokens.
+TEST_F(Evaluate, ModelsWithExpertsAreEqualOnEveryMesh) {
+  RunConfig run = config(2, 1, 1, 2);
+  run.axes.set(Axis::ep, 2);
+  run.experts = 5;
+  run.experts_per_token = 2;
+  run.expert_ffn = 24;
+  run.shared_expert_ffn = 8;
+  run.dense_layers = 1;
+  run.router_scores = RouterScores::sigmoid;
+  run.balance_bias_rate = 0.1;  // the biases select other experts
+  run.router_jitter = 0.3;      // in training only
+  const Trained trained = train_on(run, true, true);
+  const Evaluation wanted = evaluate_on(run, {"dp=1", "dp=2", "dp=2,ep=2", "dp=3,ep=3", "dp=4,ep=2",
+                                              "cp=2,ep=2", "tp=2,dp=2,ep=2", "pp=2,dp=3,ep=3"});
   EXPECT_EQ(wanted.tokens, static_cast<std::int64_t>(fs::file_size(run.val_data)) - 1);
   EXPECT_NEAR(wanted.loss(), trained.evaluations.back(), 1e-6 * wanted.loss());
 }

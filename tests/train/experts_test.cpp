@@ -28,14 +28,7 @@ RunConfig small(const std::string& model = "llama-tiny", std::int64_t experts = 
 }
 
 void expect_same_losses(const RunConfig& config) {
-  RunConfig one = config;
-  one.axes = Axes();
-  one.zero = 0;
-  one.micro_batch = kBatch;
-  one.sequence_parallel = false;
-  one.schedule = ScheduleChoice::one_f_one_b;
-  one.recompute = Recompute::none;
-  one.chunks = 0;
+  const RunConfig one = in_one_process(config);
   static std::map<std::string, Outcomes> known;
   const std::string key =
       str(one.model_name, " ", one.experts, " ", one.shared_expert_ffn, " ", one.dense_layers, " ",
@@ -124,7 +117,7 @@ TEST(Experts, MuonTrainsEachExpertAsAMatrix) {
   }
 }
 
-TEST(Experts, TheBiasEvensTheUse) {
+TEST(Experts, SelectionBiasBalancesTheLoads) {
   RunConfig config = on_cut(small("llama-tiny", 8), {.dp = 2, .ep = 2}, 1);
   config.steps = 60;
   config.balance_loss = 0;

@@ -290,16 +290,16 @@ TEST_F(Feeding, OnlyResponsesHaveTargets) {
     config.last_batch = LastBatch::pad;
     const Resolved resolved = resolve(config, 2);
     const auto source = make_source(config, resolved);
-    std::int64_t learnt = 0;
+    std::int64_t learned = 0;
     for (std::int64_t i = 0; i < resolved.total_samples; ++i) {
       const data::Batch batch = source->batch(static_cast<std::uint64_t>(i), 1);
-      learnt += batch.predicted;
+      learned += batch.predicted;
       for (std::int64_t t = 0; t < batch.targets.size(1); ++t) {
         const auto target = batch.targets[0][t].item<data::Token>();
         EXPECT_TRUE(target == data::kIgnored || target == 'r' || target == 256) << target;
       }
     }
-    EXPECT_GT(learnt, 60);
+    EXPECT_GT(learned, 60);
     for (const double loss : losses(config)) EXPECT_TRUE(std::isfinite(loss));
     EXPECT_EQ(source->notes().empty(), config.pack == Packing::documents);
     EXPECT_TRUE(

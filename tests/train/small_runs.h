@@ -64,6 +64,18 @@ inline void on_ranks(const RunConfig& config, const std::function<void(Trainer&,
   });
 }
 
+// Returns the same run in one process, with all samples of a step in one micro-batch.
+inline RunConfig in_one_process(RunConfig config) {
+  config.axes = Axes();
+  config.zero = 0;
+  config.micro_batch = kBatch;
+  config.sequence_parallel = false;
+  config.schedule = ScheduleChoice::one_f_one_b;
+  config.recompute = Recompute::none;
+  config.chunks = 0;
+  return config;
+}
+
 struct Outcomes {
   std::vector<StepMetrics> steps;  // of rank 0
   std::vector<Summary> summaries;  // of all ranks

@@ -1,5 +1,5 @@
-// The view of context parallelism: what is drawn, where, and that its numbers are those of the
-// command line.
+// The view of context parallelism: its shapes, their positions, and its numbers, which must equal
+// those of the command line.
 import { execFileSync } from "node:child_process";
 import fs from "node:fs";
 import { check, expect, json, same, until } from "./harness.mjs";

@@ -270,7 +270,7 @@ TEST(Misuse, TrainedParametersMayBeFrozenAndUnfrozen) {
 }
 
 TEST(Misuse, ConstructionNamesSettingsThatDifferBetweenRanks) {
-  const auto told = [](const std::function<void(Options&)>& change) {
+  const auto message = [](const std::function<void(Options&)>& change) {
     std::vector<std::string> errors(2);
     over(2, [&](const comm::Group& group) {
       Options options = with(0);
@@ -282,15 +282,15 @@ TEST(Misuse, ConstructionNamesSettingsThatDifferBetweenRanks) {
     EXPECT_EQ(errors[0], errors[1]);
     return errors[0];
   };
-  const std::string lr = told([](Options& options) { options.optimizer = SGD{.lr = 0.25}; });
+  const std::string lr = message([](Options& options) { options.optimizer = SGD{.lr = 0.25}; });
   EXPECT_TRUE(contains(lr, "rank 1 ")) << lr;
   EXPECT_TRUE(contains(lr, "sgd (lr 0.25,")) << lr;
   EXPECT_TRUE(contains(lr, "sgd (lr 0.1,")) << lr;
-  const std::string rule = told([](Options& options) { options.optimizer = AdamW{}; });
+  const std::string rule = message([](Options& options) { options.optimizer = AdamW{}; });
   EXPECT_TRUE(contains(rule, "adamw (lr 0.001, beta1 0.9,")) << rule;
-  const std::string clip = told([](Options& options) { options.clip_norm = 2.5; });
+  const std::string clip = message([](Options& options) { options.clip_norm = 2.5; });
   EXPECT_TRUE(contains(clip, "has clip_norm 2.5 where rank 0 has clip_norm 0")) << clip;
-  const std::string policy = told([](Options& options) {
+  const std::string policy = message([](Options& options) {
     options.policy = [](const std::string& name, const at::Tensor& param) {
       ParamPolicy policy = default_policy(name, param);
       if (name == "layers.2.weight") policy.lr_scale = 0.5;
@@ -298,14 +298,14 @@ TEST(Misuse, ConstructionNamesSettingsThatDifferBetweenRanks) {
     };
   });
   EXPECT_TRUE(contains(policy, "policy of \"layers.2.weight\": lr_scale 0.5")) << policy;
-  const std::string torchs = told([](Options& options) {
+  const std::string torchs = message([](Options& options) {
     options.optimizer = TorchOptimizer([](std::vector<torch::optim::OptimizerParamGroup> groups) {
       return std::make_unique<torch::optim::Adam>(std::move(groups),
                                                   torch::optim::AdamOptions(0.5));
     });
   });
   EXPECT_TRUE(contains(torchs, "torch::optim::Adam (lr 0.5, weight_decay 0,")) << torchs;
-  EXPECT_EQ(told([](Options&) {}), "");
+  EXPECT_EQ(message([](Options&) {}), "");
 }
 
 // After the error the step can be repeated with equal settings.

@@ -13,7 +13,7 @@
 namespace tessera::zero {
 namespace {
 
-std::string told(const std::function<void()>& call) {
+std::string message(const std::function<void()>& call) {
   try {
     call();
   } catch (const UsageError& error) {
@@ -23,7 +23,7 @@ std::string told(const std::function<void()>& call) {
 }
 
 void expect_error(const std::function<void()>& call, const std::string& what_to_do) {
-  EXPECT_NE(told(call).find(what_to_do), std::string::npos) << told(call);
+  EXPECT_NE(message(call).find(what_to_do), std::string::npos) << message(call);
 }
 
 TEST(PassState, ErrorsOfCallsOutOfOrderNameTheCallToMake) {

@@ -48,7 +48,7 @@ TEST(Reading, ReturnsNewValuesAfterAStep) {
           one_step(train, 2 * round + static_cast<std::uint64_t>(group.rank()), kWidth);
           const at::NoGradGuard no_grad;
           std::vector<at::Tensor> read;
-          const std::string told = error_of([&] {
+          const std::string message = error_of([&] {
             for (const at::Tensor& p : net->parameters()) read.push_back(p.clone());
           });
           std::ostringstream file;
@@ -58,11 +58,11 @@ TEST(Reading, ReturnsNewValuesAfterAStep) {
             archive.save_to(file);
           });
           const bool must_succeed = stage == 0 || !overlap;
-          EXPECT_EQ(told.empty(), told_by_save.empty()) << told << told_by_save;
-          if (must_succeed || told.empty()) {
-            EXPECT_EQ(told, "") << "stage " << stage;
+          EXPECT_EQ(message.empty(), told_by_save.empty()) << message << told_by_save;
+          if (must_succeed || message.empty()) {
+            EXPECT_EQ(message, "") << "stage " << stage;
           } else {
-            EXPECT_TRUE(contains(told, "synchronize()")) << told;
+            EXPECT_TRUE(contains(message, "synchronize()")) << message;
             EXPECT_TRUE(contains(told_by_save, "synchronize()")) << told_by_save;
           }
           train.synchronize();

@@ -43,7 +43,7 @@ Case without_hook(Case run) {
   return run;
 }
 
-TEST(ReduceHook, ThatAllReducesHasTheBitsOfNoHook) {
+TEST(ReduceHook, AllReducingHookHasTheBitsOfNoHook) {
   for (const char* net : {"mlp", "tied", "odd", "conv"}) {
     for (const int ranks : {2, 3, 4}) {
       for (const std::int64_t bucket : {0, 64}) {

@@ -93,7 +93,7 @@ TEST(Features, ReadingAParameterOfAReshardedUnitThrows) {
 std::vector<std::string> told_of_other_model(
     const std::function<void(torch::nn::Sequential)>& fill,
     const std::function<void(torch::nn::Sequential)>& other, int stage) {
-  std::vector<std::string> told(3);
+  std::vector<std::string> message(3);
   over(3, [&](const comm::Group& group) {
     torch::nn::Sequential net;
     (group.rank() == 1 ? other : fill)(net);
@@ -102,10 +102,10 @@ std::vector<std::string> told_of_other_model(
     try {
       Engine(net.ptr(), group, options);
     } catch (const UsageError& error) {
-      told[static_cast<std::size_t>(group.rank())] = error.what();
+      message[static_cast<std::size_t>(group.rank())] = error.what();
     }
   });
-  return told;
+  return message;
 }
 
 TEST(Features, NamesModelsThatDifferBetweenRanks) {
@@ -153,14 +153,15 @@ TEST(Features, NamesModelsThatDifferBetweenRanks) {
   };
   for (const int stage : {0, 3}) {
     for (const Variant& variant : variants) {
-      for (const std::string& told : told_of_other_model(plain, variant.fill, stage)) {
-        EXPECT_NE(told.find("different models"), std::string::npos) << told;
-        EXPECT_NE(told.find("rank 1 "), std::string::npos) << told;
-        EXPECT_NE(told.find(" has " + variant.there + " where"), std::string::npos) << told;
-        EXPECT_NE(told.find(" rank 0 has " + variant.here), std::string::npos) << told;
+      for (const std::string& message : told_of_other_model(plain, variant.fill, stage)) {
+        EXPECT_NE(message.find("different models"), std::string::npos) << message;
+        EXPECT_NE(message.find("rank 1 "), std::string::npos) << message;
+        EXPECT_NE(message.find(" has " + variant.there + " where"), std::string::npos) << message;
+        EXPECT_NE(message.find(" rank 0 has " + variant.here), std::string::npos) << message;
       }
     }
-    for (const std::string& told : told_of_other_model(plain, plain, stage)) EXPECT_EQ(told, "");
+    for (const std::string& message : told_of_other_model(plain, plain, stage))
+      EXPECT_EQ(message, "");
   }
 }
 
@@ -175,9 +176,9 @@ TEST(Features, RejectsAParameterOnAnotherDeviceByName) {
     Engine(std::make_shared<Split>(), comm::Group());
     ADD_FAILURE() << "was accepted";
   } catch (const UsageError& error) {
-    const std::string told = error.what();
-    EXPECT_NE(told.find("\"there\" is on meta"), std::string::npos) << told;
-    EXPECT_NE(told.find("\"here\" is on cpu"), std::string::npos) << told;
+    const std::string message = error.what();
+    EXPECT_NE(message.find("\"there\" is on meta"), std::string::npos) << message;
+    EXPECT_NE(message.find("\"here\" is on cpu"), std::string::npos) << message;
   }
 }
 
@@ -213,8 +214,8 @@ TEST(Features, RejectedModelIsUnchanged) {
   auto own = std::make_shared<OwnImpl>();
   torch::nn::Sequential net(own);
   torch::autograd::impl::set_post_acc_grad_hooks(own->weight, std::make_unique<NoHook>());
-  const std::string told = error_of([&] { Engine(net.ptr(), comm::Group()); });
-  EXPECT_NE(told.find("\"0.weight\" has a post-accumulate hook"), std::string::npos) << told;
+  const std::string message = error_of([&] { Engine(net.ptr(), comm::Group()); });
+  EXPECT_NE(message.find("\"0.weight\" has a post-accumulate hook"), std::string::npos) << message;
   EXPECT_EQ(&net->at<OwnImpl>(0), own.get());
   torch::autograd::impl::set_post_acc_grad_hooks(own->weight, nullptr);
   Engine engine(net.ptr(), comm::Group());

@@ -162,10 +162,10 @@ TEST(Start, DetectsDifferentInitialSourcesOnRanks) {
 }
 
 TEST(Start, RejectsParametersWithoutMemoryOrValues) {
-  const std::string told =
+  const std::string message =
       error_of([] { DataParallel<Tower>(Tower(false), comm::Group(), Options{.stage = 2}); });
-  EXPECT_NE(told.find("\"head\" has no memory"), std::string::npos) << told;
-  EXPECT_NE(told.find("Options::initial"), std::string::npos) << told;
+  EXPECT_NE(message.find("\"head\" has no memory"), std::string::npos) << message;
+  EXPECT_NE(message.find("Options::initial"), std::string::npos) << message;
 }
 
 // Layers that initialize themselves, made one at a time: each rank keeps only its shards.
@@ -230,8 +230,9 @@ TEST(Start, DetectsDifferentOrMissingInitialShards) {
     shards.take(*layer, "layer0");
     Options options = start_options(3, Gather::copy, "fp32");
     options.initial = shards.source();
-    const std::string told = error_of([&] { DataParallel<Tower>(Tower(false), group, options); });
-    EXPECT_NE(told.find("\"head\" was not taken"), std::string::npos) << told;
+    const std::string message =
+        error_of([&] { DataParallel<Tower>(Tower(false), group, options); });
+    EXPECT_NE(message.find("\"head\" was not taken"), std::string::npos) << message;
   });
 }
 
@@ -265,12 +266,12 @@ TEST(Start, RejectsDifferentSeedsOnRanksIfTheyAreUsed) {
   over(2, [](const comm::Group& group) {
     Options options;
     options.seed = static_cast<std::uint64_t>(group.rank());
-    const auto told = [&] {
+    const auto message = [&] {
       return error_of([&] { Engine(std::make_shared<Mlp>(), group, options); });
     };
-    EXPECT_EQ(told(), "");                                 // no random numbers are used
+    EXPECT_EQ(message(), "");                              // no random numbers are used
     options.layout = parse_state_layout("bf16-nomaster");  // rounds stochastically
-    const std::string noise = told();
+    const std::string noise = message();
     EXPECT_TRUE(contains(noise, "seed 1")) << noise;
   });
 }

@@ -33,7 +33,7 @@ void HierarchicalTransport::large(const Collective& call) {
       return exchange(
           call, call.counts ? gather_counts(call) : CountMatrix::of_shards(call.count, ranks()));
     case Op::broadcast: return broadcast(call);
-    default: throw Error("a call without data has no large form");
+    default: throw Error("this call has no data, so it is never staged in pieces");
   }
 }
 

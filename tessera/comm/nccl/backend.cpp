@@ -314,10 +314,10 @@ class NcclBackend final : public Backend {
     Collective gather =
         bytes_call(Op::all_gather, own, rows->data(), rows->size(), -1, "agreement over nccl");
     agreements_.charge(gather, ranks, rank());
-    const Work told = host_->submit(std::move(gather), {.keep = rows});
+    const Work gathering = host_->submit(std::move(gather), {.keep = rows});
     return [=, group = name(), agreed = agreed_, what = describe(call), label = call.label] {
       try {
-        hear(told, number, what, group);
+        wait_for_records(gathering, number, what, group);
         std::vector<Record> records(as_size(ranks));
         CountMatrix counts(ranks);
         for (int r = 0; r < ranks; ++r) {
@@ -335,10 +335,10 @@ class NcclBackend final : public Backend {
     };
   }
 
-  static void hear(const Work& told, std::uint64_t number, const std::string& call,
-                   const std::string& group) {
+  static void wait_for_records(const Work& gathering, std::uint64_t number, const std::string& call,
+                               const std::string& group) {
     try {
-      told.wait();
+      gathering.wait();
     } catch (const PeerError& error) {
       throw PeerError(
           str("#", number, " ", call, " of group ", group, " over nccl: ", error.what()),
@@ -415,8 +415,8 @@ class NcclBackend final : public Backend {
     return [=, own = rank(), group = name(), number = submission.number,
             what = describe(submission.call)] {
       try {
-        hear(sent, number, what, group);
-        hear(got, number, what, group);
+        wait_for_records(sent, number, what, group);
+        wait_for_records(got, number, what, group);
         if (!sending && number == 1) channel->id = headers->got.id;
         const Record& send = (sending ? headers->sent : headers->got).record;
         const Record& recv = (sending ? headers->got : headers->sent).record;

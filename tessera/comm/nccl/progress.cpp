@@ -36,7 +36,7 @@ NcclProgress::Item::Item(std::shared_ptr<State> owner, Submission what, bool int
       events(state->events->take(into_graph)) {}
 
 void NcclProgress::Item::wait() {
-  spin_until([this] { return settled.load(std::memory_order_acquire); });
+  spin_until([this] { return issued_or_ended.load(std::memory_order_acquire); });
   {
     std::unique_lock lock(state->mutex);
     state->changed.wait(lock, [this] { return issued || ended; });
@@ -78,9 +78,9 @@ LaunchTurn::Lock NcclProgress::State::take_turn(Channel& channel, const Submissi
   } catch (const PeerError& error) {
     // Fails the whole group, because a late note for this turn would be mistaken for the next
     // one's.
-    const PeerError told(str(describe(&submission), " over nccl: ", error.what()), error.rank());
-    fail(std::make_exception_ptr(told));
-    throw told;
+    const PeerError failure(str(describe(&submission), " over nccl: ", error.what()), error.rank());
+    fail(std::make_exception_ptr(failure));
+    throw failure;
   }
   if (!lock) {
     const std::lock_guard held(mutex);
@@ -145,7 +145,7 @@ void NcclProgress::State::launch(Channel& channel, const std::shared_ptr<Item>& 
       end(*next, error, dropped);
     } else {
       next->issued = true;
-      next->settled.store(true, std::memory_order_release);
+      next->issued_or_ended.store(true, std::memory_order_release);
       channel.in_flight.push_back(next);
       wake_watchdog();
     }

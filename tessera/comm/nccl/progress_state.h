@@ -77,8 +77,8 @@ struct NcclProgress::Item final : WorkState {
   std::shared_ptr<const DeviceClock::Anchor> anchor;  // set if submission.ran is set
   bool issued = false;  // it is on the GPU, and `finished` is recorded after it
   bool ended = false;
-  std::atomic<bool> settled{false};  // issued or ended, readable without the lock
-  Clock::time_point since;           // time at which it was issued
+  std::atomic<bool> issued_or_ended{false};  // readable without the lock
+  Clock::time_point since;                   // time at which it was issued
   std::exception_ptr error;
 };
 
@@ -145,18 +145,18 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
   // may run arbitrary code.
   struct Dropped {
     std::vector<std::shared_ptr<void>> kept;
-    std::vector<std::function<void()>> told;
+    std::vector<std::function<void()>> callbacks;
     bool empty() const { return kept.empty(); }
     void let_go() {
-      for (const auto& tell : told) tell();
-      told.clear();
+      for (const auto& callback : callbacks) callback();
+      callbacks.clear();
       kept.clear();
     }
   };
   void end(Item& which, std::exception_ptr error, Dropped& dropped) {
     which.ended = true;
     which.error = std::move(error);
-    which.settled.store(true, std::memory_order_release);
+    which.issued_or_ended.store(true, std::memory_order_release);
     dropped.kept.push_back(std::move(which.submission.keep));
   }
 
@@ -168,7 +168,7 @@ struct NcclProgress::State : std::enable_shared_from_this<State> {
     context.meter->busy(time);
     if (!which.submission.ran || !which.anchor) return;
     const Clock::time_point begin = which.anchor->when(events_of.begun);
-    dropped.told.push_back(
+    dropped.callbacks.push_back(
         [ran = std::move(which.submission.ran), begin, time] { ran(begin, begin + time); });
   }
 

@@ -1,4 +1,4 @@
-#include "tessera/parallel/token_share.h"
+#include "tessera/parallel/rank_tokens.h"
 
 #include <ATen/ops/constant_pad_nd.h>
 
@@ -11,9 +11,9 @@ namespace tessera::parallel {
 namespace {
 
 // Appends tokens to a tensor of whole rows [B, T, …], so that ranks get equal parts.
-at::Tensor padded(const at::Tensor& rows, const TokenShare& share, const at::Scalar& value) {
+at::Tensor padded(const at::Tensor& rows, const RankTokens& here, const at::Scalar& value) {
   const std::int64_t missing =
-      padded_tokens(rows.size(1), share.part.parts, share.shards) - rows.size(1);
+      padded_tokens(rows.size(1), here.part.parts, here.shards) - rows.size(1);
   if (missing == 0) return rows;
   std::vector<std::int64_t> pad(static_cast<std::size_t>(2 * (rows.dim() - 2)), 0);
   pad.insert(pad.end(), {0, missing});
@@ -56,8 +56,8 @@ MicroBatch on_device(const MicroBatch& batch, c10::Device device) {
   return moved;
 }
 
-MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share) {
-  if (share.part.parts == 1) return batch;
+MicroBatch tokens_of(const MicroBatch& batch, const RankTokens& here) {
+  if (here.part.parts == 1) return batch;
   const std::int64_t tokens = tokens_of_rows(batch);
   const auto own = [&](const at::Tensor& rows, const char* what, const at::Scalar& pad) {
     if (!rows.defined()) return rows;
@@ -67,14 +67,14 @@ MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share) {
                        " of a micro-batch is ", rows.sizes(),
                        ". All must be [batch, tokens, …] with equal tokens."));
     }
-    const std::int64_t whole = padded_tokens(tokens, share.part.parts, share.shards);
+    const std::int64_t whole = padded_tokens(tokens, here.part.parts, here.shards);
     if (pad.toLong() != 0 && whole != tokens && rows.is_floating_point()) {
       throw UsageError(tessera::str("Targets of type ", c10::toString(rows.scalar_type()),
                                     " cannot be padded, so their ", tokens,
                                     " tokens must be a multiple of ",
-                                    padded_tokens(1, share.part.parts, share.shards), "."));
+                                    padded_tokens(1, here.part.parts, here.shards), "."));
     }
-    return nn::tokens_of(share.part, padded(rows, share, pad));
+    return nn::tokens_of(here.part, padded(rows, here, pad));
   };
   MicroBatch mine = batch;
   mine.input = own(batch.input, "input", 0);
@@ -83,23 +83,23 @@ MicroBatch tokens_of(const MicroBatch& batch, const TokenShare& share) {
   return mine;
 }
 
-std::shared_ptr<nn::Pass> pass_for(const MicroBatch& batch, const TokenShare& share,
+std::shared_ptr<nn::Pass> pass_for(const MicroBatch& batch, const RankTokens& here,
                                    c10::Device device) {
-  if (!batch.document_starts.defined() && share.part.parts == 1) return nullptr;
+  if (!batch.document_starts.defined() && here.part.parts == 1) return nullptr;
   auto pass = std::make_shared<nn::Pass>();
-  pass->part = share.part;
+  pass->part = here.part;
   pass->row_tokens = tokens_of_rows(batch);
   at::Tensor starts = batch.document_starts;
   // The padding is a document of its own.
-  if (starts.defined() && share.part.parts > 1) starts = padded(starts, share, starts.size(1));
+  if (starts.defined() && here.part.parts > 1) starts = padded(starts, here, starts.size(1));
   nn::with_documents(*pass, starts, device);
   return pass;
 }
 
-std::shared_ptr<const nn::Pass> evaluation_pass(const MicroBatch& batch, const TokenShare& share,
+std::shared_ptr<const nn::Pass> evaluation_pass(const MicroBatch& batch, const RankTokens& here,
                                                 c10::Device device) {
   std::shared_ptr<const nn::Pass> open = nn::current_pass();
-  std::shared_ptr<const nn::Pass> own = pass_for(batch, share, device);
+  std::shared_ptr<const nn::Pass> own = pass_for(batch, here, device);
   if (!own) return open;
   if (!batch.document_starts.defined() && open && open->document_starts.defined()) {
     throw UsageError(
