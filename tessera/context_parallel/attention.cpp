@@ -101,7 +101,7 @@ at::Tensor attention(const Axis& axis, const at::Tensor& qkv, std::int64_t heads
   } else {
     check_ulysses(axis, {heads, kv_heads}, subject);
   }
-  // Nothing to exchange; a differentiable tensor of the right size.
+  // There is nothing to exchange. Returns a differentiable tensor of the right size.
   if (qkv.numel() == 0) {
     return qkv.narrow(2, 0, qkv.size(2) / (heads + 2 * kv_heads) * heads).clone();
   }

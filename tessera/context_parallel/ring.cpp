@@ -171,7 +171,7 @@ class Forward {
   }
 
  private:
-  // `first`: of these queries. Otherwise combines it with the result over the keys before.
+  // `first`: the first result of these queries. Otherwise combines it with that of earlier keys.
   static void add(const nn::PartialAttention& more, const at::Tensor& out, const at::Tensor& lse,
                   bool first) {
     if (first) {

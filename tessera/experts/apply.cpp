@@ -23,10 +23,10 @@ using torch::autograd::tensor_list;
 struct ApplyState : torch::CustomClassHolder {
   ApplyState(ExpertsCall c, at::Tensor e) : call(std::move(c)), experts(std::move(e)) {}
   ExpertsCall call;
-  at::Tensor experts;  // only until forward has used it
+  at::Tensor experts;  // released by forward
 };
 
-// Pairs that are sent, by row: token, and place in the weights.
+// Returns the token of each pair that is sent, by row.
 at::Tensor tokens_of_pairs(const at::Tensor& order, std::int64_t k) {
   return order.floor_divide(k);
 }

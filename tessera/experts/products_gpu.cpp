@@ -99,8 +99,8 @@ at::Tensor multiply_groups(const at::Tensor& a, const at::Tensor& b, const at::T
   return out;
 }
 
-// Passes on the gradients of one parameter of each expert, [experts, …]: to the engine's places, or
-// as `results`, of which expert e has number 4 · e.
+// Writes the gradients of one parameter of each expert, [experts, …], to the engine's places, or
+// sets them in `results`: that of expert e has index 4 · e.
 void put(const std::vector<ExpertParams>& experts, at::Tensor ExpertParams::*which,
          const at::Tensor& gradients, at::Tensor* results) {
   std::vector<at::Tensor> places;

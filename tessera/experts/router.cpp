@@ -97,7 +97,7 @@ tensor_list selection(const at::Tensor& x, const at::Tensor& weight, const at::T
     const auto capacity = static_cast<std::int64_t>(std::ceil(options.capacity * mean));
     steps.drop(experts, counts.before, capacity, call);
   }
-  // Those of this rank, without the dropped pairs.
+  // Pairs that this rank sends to each expert, without the dropped ones.
   at::Tensor sent;
   if (options.capacity > 0) {
     const at::Tensor kept = experts.masked_fill(experts.lt(0), kNotRouted);
@@ -120,7 +120,7 @@ struct Route : torch::autograd::Function<Route> {
     state->sums = weighed.sums;
     const bool balances = call.experts.balance_loss != 0;
     ctx->save_for_backward({x, weight, chosen[0], chosen[1], balances ? chosen[2] : at::Tensor()});
-    // Without the results, which backward does not need.
+    // The state has the call only, because backward does not need the results.
     ctx->saved_data["state"] = c10::IValue::make_capsule(c10::make_intrusive<RouterState>(call));
     ctx->set_materialize_grads(false);
     return {weighed.weights, weighed.loss};
@@ -153,7 +153,7 @@ struct Route : torch::autograd::Function<Route> {
     if (ctx->needs_input_grad(0)) {
       dx = at::mm(wide, weight.to(at::kFloat));
       if (call.jitter.size != 0) {
-        // The factors are the input of ones.
+        // The input step, applied to ones, returns the factors.
         dx.mul_(steps.input(at::ones_like(x, x.options().dtype(at::kFloat)), call));
       }
       dx = dx.to(x.scalar_type());
