@@ -1,6 +1,6 @@
 // Controls and memory categories that several views share.
 import type { ComponentChildren } from "preact";
-import { useContext } from "preact/hooks";
+import { useContext, useState } from "preact/hooks";
 import type { Memory } from "../responses";
 import { furtherSettings, type Setting, useAbout, useRequest } from "../api";
 import { bytes, count, INTEGER, NUMBER, withDefault } from "../format";
@@ -197,8 +197,9 @@ export function ModelFields({
 function Further({ settings, field }: { settings: Setting[]; field: (name: string) => FieldProps }) {
   const error = useContext(FieldError);
   const set = settings.some((s) => field(s.name).value !== "" || error?.field === s.name);
+  const [opened, setOpened] = useState(false); // stays open when a setting is removed
   return (
-    <details class="further" open={set}>
+    <details class="further" open={set || opened} onToggle={(e) => setOpened(e.currentTarget.open)}>
       <summary>Experts</summary>
       {settings.map((s) =>
         s.choices.length > 0 ? (
