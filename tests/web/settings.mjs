@@ -104,6 +104,25 @@ export async function checkSettings({ tessera, dashboard, open }) {
     same(await note.count(), 0, "notes of a single rank");
   });
 
+  await check("an axis that the server adds has a control in every view with a model", async () => {
+    const other = await open({ reducedMotion: "reduce" });
+    await other.route("**/api/about", async (route) => {
+      const about = await (await route.fetch()).json();
+      const setting = { name: "xp", group: "Parallelism", type: "INT", default: "1", help: "a new axis", choices: [], least: 1 };
+      await route.fulfill({ json: { ...about, axes: [...about.axes, "xp"], settings: [...about.settings, setting] } });
+    });
+    for (const [view, query] of [["memory", "by=model"], ["scaling", ""], ["context", ""], ["plan", "top=10"], ["trace", ""], ["questions", ""]]) {
+      await go(other, dashboard.address, view, query);
+      const sent = other.waitForRequest((r) => r.method() === "POST" && r.postDataJSON()?.xp === 1);
+      await other.locator('[data-field="xp"] input[type="range"]').press("ArrowRight");
+      await sent;
+      const reason = await other.waitForSelector('[data-field="xp"] .reason'); // no planner has it
+      expect((await reason.textContent()).includes("xp"), `${view}: ${await reason.textContent()}`);
+      same(await other.locator('details [data-field="xp"]').count(), 0, `${view}: among the experts`);
+    }
+    await other.context().close();
+  });
+
   await check("labels of an axis are whole", async () => {
     await page.addInitScript(() => {
       window.labels = [];
