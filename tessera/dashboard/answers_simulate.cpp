@@ -131,7 +131,7 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
   const double overhead = ask.number("overhead", 0.05, 0, 1);
   const double jitter = ask.number("jitter", 0, 0, 2);
   const bool overlap = ask.flag("overlap", true);
-  const double bandwidth = ask.number("bandwidth", 0, 0, 1e15);
+  const double bandwidth = ask.number("bandwidth", 0, 1, 1e15);
   const auto most = ask.integer("max_dp", 4096, 1, 4096);
   const auto dp_given = ask.integer("dp", 1, 1, 1 << 20);  // a row besides the powers of two
   planner::RunConfig settings = ask.settings();

@@ -53,7 +53,7 @@ Json scaling_body() {
   return {{"overhead", number(0, 1, "c of the simple law 1/(1 + c log2 N)")},
           {"jitter", number(0, 2, "spread of computing times")},
           {"overlap", truth("overlap communication with computation")},
-          {"bandwidth", number(0, 1e15, "bytes/s of an adapter; 0: the hardware's")},
+          {"bandwidth", number(1, 1e15, "bytes/s of an adapter; absent: the hardware's")},
           {"max_dp", integer(1, 4096, "largest dp")}};
 }
 

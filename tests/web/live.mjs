@@ -133,7 +133,7 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
 
   if (torch) {
     await check("live follows a real run that is killed and resumed", async () => {
-      const metrics = path.join(runs, "real.jsonl");
+      const metrics = path.join(runs, "resumed.jsonl");
       const args = [
         "train",
         "--model",
@@ -171,8 +171,8 @@ export async function checkLive({ tessera, torch, dashboard, open, runs, picture
         60000,
       );
       await go(page, dashboard.address, "live");
-      await page.locator(".runs label", { hasText: "real" }).waitFor();
-      const id = await idOf(dashboard, "real");
+      await page.locator(".runs label", { hasText: "resumed" }).waitFor();
+      const id = await idOf(dashboard, "resumed");
       await go(page, dashboard.address, "live", `runs=${id}`);
       const before = await until(
         "its steps",

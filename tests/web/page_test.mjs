@@ -39,9 +39,11 @@ const { chromium } = await import("playwright-core");
 const { checkAccess } = await import("./access.mjs");
 const { checkCalculators } = await import("./calculators.mjs");
 const { checkContext } = await import("./context.mjs");
+const { checkEveryView } = await import("./every_view.mjs");
 const { checkExperts } = await import("./experts.mjs");
 const { checkExport } = await import("./export.mjs");
 const { checkLive } = await import("./live.mjs");
+const { checkOverfit } = await import("./overfit.mjs");
 const { checkPlans } = await import("./plans.mjs");
 const { checkRunViews } = await import("./run_views.mjs");
 const { checkSettings } = await import("./settings.mjs");
@@ -98,9 +100,11 @@ const suites = {
   context: checkContext,
   experts: checkExperts,
   access: checkAccess,
+  every_view: checkEveryView,
   live: checkLive,
   sync: checkSync,
   run_views: checkRunViews,
+  overfit: checkOverfit,
 };
 const chosen = options.only?.split(",") ?? Object.keys(suites);
 for (const name of chosen) {

@@ -1,6 +1,7 @@
 // Views of runs, on a dashboard of their own: the trace, runs whose ranks or servers are killed,
 // curves and their axes, and many runs at once.
 import fs from "node:fs";
+import net from "node:net";
 import path from "node:path";
 import {
   check,
@@ -25,13 +26,13 @@ const lines = (from, to, more = () => ({})) =>
   Array.from({ length: to - from + 1 }, (_, i) => line(from + i, more(from + i))).join("");
 const begins = (config, more = {}) => ({ start: { run: config, steps: 1000, ...more } });
 
-const figure = (page, name) => page.textContent(`[data-figure="${name}"]`);
+export const figure = (page, name) => page.textContent(`[data-figure="${name}"]`);
 const stateOf = (page) => figure(page, "state");
-const chartOf = (page, title) =>
+export const chartOf = (page, title) =>
   page.locator(".card", { has: page.getByRole("heading", { name: title, exact: true }) });
 
 // Moves the keyboard cursor of a chart to its end and returns the announced values.
-async function valuesAtEnd(card) {
+export async function valuesAtEnd(card) {
   await card.locator(".u-over").waitFor();
   await card.locator(".chart").focus();
   await card.locator(".chart").press("End");
@@ -40,7 +41,7 @@ async function valuesAtEnd(card) {
 
 // Returns the heights, from 0 (top) to 1, of the highest and the lowest pixel of a palette color
 // in the column at `at` of the plot.
-const heights = (card, name, at) =>
+export const heights = (card, name, at) =>
   card.locator(".chart").evaluate(
     (chart, [color, where]) => {
       const canvas = chart.querySelector("canvas");
@@ -243,6 +244,30 @@ async function checkConnection(page, dashboard, runs) {
     expect((await row.textContent()).includes("failed"), "the list agrees");
   });
 
+  await check("150 half-sent requests do not keep the page from opening", async () => {
+    const { hostname, port } = new URL(dashboard.address);
+    const sockets = await Promise.all(
+      Array.from(
+        { length: 150 },
+        () =>
+          new Promise((done) => {
+            const socket = net.connect(Number(port), hostname, () => {
+              socket.write("GET /api/runs HTTP/1.1\r\nHost: 127");
+              done(socket);
+            });
+            socket.on("error", () => done(socket));
+          }),
+      ),
+    );
+    const began = performance.now();
+    await go(page, dashboard.address, "memory");
+    const took = performance.now() - began;
+    const waiting = sockets.filter((s) => !s.destroyed && s.readyState === "open").length;
+    note(`the page opened after ${Math.round(took)} ms, beside ${waiting} half-sent requests`);
+    expect(waiting > 0, "the server closed all of them first");
+    for (const socket of sockets) socket.destroy();
+  });
+
   await check("thirty runs at once are all shown, without 503", async () => {
     for (let i = 0; i < 30; i++)
       fs.writeFileSync(path.join(runs, `many${i}.jsonl`), lines(1, 5 + i));
@@ -394,6 +419,9 @@ async function checkKilledRank({ tessera, open, servers }, dashboard, runs) {
     await page.locator('[data-figure="state"]').waitFor();
     await until("the run", async () => (await stateOf(page)) === "running", 60000);
     expect(await page.locator(".runs input").isChecked(), "the run is selected");
+    await until("the time left of 100,000 steps", async () =>
+      / (min|h|days)$/.test(await figure(page, "eta").catch(() => "")),
+    );
     await stream;
     process.kill(rankOf(run.pid, 1), "SIGKILL");
     const began = performance.now();

@@ -23,6 +23,7 @@ export async function checkSettings({ tessera, dashboard, open }) {
       ["scaling", "", "jitter", "7 %", "jitter", "0.07", "7%"],
       ["scaling", "", "bandwidth", "500 MB/s", "bandwidth", "0.5"],
       ["scaling", "bandwidth=5", "bandwidth", "hardware default", "bandwidth", null],
+      ["scaling", "price_per_hour=3", "price_per_hour", "$9 (default)", "price_per_hour", null, "$2 (default)"],
       ["memory", "", "params", "350M", "params", "350000000"],
       ["memory", "", "params", "1,300,000,000", "params", "1300000000", "1.3B"],
       ["memory", "by=model&model=gpt2-xl&seq=512", "seq", "", "seq", null, "1024 (default)"],
@@ -57,6 +58,10 @@ export async function checkSettings({ tessera, dashboard, open }) {
     for (const [view, field, text, chart, message, good] of [
       ["collectives", "bytes", "500 apples", ".ring", /"500 apples".*example: 500 MB/s, "1 MB"],
       ["scaling", "jitter", "300%", ".chart", /got 3; must be a number from 0 to 2/, "5%"],
+      ["scaling", "dp", "0x10", ".chart", /0x10/, "16"],
+      ["scaling", "dp", "0.5", ".chart", /got 0.5/, "16"],
+      ["scaling", "bandwidth", "1e999", ".chart", /1e999/, "5 GB/s"],
+      ["scaling", "bandwidth", "0", ".chart", /got 0/, "5 GB/s"],
       ["memory", "dp", "1e999", ".bars", /1e999/, "4"],
       ["pipeline", "chunks", "2000", ".card:has-text('Interleaved') .gantt", /got 2000/, "3"],
     ]) {
@@ -87,6 +92,35 @@ export async function checkSettings({ tessera, dashboard, open }) {
     await until("the message", async () => (await page.textContent(".banner")) === message);
     await go(page, dashboard.address, "plan", "sort=size&compare=false");
     expect((await page.textContent(".banner")).startsWith("sort: got size; must be one of "), "order of rows");
+  });
+
+  await check("the trace states how many ranks it draws, if it draws fewer", async () => {
+    const note = page.locator(".card.pinned > header .note");
+    await go(page, dashboard.address, "trace", "trace_ranks=4");
+    same(await note.textContent(), "one rank: the others do the same", "equal ranks");
+    await go(page, dashboard.address, "trace", "trace_ranks=4&jitter=0.1");
+    same(await note.count(), 0, "notes if ranks differ");
+    await go(page, dashboard.address, "trace", "trace_ranks=4&dp=1&zero=0");
+    same(await note.count(), 0, "notes of a single rank");
+  });
+
+  await check("an axis that the server adds has a control in every view with a model", async () => {
+    const other = await open({ reducedMotion: "reduce" });
+    await other.route("**/api/about", async (route) => {
+      const about = await (await route.fetch()).json();
+      const setting = { name: "xp", group: "Parallelism", type: "INT", default: "1", help: "a new axis", choices: [], least: 1 };
+      await route.fulfill({ json: { ...about, axes: [...about.axes, "xp"], settings: [...about.settings, setting] } });
+    });
+    for (const [view, query] of [["memory", "by=model"], ["scaling", ""], ["context", ""], ["plan", "top=10"], ["trace", ""], ["questions", ""]]) {
+      await go(other, dashboard.address, view, query);
+      const sent = other.waitForRequest((r) => r.method() === "POST" && r.postDataJSON()?.xp === 1);
+      await other.locator('[data-field="xp"] input[type="range"]').press("ArrowRight");
+      await sent;
+      const reason = await other.waitForSelector('[data-field="xp"] .reason'); // no planner has it
+      expect((await reason.textContent()).includes("xp"), `${view}: ${await reason.textContent()}`);
+      same(await other.locator('details [data-field="xp"]').count(), 0, `${view}: among the experts`);
+    }
+    await other.context().close();
   });
 
   await check("labels of an axis are whole", async () => {
@@ -183,6 +217,7 @@ export async function checkSettings({ tessera, dashboard, open }) {
     for (const [view, query, text] of [
       ["scaling", "overhead=0", /Diminishing returns(beyond DP \d+|none up to DP 4096)/],
       ["scaling", "", /Where the curves diverge/],
+      ["scaling", "", /Inter-node bandwidth/],
       ["memory", "", /usable on h100: 82\.61 of 85\.52 GB/],
       ["memory", "", /Highlight stage/],
     ]) {

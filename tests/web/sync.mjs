@@ -102,6 +102,14 @@ export async function checkSync({ dashboard, open, torch }) {
         expect(begin <= end, `${what} of ${name} ends on a rank before it begins on another`);
       }
     }
+    // At the defaults buckets are reduced while backward continues, and only with overlap.
+    for (const name of ["bucketed", "overlapped"])
+      for (let rank = 0; rank < first.ranks; rank++) {
+        const own = first.way(name).spans.filter((s) => s.rank === rank);
+        const ends = Math.max(...own.filter((s) => s.what === "backward").map((s) => s.end));
+        const early = own.filter((s) => s.lane === "comm" && s.begin < ends).length;
+        expect(early > 0 === (name === "overlapped"), `${name}, rank ${rank}: ${early} collectives begin before backward ends at ${ends}`);
+      }
     let found = 0;
     for (const name of Object.keys(TITLES)) found += await checkLanes(page, first, name);
     expect(found > 0, "no collective is wide enough to check");

@@ -112,11 +112,11 @@ export const TIME = unit(
 );
 export const MONEY = unit(money, { "": 1 }, "2.5");
 export const POWER = unit((v) => `${v} W`, { "": 1, W: 1, kW: 1000 }, "700 W");
-// Adds the empty value, printed as `text`.
+// Adds the empty value, printed as `text`. A default that was printed for other settings is read too.
 export const withDefault = (unit: Unit, text: string): Unit => ({
   ...unit,
   show: (value) => (value === "" ? text : unit.show(value)),
-  read: (typed) => (["", "default", text].includes(typed) ? "" : unit.read(typed)),
+  read: (typed) => (["", text].includes(typed) || /\bdefault\)?$/.test(typed) ? "" : unit.read(typed)),
 });
 export const INTEGER = unit(String, { "": 1 }, "2048");
 export const NUMBER = unit(String, { "": 1 }, "1.25");

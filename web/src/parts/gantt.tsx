@@ -2,6 +2,7 @@
 // micro-batches whose activations the GPU holds. A dark base marks the passes of later chunks.
 import { plain, share } from "../format";
 import { useWidth } from "./frame";
+import { useValues } from "./save";
 
 interface Pass {
   kind: string;
@@ -50,6 +51,13 @@ export function Gantt({ schedule, longest, most }: Props) {
   const base = (chunk: number) =>
     chunk === 0 ? 0 : Math.max(3, (0.4 * (row - 2) * chunk) / (schedule.chunks - 1));
   const tall = row * schedule.ranks;
+  useValues(ref, () => ({
+    label: schedule.schedule,
+    heads: ["GPU", "pass", "micro-batch", "chunk", "begin", "end"],
+    rows: schedule.actions.flatMap((passes, gpu) =>
+      passes.map((p) => [gpu, p.kind, p.micro, p.chunk, p.begin, p.end]),
+    ),
+  }));
   return (
     <div ref={ref} class="gantt">
       {width > 0 && (

@@ -7,6 +7,7 @@ import { color, theme } from "../theme";
 import { axisColor } from "./axes";
 import { drawnBy, Recorder } from "./drawing";
 import { useWidth } from "./frame";
+import { useValues } from "./save";
 
 const ROW = 20;
 const GAP = 8;
@@ -142,6 +143,12 @@ export function Lanes({ spans, label, until, shown = "", onShown }: Props) {
       return { width, height: tall, shapes: pen.shapes };
     });
   }, [rows, range, width, tone]);
+
+  useValues(box, () => ({
+    label,
+    heads: ["rank", "lane", "what", "begin", "end"],
+    rows: spans.map((s) => [s.rank, s.lane, s.what, s.begin, s.end]),
+  }));
 
   const at = (event: { offsetX: number; offsetY: number }): Span | undefined => {
     let y = AXIS;

@@ -2,7 +2,8 @@
 import type { Stage } from "../responses";
 import { bytes, ticks } from "../format";
 import { useWidth } from "./frame";
-import { pieces } from "./model";
+import { MEMORY_PARTS, pieces } from "./model";
+import { useValues } from "./save";
 
 interface Props {
   stages: Stage[];
@@ -26,6 +27,18 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
   const y = (v: number) => top + (tall - top) * (1 - v / scale);
   const slot = Math.max(1, (width - left) / stages.length);
   const wide = Math.min(slot * 0.6, 150);
+  const narrow = slot < 105; // short texts
+  useValues(ref, () => ({
+    label: "Memory of one GPU by stage",
+    heads: ["stage", ...MEMORY_PARTS.map(([, what]) => what), "total", "with estimates", "fits"],
+    rows: stages.map((s) => [
+      s.name,
+      ...pieces(s.memory).map(([, , v]) => v),
+      s.memory.total,
+      s.needed,
+      s.fits ? "yes" : "no",
+    ]),
+  }));
   return (
     <div ref={ref} class="bars">
       {width > 0 && (
@@ -113,12 +126,12 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                       text-anchor="middle"
                       data-needed={s.needed}
                     >
-                      {`≈ ${bytes(s.needed)}`}
+                      {`≈ ${bytes(narrow ? Number(s.needed.toPrecision(3)) : s.needed)}`}
                     </text>
                   </>
                 )}
                 <text
-                  class={`${slot < 105 ? "middling" : "big"}${s.fits ? "" : " bad"}`}
+                  class={`${narrow ? "middling" : "big"}${s.fits ? "" : " bad"}`}
                   x={x}
                   y={y(s.memory.total) - 8}
                   text-anchor="middle"
@@ -137,14 +150,16 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                   text-anchor="middle"
                 >
                   {from == null
-                    ? slot < 105
+                    ? narrow
                       ? "never"
                       : "never fits"
                     : from <= 1
-                      ? slot < 105
+                      ? narrow
                         ? "any DP"
                         : "fits at any DP"
-                      : `${slot < 105 ? "" : "fits "}from DP ${from}`}
+                      : narrow
+                        ? `DP ≥ ${from}`
+                        : `fits from DP ${from}`}
                 </text>
               </g>
             );

@@ -1,6 +1,6 @@
 // Controls and memory categories that several views share.
 import type { ComponentChildren } from "preact";
-import { useContext } from "preact/hooks";
+import { useContext, useState } from "preact/hooks";
 import type { Memory } from "../responses";
 import { furtherSettings, type Setting, useAbout, useRequest } from "../api";
 import { bytes, count, INTEGER, NUMBER, withDefault } from "../format";
@@ -174,7 +174,11 @@ export function ModelFields({
   children?: ComponentChildren;
 }) {
   const by = field("by");
-  const further = furtherSettings(useAbout());
+  const about = useAbout();
+  const further = furtherSettings(about);
+  const axes = further.filter((s) => about?.axes.includes(s.name));
+  const others = further.filter((s) => !axes.includes(s));
+  const fieldOf = field as (name: string) => FieldProps;
   return (
     <>
       <Segments
@@ -186,9 +190,8 @@ export function ModelFields({
       {by.value === "model" && <ModelChoice label="Name" {...field("model")} />}
       {by.value === "shape" && <ShapeFields field={field} />}
       {by.value === "config" && <ConfigField {...field("config")} />}
-      {by.value !== "size" && further.length > 0 && (
-        <Further settings={further} field={field as (name: string) => FieldProps} />
-      )}
+      {by.value !== "size" && others.length > 0 && <Further settings={others} field={fieldOf} />}
+      {by.value !== "size" && axes.map((s) => <SettingControl key={s.name} setting={s} field={fieldOf} />)}
     </>
   );
 }
@@ -197,30 +200,27 @@ export function ModelFields({
 function Further({ settings, field }: { settings: Setting[]; field: (name: string) => FieldProps }) {
   const error = useContext(FieldError);
   const set = settings.some((s) => field(s.name).value !== "" || error?.field === s.name);
+  const [opened, setOpened] = useState(false); // stays open when a setting is removed
   return (
-    <details class="further" open={set}>
+    <details class="further" open={set || opened} onToggle={(e) => setOpened(e.currentTarget.open)}>
       <summary>Experts</summary>
-      {settings.map((s) =>
-        s.choices.length > 0 ? (
-          <Choice
-            key={s.name}
-            label={titleOf(s)}
-            {...field(s.name)}
-            options={[["", defaultOf(s)], ...s.choices.map((c): [string, string] => [c, c])]}
-            hint={s.help}
-          />
-        ) : (
-          <Slider
-            key={s.name}
-            label={titleOf(s)}
-            {...field(s.name)}
-            stops={stopsOf(s)}
-            unit={withDefault(s.type === "INT" ? INTEGER : NUMBER, defaultOf(s))}
-            hint={s.help}
-          />
-        ),
-      )}
+      {settings.map((s) => (
+        <SettingControl key={s.name} setting={s} field={field} />
+      ))}
     </details>
+  );
+}
+
+function SettingControl({ setting: s, field }: { setting: Setting; field: (name: string) => FieldProps }) {
+  const shared = { label: titleOf(s), hint: s.help, ...field(s.name) };
+  return s.choices.length > 0 ? (
+    <Choice {...shared} options={[["", defaultOf(s)], ...s.choices.map((c): [string, string] => [c, c])]} />
+  ) : (
+    <Slider
+      {...shared}
+      stops={stopsOf(s)}
+      unit={withDefault(s.type === "INT" ? INTEGER : NUMBER, defaultOf(s))}
+    />
   );
 }
 const titleOf = (s: Setting): string => {

@@ -1,6 +1,6 @@
 // Saves a card: its picture as SVG or PNG, its tables and curves as CSV or JSON. The names of the
 // files have the view, the card and the settings that differ from the defaults.
-import { useRef } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { route } from "../route";
 import { DRAWN, drawingOf, pngOf, readDrawing, svgText } from "./drawing";
 
@@ -15,6 +15,15 @@ const values = new WeakMap<Element, () => Rows>();
 export function valuesBy(element: HTMLElement, read: () => Rows): void {
   element.dataset.values = "";
   values.set(element, read);
+}
+
+// As valuesBy(), for the element of a component.
+export function useValues(ref: { current: HTMLElement | null }, read: () => Rows): void {
+  const latest = useRef(read);
+  latest.current = read;
+  useEffect(() => {
+    if (ref.current) valuesBy(ref.current, () => latest.current());
+  }, []);
 }
 
 const textOf = (element: Element): string =>
@@ -132,6 +141,7 @@ export function Save({ title }: { title: string }) {
             class="small"
             data-save={kind}
             data-rows={kind === "csv" || kind === "json" ? "" : undefined}
+            hidden={kind === "csv" || kind === "json"}
             aria-label={`${kind.toUpperCase()}: ${title}`}
             onClick={() => void save(kind)}
           >

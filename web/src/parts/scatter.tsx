@@ -4,8 +4,7 @@ import { bytes, count, ticks } from "../format";
 import { axisColor, useAxes, usedAxes } from "./axes";
 import { useWidth } from "./frame";
 import { tokensRange } from "./plan_details";
-
-const TALL = 270;
+import { useValues } from "./save";
 
 // Color of a dot: the last axis that is used.
 const outermost = (used: string[]): string => axisColor(used.at(-1) ?? "dp");
@@ -37,20 +36,31 @@ export function Scatter({
 }) {
   const [ref, width] = useWidth<HTMLDivElement>();
   const axes = useAxes();
+  const tall = width < 400 ? 200 : 270;
   const left = 58;
   const xs = between(plans.map((p) => p.memory.total));
   const chosen = plans[pick];
   const range = chosen && tokensRange(chosen);
   const ys = between([...plans.map((p) => p.tokens_per_s ?? 0), ...(range ?? [])]);
   const x = (v: number) => left + (width - left - 22) * part(v, xs);
-  const y = (v: number) => TALL - (TALL - 18) * part(v, ys);
+  const y = (v: number) => tall - (tall - 18) * part(v, ys);
+  useValues(ref, () => ({
+    label: "Plans",
+    heads: [...axes, "zero", "memory", "tokens/s"],
+    rows: plans.map((p) => [
+      ...axes.map((axis) => Number((p.question as unknown as Record<string, unknown>)[axis] ?? 1)),
+      p.question.zero,
+      p.memory.total,
+      p.tokens_per_s ?? null,
+    ]),
+  }));
   return (
     <div ref={ref} class="scatter">
       {width > 0 && (
         <svg
           width={width}
-          height={TALL + 40}
-          viewBox={`0 0 ${width} ${TALL + 40}`}
+          height={tall + 40}
+          viewBox={`0 0 ${width} ${tall + 40}`}
           role="img"
           aria-label={`${plans.length} plans, memory and tokens/s; the table below lists the same plans`}
         >
@@ -63,11 +73,11 @@ export function Scatter({
             </g>
           ))}
           {xs.map((v) => (
-            <text key={v} class="soft" x={x(v)} y={TALL + 18} text-anchor="middle">
+            <text key={v} class="soft" x={x(v)} y={tall + 18} text-anchor="middle">
               {bytes(v)}
             </text>
           ))}
-          <text class="soft" x={width} y={TALL + 36} text-anchor="end">
+          <text class="soft" x={width} y={tall + 36} text-anchor="end">
             memory per GPU →
           </text>
           <text class="soft" x={left} y={10}>

@@ -1,5 +1,7 @@
 // State held by each rank: a full replica or a shard of parameters, gradients and optimizer state.
+import { useRef } from "preact/hooks";
 import type { Stage } from "../responses";
+import { useValues } from "./save";
 
 interface Props {
   stage: Stage;
@@ -15,8 +17,18 @@ export function Shards({ stage, owners, parameters }: Props) {
     ["grads", stage.sharded.grads],
     ["optimizer", stage.sharded.optimizer],
   ] as const;
+  const box = useRef<HTMLDivElement>(null);
+  useValues(box, () => ({
+    label: "First and last parameter of the shard of each rank",
+    heads: ["rank", ...kinds.flatMap(([kind]) => [`${kind} from`, `${kind} to`])],
+    rows: owners.map((o) => [
+      o.dp_rank,
+      ...kinds.flatMap(([, sharded]) => (sharded ? [o.first, o.last] : [0, parameters])),
+    ]),
+  }));
   return (
     <div
+      ref={box}
       class="strips"
       role="img"
       aria-label={`${stage.name}: ${kinds.map(([k, s]) => `${k} ${s ? "sharded" : "replicated"}`).join(", ")}`}

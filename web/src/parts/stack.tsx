@@ -1,5 +1,7 @@
 // Horizontal stacked bars: a single one, or several on a common scale.
 import type { ComponentChildren } from "preact";
+import { useRef } from "preact/hooks";
+import { useValues } from "./save";
 
 export type Piece = readonly [color: string, what: string, size: number | null | undefined];
 type Show = (size: number | null | undefined) => string;
@@ -46,8 +48,14 @@ export interface Bar {
 }
 export function Bars({ rows, show }: { rows: readonly Bar[]; show: Show }) {
   const most = Math.max(1e-12, ...rows.map((r) => Math.max(sum(r.pieces), r.reach ?? 0)));
+  const box = useRef<HTMLDivElement>(null);
+  useValues(box, () => ({
+    label: "bars",
+    heads: ["name", ...(rows[0]?.pieces.map(([, what]) => what) ?? [])],
+    rows: rows.map((r) => [r.name, ...r.pieces.map(([, , size]) => size ?? null)]),
+  }));
   return (
-    <div class="hbars">
+    <div ref={box} class="hbars">
       {rows.map((r) => (
         <div key={r.name} class={r.mark ? "bad" : undefined} data-row={r.name}>
           <b>

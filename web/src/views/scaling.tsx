@@ -62,15 +62,17 @@ export function ScalingView() {
   const { at, plan, field } = useFields("scaling", DEFAULTS, modelOfPlan);
   const { dp, bandwidth, tokens: _tokens, price_per_hour: _price, watts: _watts, ...rest } = at;
   // The response has the powers of two; another dp is requested.
-  const swept = Number.isInteger(Math.log2(Number(dp))) && Number(dp) <= Number(at.max_dp);
+  const swept = /^[1-9]\d*$/.test(dp) && Number.isInteger(Math.log2(Number(dp))) && Number(dp) <= Number(at.max_dp);
   const body: Record<string, unknown> = requestBody({
     ...plan.others,
     ...modelBody(at),
     ...shapeless(rest),
     dp: swept ? "" : dp,
   });
-  if (bandwidth !== "")
-    body.bandwidth = isNaN(Number(bandwidth)) ? bandwidth : Number(bandwidth) * 1e9;
+  if (bandwidth !== "") {
+    const given = requestBody({ bandwidth }).bandwidth; // text if it is not a number
+    body.bandwidth = typeof given === "number" ? given * 1e9 : bandwidth;
+  }
   const { data, error, busy } = useRequest<ScalingResponse>("api/scaling", body);
   const cost = useCost(at, at.hardware, data?.gpus ?? [], data?.simulated.throughput ?? []);
   const rows = data && cost.data?.rows.length === data.dp.length ? cost.data.rows : [];

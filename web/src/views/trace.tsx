@@ -84,6 +84,9 @@ export function TraceView() {
   const t = simulated ? response.data?.time : undefined;
   const exposed = useExposed(t);
   const axes = useAxes().filter((axis) => axis !== "dp_replicate");
+  const drawnRanks = new Set(spans?.map((s) => s.rank)).size;
+  const world = Number(at.dp) * Number(at.cp) * Number(at.tp) * Number(at.pp);
+  const fewer = simulated && drawnRanks > 0 && drawnRanks < Math.min(world, Number(at.trace_ranks));
 
   return (
     <View
@@ -185,7 +188,11 @@ export function TraceView() {
           />
         </Card>
       )}
-      <Card title="Timeline" pinned>
+      <Card
+        title="Timeline"
+        note={fewer ? `${drawnRanks === 1 ? "one rank" : `${drawnRanks} ranks`}: the others do the same` : undefined}
+        pinned
+      >
         {spans && spans.length > 0 ? (
           <Lanes
             spans={spans}
