@@ -95,7 +95,8 @@ std::string explain_context(const ExplainArguments& a) {
       " sent along cp and ", format_time(waits), " of waiting in a step of ", format_time(step),
       " (", planner::percent(step > 0 ? waits / step : 0),
       ").\nA message of the ring is hidden while attention of a block, 1/", cp,
-      " of the whole, takes longer. An\nall-to-all is never hidden.\n");
+      " of the whole, takes longer, but\nthe last gradients of backward and all-to-alls never "
+      "are.\n");
 }
 
 }  // namespace tessera::cli

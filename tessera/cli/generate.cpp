@@ -19,9 +19,11 @@
 #include "tessera/cli/json_output.h"
 #include "tessera/cli/model_tokenizer.h"
 #include "tessera/cli/rank_failure.h"
+#include "tessera/comm/mesh.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
+#include "tessera/core/most_ranks.h"
 #include "tessera/core/progress.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
@@ -38,6 +40,7 @@ constexpr const char* kGenerateExamples =
     "  tessera generate --from runs/a --top-p 0.9 --min-p 0.05 --stop . < question.txt\n"
     "  tessera generate --from runs/a --tokenizer ids --prompt '3 1 4 10' --dtype bf16\n"
     "  tessera generate --from runs/a --prompt '3141592|' --tp 2\n"
+    "  tessera generate --from runs/a --prompts book.txt --cp 2\n"
     "\n"
     "--from takes a checkpoint, the folder of a run or a Hugging Face folder. The same seed gives\n"
     "the same texts with any --batch.";
@@ -46,8 +49,11 @@ struct GenerateArguments : InferenceArguments {
   std::string tokenizer, prompts_file;
   std::vector<std::string> prompts, stops;
   int tokens = 100, top_k = 0, batch = 8;  // the first two are copied to `options`
+  int cp = 1;
   models::GenerateOptions options = {.sampling = {.temperature = 0.8, .top_p = 0.95}};
   bool ignore_end = false;
+
+  std::int64_t ranks() const { return std::int64_t{tp} * cp; }
 };
 
 void add_generate_options(CommandLine& line, GenerateArguments& a) {
@@ -79,6 +85,8 @@ void add_generate_options(CommandLine& line, GenerateArguments& a) {
   line.dtype(app, "--dtype", a.dtype, train::kComputeTypes,
              "type of matrices and cache; auto: as the model is stored");
   line.integer(app, "--tp", a.tp, 1, 4096, "ranks that share every matrix and the cache");
+  line.integer(app, "--cp", a.cp, 1, 4096,
+               "ranks that share the tokens of each text: the prompt and the cache");
   add_device_options(line, a);
   app.add_option("--tokenizer", a.tokenizer,
                  "tokenizer.json, a folder with one, bytes, or ids; by default the model's")
@@ -175,7 +183,9 @@ std::unique_ptr<models::Decoder> load_decoder(train::ModelFiles& files,
   shown.unit = "M parameters";
   // No bar for small models, which load quickly.
   const std::int64_t own = shape.params() / options.tp.size();  // nearly
-  if (own < 50'000'000 || options.tp.rank() != 0) shown.mode = ProgressMode::kSilent;
+  if (own < 50'000'000 || options.tp.rank() != 0 || options.cp.rank() != 0) {
+    shown.mode = ProgressMode::kSilent;
+  }
   Progress bar(own / 1'000'000, shown);
   std::int64_t done = 0;
   auto decoder = models::make_decoder(shape, options,
@@ -212,42 +222,50 @@ void check_memory_of(const GenerateArguments& a, const train::ModelFiles& files,
   const auto bytes = static_cast<std::int64_t>(at::elementSize(options.type));
   const double of_a_token = 2.0 * static_cast<double>(shape.layers * shape.kv_width() * bytes);
   const double cache = of_a_token * static_cast<double>(options.slots) *
-                       static_cast<double>(options.capacity) / a.tp;
+                       static_cast<double>((options.capacity + a.cp - 1) / a.cp) / a.tp;
   const std::int64_t need =
       train::need_of_inference(shape, {.tp = a.tp,
                                        .element_bytes = bytes,
                                        .tokens = options.slots,
                                        .cache = static_cast<std::int64_t>(std::min(9e18, cache))});
-  check_memory(a, need, options.device, ranks, "a smaller --batch or --tokens, or more --tp");
+  check_memory(a, need, options.device, ranks,
+               "a smaller --batch or --tokens, or more --tp or --cp");
 }
 
 // Broadcasts the cache size from rank 0, which alone reads the prompts.
-void share_sizes(models::DecoderOptions& options) {
-  if (options.tp.size() == 1) return;
+void share_sizes(const comm::Group& world, models::DecoderOptions& options) {
+  if (world.size() == 1) return;
   const at::Tensor sizes =
       at::tensor(std::vector<std::int64_t>{options.slots, options.capacity}, at::kLong);
   comm::Call call;
   call.traffic = comm::Traffic::control;
   call.label = "sizes of the cache";
-  options.tp.broadcast(sizes, 0, call).wait();
+  world.broadcast(sizes, 0, call).wait();
   options.slots = sizes.data_ptr<std::int64_t>()[0];
   options.capacity = sizes.data_ptr<std::int64_t>()[1];
 }
 
-// Returns the device, type and group of this rank.
-models::DecoderOptions rank_options(const GenerateArguments& a, const train::ModelFiles& files) {
+// Returns the group of all ranks.
+comm::Group start_comm(const GenerateArguments& a) {
+  if (a.ranks() == 1) return {};
+  comm::InitOptions init;
+  init.backend = a.backend;
+  init.cuda = a.device == "cuda";
+  init.deterministic = true;
+  // Rank 0 may block on a slow reader of stdout.
+  init.comm.timeout = std::chrono::hours(24);
+  return comm::init(init);
+}
+
+// Returns the device, type and groups of this rank.
+models::DecoderOptions rank_options(const GenerateArguments& a, const train::ModelFiles& files,
+                                    const comm::Group& world) {
   models::DecoderOptions options;
   options.type = train::compute_type(a.dtype, files);
-  if (a.tp > 1) {
-    comm::InitOptions init;
-    init.backend = a.backend;
-    init.cuda = a.device == "cuda";
-    init.deterministic = true;
-    // Rank 0 may block on a slow reader of stdout.
-    init.comm.timeout = std::chrono::hours(24);
-    options.tp = comm::init(init);
-  }
-  options.device = own_device(a, options.tp);
+  const comm::Mesh mesh(world, Axes({{Axis::tp, a.tp}, {Axis::cp, a.cp}}));
+  options.tp = mesh.tp();
+  options.cp = mesh.group(Axis::cp);
+  options.device = own_device(a, world);
   return options;
 }
 
@@ -287,11 +305,12 @@ std::vector<std::string> notes_on(const GenerateArguments& a, const train::Model
 
 int generate_on_rank(const GenerateArguments& a, train::ModelFiles& files,
                      std::chrono::steady_clock::time_point began) {
-  models::DecoderOptions options = rank_options(a, files);
-  if (options.tp.rank() != 0) {
-    share_sizes(options);
+  const comm::Group world = start_comm(a);
+  models::DecoderOptions options = rank_options(a, files, world);
+  if (world.rank() != 0) {
+    share_sizes(world, options);
     load_decoder(files, options)->follow();
-    options.tp.barrier();
+    world.barrier();
     return 0;
   }
   const std::unique_ptr<data::Tokenizer> tokenizer = tokenizer_for(a.tokenizer, files);
@@ -300,8 +319,8 @@ int generate_on_rank(const GenerateArguments& a, train::ModelFiles& files,
   if (const auto end = tokenizer->end_of_text()) ends.push_back(*end);
   set_cache_size(a, files.shape(), answers, options);
   print_notes("generate", notes_on(a, files, *tokenizer, options.capacity));
-  if (a.tp == 1 || !options.device.is_cpu()) check_memory_of(a, files, options, 1);
-  share_sizes(options);
+  if (a.ranks() == 1 || !options.device.is_cpu()) check_memory_of(a, files, options, 1);
+  share_sizes(world, options);
   const auto decoder = load_decoder(files, options);
   const double load_s =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -329,7 +348,7 @@ int generate_on_rank(const GenerateArguments& a, train::ModelFiles& files,
         return read && *answer.ended == '\0';
       });
   decoder->finish();
-  options.tp.barrier();
+  world.barrier();
   print_speed(done, load_s, a.json);
   return 0;
 }
@@ -337,8 +356,14 @@ int generate_on_rank(const GenerateArguments& a, train::ModelFiles& files,
 // Reports errors once, before ranks are started.
 void check_ranks(const GenerateArguments& a, const comm::Launch& launch) {
   check_device_options(a);
-  if (a.tp > 1 && launch.launcher != "alone" && launch.size != a.tp) {
-    throw UsageError(Flag("tp"), str("got ", a.tp, ", but ", launch.launcher, " started ",
+  const std::string product =
+      a.cp == 1 ? str(a.tp) : str(a.tp, " × --cp ", a.cp, " = ", a.ranks(), " ranks");
+  if (a.ranks() > kMaxRanks) {
+    throw UsageError(Flag("tp"),
+                     str("got ", product, "; must be at most ", kMaxRanks, ": ", kMaxRanksWhy));
+  }
+  if (a.ranks() > 1 && launch.launcher != "alone" && launch.size != a.ranks()) {
+    throw UsageError(Flag("tp"), str("got ", product, ", but ", launch.launcher, " started ",
                                      launch.size, " ranks; the two must be equal"));
   }
 }
@@ -357,11 +382,11 @@ int generate_command(int argc, char** argv) {
   } catch (const UsageError& error) {
     throw UsageError(str("--", error.what()));
   }
-  const comm::Launch launch = a.tp > 1 ? comm::detect_launch() : comm::Launch{};
+  const comm::Launch launch = a.ranks() > 1 ? comm::detect_launch() : comm::Launch{};
   check_ranks(a, launch);
   const auto began = std::chrono::steady_clock::now();
   const std::unique_ptr<train::ModelFiles> files = open_model(a);
-  if (a.tp == 1 || launch.launcher != "alone") {
+  if (a.ranks() == 1 || launch.launcher != "alone") {
     return report_to_launcher([&] { return generate_on_rank(a, *files, began); });
   }
 
@@ -371,9 +396,10 @@ int generate_command(int argc, char** argv) {
   planned.type = train::compute_type(a.dtype, *files);
   set_cache_size(a, files->shape(),
                  answers_for(prompts, *tokenizer_for(a.tokenizer, *files), a.stops), planned);
-  if (a.device == "cpu") check_memory_of(a, *files, planned, a.tp);
+  const int ranks = static_cast<int>(a.ranks());
+  if (a.device == "cpu") check_memory_of(a, *files, planned, ranks);
   if (takes_stdin(a)) put_back_on_stdin(prompts.front());
-  return start_own_ranks(a, a.tp, "generate", argc, argv);
+  return start_own_ranks(a, ranks, "generate", argc, argv);
 }
 
 }  // namespace tessera::cli

@@ -52,13 +52,14 @@ void check_ring(const at::Tensor& qkv, const Sizes& of, const nn::AttentionOptio
   const auto refuse = [&](const auto&... problem) {
     throw UsageError(tessera::str(subject, problem..., " Use --cp-kind ulysses."));
   };
-  if (options.cap != 0) {
-    refuse("the scores have a cap of ", options.cap, ", which --cp-kind ring does not support.");
-  }
   if (qkv.is_cpu()) return;
   if (!qkv.is_cuda()) {
     refuse("the tensor is on ", qkv.device().str(),
            ". --cp-kind ring runs on the CPU and on CUDA devices.");
+  }
+  if (options.cap != 0) {
+    refuse("the scores have a cap of ", options.cap,
+           ", which --cp-kind ring does not support on a GPU.");
   }
   if (options.dropout.rate > 0) {
     refuse("attention dropout of ", options.dropout.rate,

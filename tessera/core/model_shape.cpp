@@ -252,17 +252,15 @@ ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp,
   const bool divides = heads % cp == 0 && (kv % cp == 0 || cp % kv == 0);
   switch (asked) {
     case ContextKind::ring:
-      if (cp == 1 || shape.attention_cap == 0) return asked;
+      if (cp == 1 || shape.attention_cap == 0 || !tessera_on_gpu) return asked;
       throw UsageError(
-          "--cp-kind ring: does not support the capped attention scores of this model. "
+          "--cp-kind ring: does not support the capped attention scores of this model on a GPU. "
           "Use --cp-kind ulysses",
           "cp-kind");
     case ContextKind::automatic:
-      if (shape.attention_cap == 0 &&
-          (tessera_on_gpu ? !divides : heads % cp != 0 || kv % cp != 0)) {
-        return ContextKind::ring;
-      }
-      return context_kind_for(shape, ContextKind::ulysses, tp, cp);
+      if (tessera_on_gpu && shape.attention_cap > 0) break;
+      if (tessera_on_gpu ? !divides : heads % cp != 0 || kv % cp != 0) return ContextKind::ring;
+      break;
     case ContextKind::ulysses:
       if (divides) return asked;
       throw UsageError(str("--cp-kind ulysses: ", cp, " context-parallel ranks must divide the ",
@@ -271,7 +269,7 @@ ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp,
                            "--cp"),
                        "cp-kind");
   }
-  return asked;
+  return context_kind_for(shape, ContextKind::ulysses, tp, cp);
 }
 
 std::string longest_reason(const ModelShape& shape) {

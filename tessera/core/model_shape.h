@@ -143,7 +143,7 @@ void check(const ModelShape& shape);
 // Returns the kind of attention that `cp` context-parallel ranks use for a model with `tp`
 // tensor-parallel ranks: `asked`, or a choice for automatic. Throws UsageError for ulysses if the
 // ranks do not divide the heads of a tensor-parallel rank, or neither divide its KV heads nor are a
-// multiple of them, and for ring if scores are capped. On a GPU, automatic prefers ulysses.
+// multiple of them, and on a GPU for ring if scores are capped. There automatic prefers ulysses.
 ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp, int cp,
                              bool tessera_on_gpu = false);
 

@@ -33,7 +33,8 @@ struct CachedAttention {
   const float* q = nullptr;               // [heads, dim]
   const void *k = nullptr, *v = nullptr;  // [tokens, dim]
   float scale = 1;
-  float cap = 0;  // 0: none
+  float cap = 0;         // 0: none
+  float* lse = nullptr;  // [heads], written: logarithm of the sum of exp(score); may be null
 };
 // `scores` is scratch, [tokens].
 void cached_attention(const CachedAttention& in, float* scores, float* out);

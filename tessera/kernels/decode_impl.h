@@ -257,7 +257,8 @@ void cached_attention_of(const CachedAttention& in, float* scores, float* out) {
           store(scores + i, e, part);
           total += e;
         });
-    const float by = 1.0f / add_across(total);
+    const float sum_of_exps = add_across(total), by = 1.0f / sum_of_exps;
+    if (in.lse != nullptr) in.lse[h] = most + __builtin_logf(sum_of_exps);
 
     constexpr std::size_t kWide = 8;
     std::size_t at = 0;

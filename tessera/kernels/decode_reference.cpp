@@ -44,6 +44,7 @@ void cached_attention(const CachedAttention& in, float* /*scores*/, float* out) 
     const double most = *std::max_element(scores.begin(), scores.end());
     double total = 0;
     for (double& score : scores) total += score = std::exp(score - most);
+    if (in.lse != nullptr) in.lse[h] = static_cast<float>(most + std::log(total));
     for (std::size_t i = 0; i < in.dim; ++i) {
       double sum = 0;
       for (std::size_t t = 0; t < in.tokens; ++t) {

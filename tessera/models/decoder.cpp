@@ -20,11 +20,12 @@
 #include "tessera/experts/router.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/unallocated.h"
-#include "tessera/tensor_parallel/collectives.h"
 #include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::models {
 namespace {
+
+constexpr std::size_t kCutRows = 256;  // maximum rows of a rank that run together along cp
 
 DecoderOptions checked(const ModelShape& shape, DecoderOptions options) {
   if (options.type != at::kFloat && options.type != at::kBFloat16) {
@@ -52,13 +53,6 @@ ModelShape part_of(ModelShape shape, int tp) {
   shape.kv_heads = std::max<std::int64_t>(1, shape.kv_heads / tp);
   shape.ffn /= tp;
   return shape;
-}
-
-comm::Call order_call() {
-  comm::Call call;
-  call.traffic = comm::Traffic::control;
-  call.label = "what to decode";
-  return call;
 }
 
 // Requests huge pages: every token reads all of a matrix, and larger pages need fewer TLB entries.
@@ -145,8 +139,9 @@ Decoder::Decoder(const ModelShape& shape, const DecoderOptions& options,
     return LinearWeights{take(name + ".weight"), take(name + ".bias")};
   };
   const auto cache = [&] {
-    const std::int64_t sizes[] = {options_.slots, part_.kv_heads, options_.capacity,
-                                  part_.head_dim()};
+    const std::int64_t ranks = options_.cp.size();
+    const std::int64_t sizes[] = {options_.slots, part_.kv_heads,
+                                  (options_.capacity + ranks - 1) / ranks, part_.head_dim()};
     const auto kind = at::device(options_.device).dtype(options_.type);
     return ops_->traits.zeroed_cache ? at::zeros(sizes, kind) : at::empty(sizes, kind);
   };
@@ -174,7 +169,7 @@ Decoder::Decoder(const ModelShape& shape, const DecoderOptions& options,
                        .qkv = linear(in + "qkv"),
                        .q_norm = norm(in + "q_norm"),
                        .k_norm = norm(in + "k_norm"),
-                       .cache = {cache(), cache()},
+                       .cache = {cache(), cache(), {options_.cp.rank(), options_.cp.size()}},
                        .proj = linear(in + "proj"),
                        .post_norm1 = norm(in + "post_norm1"),
                        .norm2 = norm(in + "norm2"),
@@ -194,25 +189,6 @@ Decoder::Decoder(const ModelShape& shape, const DecoderOptions& options,
   }
 }
 
-at::Tensor Decoder::summed(const at::Tensor& partial) const {
-  if (alone()) return partial;
-  return tensor_parallel::all_reduce_(options_.tp, partial.contiguous(), "decode");
-}
-
-at::Tensor Decoder::gathered(const at::Tensor& own) const {
-  if (alone()) return own;
-  const std::int64_t ranks = options_.tp.size(), rows = own.size(0), columns = own.size(1);
-  const at::Tensor all = at::empty({ranks, rows, columns}, own.options());
-  comm::Call call;
-  call.label = "logits";
-  options_.tp.all_gather(all, own.contiguous(), call).wait();
-  // Padding follows the last token.
-  return all.transpose(0, 1)
-      .reshape({rows, ranks * columns})
-      .narrow(1, 0, shape_.vocab)
-      .contiguous();
-}
-
 at::Tensor Decoder::run_block(const Block& block, at::Tensor x) {
   const std::int64_t heads = part_.heads, kv_heads = part_.kv_heads;
   const at::Tensor qkv = ops_->linear(ops_->norm(x, block.norm1), block.qkv);
@@ -223,10 +199,10 @@ at::Tensor Decoder::run_block(const Block& block, at::Tensor x) {
   if (part_.rotary()) ops_->rotate(qkv, heads + kv_heads, rotary_[block.window > 0 ? 1 : 0]);
   const double usual = 1 / std::sqrt(static_cast<double>(part_.head_dim()));
   const at::Tensor mixed =
-      ops_->attend(qkv, block.cache,
-                   {.window = block.window,
-                    .scale = part_.attention_scale > 0 ? part_.attention_scale : usual,
-                    .cap = part_.attention_cap});
+      attend(qkv, block.cache,
+             {.window = block.window,
+              .scale = part_.attention_scale > 0 ? part_.attention_scale : usual,
+              .cap = part_.attention_cap});
   x = end_branch(std::move(x), mixed, block.proj, block.post_norm1);
   const at::Tensor normed = ops_->norm(x, block.norm2);
   if (block.experts.router.defined()) {
@@ -251,7 +227,8 @@ at::Tensor Decoder::own_linear(const at::Tensor& x, const LinearWeights& last) {
 // the linear's sum.
 at::Tensor Decoder::end_branch(at::Tensor x, const at::Tensor& inner, const LinearWeights& last,
                                const nn::NormWeights& post_norm) {
-  if (alone() && !part_.post_norms) return ops_->add_linear(std::move(x), inner, last);
+  if (options_.tp.size() == 1 && !part_.post_norms)
+    return ops_->add_linear(std::move(x), inner, last);
   return add_branch(std::move(x), own_linear(inner, last), post_norm);
 }
 
@@ -295,6 +272,7 @@ at::Tensor Decoder::run_experts(const ExpertLayer& layer, const at::Tensor& x) {
 
 // Returns the residual stream behind the last block.
 at::Tensor Decoder::hidden(std::span<const Row> rows) {
+  current_ = rows;
   ops_->begin(rows);
   // With several ranks, one has the row of the token; the first adds the position.
   const int rank = options_.tp.rank();
@@ -314,7 +292,10 @@ at::Tensor Decoder::logits_of(const at::Tensor& x) {
 // same numbers as alone. Longer texts run one by one, in chunks.
 at::Tensor Decoder::run(Order order) {
   const at::NoGradGuard no_gradients;
-  const std::size_t most = ops_->traits.most_rows;
+  // Ranks along cp that share a text hold the scores of a chunk's rows with their part of it.
+  const std::size_t ranks = as_size(options_.cp.size());
+  const std::size_t most =
+      ranks == 1 ? ops_->traits.most_rows : ranks * std::min(kCutRows, ops_->traits.most_rows);
   const auto is_short = [&](std::size_t text) {
     return ends_[text] - (text == 0 ? 0 : ends_[text - 1]) <= ops_->traits.most_together;
   };
@@ -328,13 +309,16 @@ at::Tensor Decoder::run(Order order) {
       last_rows.push_back(static_cast<std::int64_t>(end - begin) - 1);
       ++text;
     } while (together && text < ends_.size() && is_short(text) && ends_[text] - begin <= most);
-    at::Tensor x = hidden(std::span(rows_).subspan(begin, end - begin));
+    const bool wanted = order == Order::all_rows || !last_rows.empty();
+    const auto rows = std::span(rows_).subspan(begin, end - begin);
+    at::Tensor x = together || ranks == 1 ? hidden(rows) : hidden_of_text(rows, wanted);
+    if (!wanted) continue;
     if (order == Order::last_rows && last_rows.size() < end - begin) {
       const auto count = static_cast<std::int64_t>(last_rows.size());
       x = count > 1 ? x.index_select(0, at::tensor(last_rows, at::kLong))
                     : x.narrow(0, x.size(0) - count, count);
     }
-    if (x.size(0) > 0) logits.push_back(logits_of(x));
+    logits.push_back(logits_of(x));
   }
   return logits.size() == 1 ? logits[0] : at::cat(logits);
 }
@@ -343,49 +327,6 @@ at::Tensor Decoder::run_on_ranks(Order order) {
   tell(order);
   return run(order);
 }
-
-// Sends two messages. The first has a fixed length, and contains the length of the second.
-void Decoder::tell(Order order) const {
-  if (alone()) return;
-  if (options_.tp.rank() != 0) {
-    throw UsageError(str("rank ", options_.tp.rank(),
-                         " of a decoder cannot be asked for logits. Call follow() on it, and ask "
-                         "the first rank."));
-  }
-  const std::vector<std::int64_t> head = {static_cast<std::int64_t>(order),
-                                          static_cast<std::int64_t>(rows_.size()),
-                                          static_cast<std::int64_t>(ends_.size())};
-  options_.tp.broadcast(at::tensor(head, at::kLong), 0, order_call()).wait();
-  if (order == Order::end) return;
-  std::vector<std::int64_t> body;
-  for (const Row& row : rows_) body.insert(body.end(), {row.slot, row.position, row.token});
-  body.insert(body.end(), ends_.begin(), ends_.end());
-  options_.tp.broadcast(at::tensor(body, at::kLong), 0, order_call()).wait();
-}
-
-void Decoder::follow() {
-  if (alone() || options_.tp.rank() == 0) {
-    throw UsageError("follow() cannot be called on the first rank of a decoder");
-  }
-  const at::Tensor head = at::empty({3}, at::kLong);
-  for (;;) {
-    options_.tp.broadcast(head, 0, order_call()).wait();
-    const std::int64_t* const about = head.data_ptr<std::int64_t>();
-    const auto order = static_cast<Order>(about[0]);
-    if (order == Order::end) return;
-    const at::Tensor body = at::empty({3 * about[1] + about[2]}, at::kLong);
-    options_.tp.broadcast(body, 0, order_call()).wait();
-    const std::int64_t* from = body.data_ptr<std::int64_t>();
-    rows_.clear();
-    for (std::int64_t i = 0; i < about[1]; ++i, from += 3) {
-      rows_.push_back({from[0], from[1], from[2]});
-    }
-    ends_.assign(from, from + about[2]);
-    run(order);
-  }
-}
-
-void Decoder::finish() { tell(Order::end); }
 
 void Decoder::check_slot(std::int64_t slot) const {
   if (slot >= 0 && slot < options_.slots) return;

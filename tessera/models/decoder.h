@@ -28,6 +28,7 @@ struct DecoderOptions {
   std::int64_t slots = 1;     // number of texts that are decoded concurrently
   std::int64_t capacity = 0;  // maximum tokens of a text; 0: ModelShape::longest(), or 2048
   comm::Group tp = {};        // ranks that share the model: [Note: decoding on ranks]
+  comm::Group cp = {};        // ranks that share the tokens of each text
 };
 
 // Model that reads texts and continues them, a token at a time.
@@ -48,6 +49,19 @@ struct DecoderOptions {
 // called on the first. So only the first rank handles prompts, sampling and the ends of texts. Sums
 // are made in rank order, so here too a text does not depend on others; its bits differ from those
 // of one process.
+//
+// [Note: decoding along cp] Context-parallel ranks have the same weights, and each keeps the keys
+// and values of 1 / ranks of the tokens of every text: [Note: striped cache]. A query attends to
+// the tokens of each rank there, and the results are merged by their log-sum-exp ([Note: context
+// parallelism]). So queries and results travel, and the cache stays where it is: a prompt costs the
+// same per token at any length, which keys and values that pass through a ring would not.
+// A long prompt is read in chunks, and each rank computes the rows of its own tokens. For N rows of
+// a chunk per rank, h heads of width d and e bytes per activation, each rank sends per layer
+//   (ranks - 1) · N · h · d · e bytes of queries (all-gather), and
+//   (ranks - 1) · N · h · (d + 1) · 4 bytes of results (all-to-all).
+// If ranks have unequal numbers of rows, copies of the chunk's last row fill up the others.
+// All ranks compute all rows of short texts and of steps, because few rows take as long as one.
+// They gather results, (ranks - 1) · N · h · (d + 1) · 4 bytes for N rows.
 class Decoder {
  public:
   // Use make_decoder() instead.
@@ -103,7 +117,9 @@ class Decoder {
   // Command of the first rank to the others: to return the logits of these rows, or to end.
   enum class Order : std::int64_t { all_rows, last_rows, end };
 
-  bool alone() const { return options_.tp.size() == 1; }
+  bool first() const { return options_.tp.rank() == 0 && options_.cp.rank() == 0; }
+  // Sends a tensor of the first rank to all ranks.
+  void broadcast(const at::Tensor& x) const;
   void check_slot(std::int64_t slot) const;
   // Starts a call for these slots, which must be different.
   void begin_call(std::span<const std::int64_t> slots);
@@ -114,6 +130,8 @@ class Decoder {
   // Runs the rows of the call. Returns the logits of all rows, or of the last row of each text.
   at::Tensor run(Order order);
   at::Tensor hidden(std::span<const Row> rows);
+  at::Tensor hidden_of_text(std::span<const Row> rows, bool wanted);
+  at::Tensor attend(const at::Tensor& qkv, const KeyValueCache& cache, const ScoreOptions& options);
   at::Tensor run_block(const Block& block, at::Tensor x);
   at::Tensor wide(const at::Tensor& x, const LinearWeights& fc);
   at::Tensor run_experts(const ExpertLayer& layer, const at::Tensor& x);
@@ -141,6 +159,10 @@ class Decoder {
   // The current call: rows of its texts, one text after the other, and one past the last of each.
   std::vector<Row> rows_;
   std::vector<std::size_t> ends_;
+  // Rows that run through the model now: this rank's, and those of all context-parallel ranks, one
+  // rank after the other, if each computes its own. Otherwise `cut_rows_` is empty.
+  std::span<const Row> current_;
+  std::vector<Row> cut_rows_;
 };
 
 // Makes the fastest decoder for the device. Throws UsageError for a shape that no model here has,

@@ -21,18 +21,9 @@ class AtenOps final : public DecoderOps {
         device_(device) {}
 
   void begin(std::span<const DecoderRow> rows) override {
-    std::vector<std::int64_t> slots, positions;
     tokens_.clear();
-    for (const DecoderRow& row : rows) {
-      slots.push_back(row.slot);
-      positions.push_back(row.position);
-      tokens_.push_back(row.token);
-    }
-    slots_ = there(slots);
-    positions_ = there(positions);
-    longest_ = 1 + *std::max_element(positions.begin(), positions.end());
-    step_ = slots.size() > 1 && slots[0] != slots[1];
-    slot_ = slots[0];
+    for (const DecoderRow& row : rows) tokens_.push_back(row.token);
+    rows_ = rows_of(rows);
   }
 
   at::Tensor embed(const at::Tensor& table, std::int64_t first,
@@ -46,7 +37,7 @@ class AtenOps final : public DecoderOps {
     }
     at::Tensor x = table.index_select(0, there(places));
     if (!absent.empty()) x.index_fill_(0, there(absent), 0);
-    return positions.defined() ? x + positions.index_select(0, positions_) : x;
+    return positions.defined() ? x + positions.index_select(0, rows_.positions) : x;
   }
 
   at::Tensor norm(const at::Tensor& x, const nn::NormWeights& weights) override {
@@ -71,33 +62,57 @@ class AtenOps final : public DecoderOps {
 
   void rotate(const at::Tensor& qkv, std::int64_t count, const at::Tensor& table) override {
     const at::Tensor heads = heads_of(qkv, 0, count, table.size(1));
-    const auto angles = table.index_select(0, positions_).unsqueeze(1).chunk(2, -1);
+    const auto angles = table.index_select(0, rows_.positions).unsqueeze(1).chunk(2, -1);
     const at::Tensor &cos = angles[0], &sin = angles[1];
     const auto parts = heads.to(at::kFloat).chunk(2, -1);
     heads.copy_(at::cat({parts[0] * cos - parts[1] * sin, parts[1] * cos + parts[0] * sin}, -1));
   }
 
-  at::Tensor attend(const at::Tensor& qkv, const KeyValueCache& cache,
-                    const ScoreOptions& options) override {
+  void remember(const at::Tensor& qkv, const KeyValueCache& cache) override {
     const std::int64_t kv_heads = cache.keys.size(1), dim = cache.keys.size(3);
     const std::int64_t heads = qkv.size(1) / dim - 2 * kv_heads;
-    const at::Tensor q = heads_of(qkv, 0, heads, dim);
-    const auto remember = [&](const at::Tensor& tensor, std::int64_t first) {
-      tensor.transpose(1, 2).index_put_({slots_, positions_}, heads_of(qkv, first, kv_heads, dim));
+    const TokenStripes& stripes = cache.stripes;
+    at::Tensor here;  // rows that this rank holds
+    if (stripes.ranks > 1) {
+      here = rows_.positions.remainder(stripes.ranks).eq(stripes.rank).nonzero().squeeze(1);
+    }
+    const auto own = [&](const at::Tensor& x) {
+      return here.defined() ? x.index_select(0, here) : x;
     };
-    remember(cache.keys, heads);
-    remember(cache.values, heads + kv_heads);
-    const auto known = [&](const at::Tensor& tensor) {  // [N or 1, H, longest, d]
-      const at::Tensor own = step_ ? tensor.index_select(0, slots_) : tensor.narrow(0, slot_, 1);
-      return own.narrow(2, 0, longest_).repeat_interleave(heads / kv_heads, 1);
+    const at::Tensor slots = own(rows_.slots);
+    const at::Tensor places = own(rows_.positions).div(stripes.ranks, "floor");
+    const auto write = [&](const at::Tensor& tensor, std::int64_t first) {
+      tensor.transpose(1, 2).index_put_({slots, places}, own(heads_of(qkv, first, kv_heads, dim)));
     };
-    // One query of each text, or all queries of one text.
-    const at::Tensor queries = step_ ? q.unsqueeze(2) : q.transpose(0, 1).unsqueeze(0);
-    const at::Tensor mask = seen(options.window);
-    const at::Tensor mixed =
-        mix(queries, known(cache.keys), known(cache.values),
-            step_ ? mask.unsqueeze(1).unsqueeze(1) : mask.unsqueeze(0).unsqueeze(0), options);
-    return (step_ ? mixed : mixed.squeeze(0).transpose(0, 1)).reshape({q.size(0), heads * dim});
+    write(cache.keys, heads);
+    write(cache.values, heads + kv_heads);
+  }
+
+  at::Tensor attend(const at::Tensor& qkv, const KeyValueCache& cache,
+                    const ScoreOptions& options) override {
+    const std::int64_t dim = cache.keys.size(3);
+    const std::int64_t heads = qkv.size(1) / dim - 2 * cache.keys.size(1);
+    const Operands in = operands_of(rows_, heads_of(qkv, 0, heads, dim), cache, options.window);
+    return rows_.joined(mix(in, options)).reshape({qkv.size(0), heads * dim});
+  }
+
+  at::Tensor attend_part(std::span<const DecoderRow> rows, const at::Tensor& queries,
+                         const KeyValueCache& cache, const ScoreOptions& options) override {
+    const std::int64_t dim = cache.keys.size(3), heads = queries.size(1) / dim;
+    const Rows own = rows_of(rows);
+    const Operands in = operands_of(own, heads_of(queries, 0, heads, dim), cache, options.window);
+    const at::Tensor scores = scores_of(in, options);
+    const at::Tensor lse = at::logsumexp(scores, {3}, /*keepdim=*/true);
+    const at::Tensor p = (scores - lse.masked_fill(lse.isinf(), 0)).exp();
+    const at::Tensor out = at::matmul(p, in.v.to(at::kFloat));
+    return at::cat({own.joined(out).flatten(1), own.joined(lse).flatten(1)}, 1);
+  }
+
+  at::Tensor merge(const at::Tensor& parts, std::int64_t heads) override {
+    const std::int64_t width = parts.size(2) - heads;
+    const at::Tensor weights = at::softmax(parts.narrow(2, width, heads), 0).unsqueeze(3);
+    const at::Tensor results = parts.narrow(2, 0, width).unflatten(2, {heads, -1});
+    return (results * weights).sum(0).flatten(1).to(traits.type);
   }
 
   at::Tensor activate(at::Tensor x, Activation f, bool gated) override {
@@ -119,38 +134,81 @@ class AtenOps final : public DecoderOps {
   at::Tensor capped(at::Tensor logits, double cap) override { return (logits / cap).tanh() * cap; }
 
  private:
+  // Rows of a call: one of each of several texts, or all of one text.
+  struct Rows {
+    at::Tensor slots, positions;
+    std::int64_t longest = 0, slot = 0;
+    bool step = false;  // one row of each of several texts
+
+    // Returns [N, H, 1, d] or [1, H, N, d] of [N, H, d].
+    at::Tensor apart(const at::Tensor& x) const {
+      return step ? x.unsqueeze(2) : x.transpose(0, 1).unsqueeze(0);
+    }
+    // Inverse of apart().
+    at::Tensor joined(const at::Tensor& x) const {
+      return step ? x.squeeze(2) : x.squeeze(0).transpose(0, 1);
+    }
+  };
+  // Operands of attention: [N or 1, H, queries or keys, d], and the keys that each query sees.
+  struct Operands {
+    at::Tensor q, k, v, mask;
+  };
+
   at::Tensor there(const std::vector<std::int64_t>& list) const {
     return at::tensor(list, at::kLong).to(device_);
+  }
+  Rows rows_of(std::span<const DecoderRow> rows) const {
+    std::vector<std::int64_t> slots, positions;
+    for (const DecoderRow& row : rows) {
+      slots.push_back(row.slot);
+      positions.push_back(row.position);
+    }
+    return {there(slots), there(positions),
+            1 + *std::max_element(positions.begin(), positions.end()), slots[0],
+            slots.size() > 1 && slots[0] != slots[1]};
   }
   static at::Tensor heads_of(const at::Tensor& qkv, std::int64_t first, std::int64_t count,
                              std::int64_t dim) {  // [N, count, d]
     return qkv.narrow(1, first * dim, count * dim).unflatten(1, {count, dim});
   }
 
-  // Returns the mask of positions that each row attends to: [N, longest].
-  at::Tensor seen(std::int64_t window) const {
-    const at::Tensor all = at::arange(longest_, positions_.options()).unsqueeze(0);
-    const at::Tensor own = positions_.unsqueeze(1);
-    const at::Tensor mask = all <= own;
-    return window > 0 ? mask.logical_and(all > own - window) : mask;
+  // `q`: [N, H, d].
+  static Operands operands_of(const Rows& rows, const at::Tensor& q, const KeyValueCache& cache,
+                              std::int64_t window) {
+    // A rank that has none of the tokens yet reads one, which no row sees.
+    const std::int64_t longest = std::max<std::int64_t>(1, cache.stripes.count(rows.longest));
+    const std::int64_t repeats = q.size(1) / cache.keys.size(1);
+    const auto known = [&](const at::Tensor& tensor) {
+      const at::Tensor own =
+          rows.step ? tensor.index_select(0, rows.slots) : tensor.narrow(0, rows.slot, 1);
+      return own.narrow(2, 0, longest).repeat_interleave(repeats, 1);
+    };
+    const at::Tensor all =
+        at::arange(longest, rows.positions.options()) * cache.stripes.ranks + cache.stripes.rank;
+    const at::Tensor own = rows.positions.unsqueeze(1);
+    at::Tensor mask = all <= own;  // [N, longest]
+    if (window > 0) mask = mask.logical_and(all > own - window);
+    mask = rows.step ? mask.unsqueeze(1).unsqueeze(1) : mask.unsqueeze(0).unsqueeze(0);
+    return {rows.apart(q), known(cache.keys), known(cache.values), mask};
   }
 
-  static at::Tensor mix(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                        const at::Tensor& mask, const ScoreOptions& options) {
+  // Returns the scores in fp32, -infinity where masked.
+  static at::Tensor scores_of(const Operands& in, const ScoreOptions& options) {
+    at::Tensor scores = at::matmul(in.q, in.k.transpose(2, 3)).to(at::kFloat) * options.scale;
+    if (options.cap > 0) scores = (scores / options.cap).tanh() * options.cap;
+    return scores.masked_fill(in.mask.logical_not(), -INFINITY);
+  }
+
+  static at::Tensor mix(const Operands& in, const ScoreOptions& options) {
     if (options.cap == 0) {
-      return at::scaled_dot_product_attention(q, k, v, mask, 0.0, false, options.scale);
+      return at::scaled_dot_product_attention(in.q, in.k, in.v, in.mask, 0.0, false, options.scale);
     }
-    const at::Tensor scores = at::matmul(q, k.transpose(2, 3)).to(at::kFloat) * options.scale;
-    const at::Tensor capped = (scores / options.cap).tanh() * options.cap;
-    const at::Tensor seen = capped.masked_fill(mask.logical_not(), -INFINITY);
-    return at::matmul(at::softmax(seen, -1).to(q.scalar_type()), v);
+    return at::matmul(at::softmax(scores_of(in, options), -1).to(in.q.scalar_type()), in.v);
   }
 
   const c10::Device device_;
   std::vector<std::int64_t> tokens_;
-  at::Tensor slots_, positions_;
-  std::int64_t longest_ = 0, slot_ = 0;
-  bool step_ = false;  // one row of each of several texts
+  Rows rows_;
 };
 
 }  // namespace

@@ -74,13 +74,11 @@ class KernelOps final : public DecoderOps {
 
   void begin(std::span<const DecoderRow> rows) override {
     rows_ = rows;
-    longest_ = 0;
     few_ = true;
     std::int64_t of_text = 0;
     for (std::size_t r = 0; r < rows.size(); ++r) {
       of_text = r > 0 && rows[r].slot == rows[r - 1].slot ? of_text + 1 : 1;
       few_ = few_ && of_text <= kFewRows;
-      longest_ = std::max(longest_, rows[r].position + 1);
     }
   }
 
@@ -157,8 +155,19 @@ class KernelOps final : public DecoderOps {
     });
   }
 
+  void remember(const at::Tensor& qkv, const KeyValueCache& cache) override;
   at::Tensor attend(const at::Tensor& qkv, const KeyValueCache& cache,
-                    const ScoreOptions& options) override;
+                    const ScoreOptions& options) override {
+    const std::int64_t dim = cache.keys.size(3);
+    const std::int64_t heads = qkv.size(1) / dim - 2 * cache.keys.size(1);
+    return attend_rows(rows_, qkv, heads, cache, options, false);
+  }
+  at::Tensor attend_part(std::span<const DecoderRow> rows, const at::Tensor& queries,
+                         const KeyValueCache& cache, const ScoreOptions& options) override {
+    const std::int64_t heads = queries.size(1) / cache.keys.size(3);
+    return attend_rows(rows, queries, heads, cache, options, true);
+  }
+  at::Tensor merge(const at::Tensor& parts, std::int64_t heads) override;
 
   at::Tensor activate(at::Tensor x, Activation f, bool gated) override {
     const std::int64_t rows = x.size(0), width = x.size(1) / (gated ? 2 : 1);
@@ -220,6 +229,12 @@ class KernelOps final : public DecoderOps {
     if (weights.bias.defined()) y.add_(weights.bias);
   }
 
+  // Attention of `heads` heads of each row to the tokens of this rank, with the log-sum-exp of each
+  // head behind them if `with_lse`.
+  static at::Tensor attend_rows(std::span<const DecoderRow> rows, const at::Tensor& queries,
+                                std::int64_t heads, const KeyValueCache& cache,
+                                const ScoreOptions& options, bool with_lse);
+
   at::Tensor in_fp32(const at::Tensor& weight) {
     if (type_of(weight) == Type::f32) return weight;
     if (!widened_.defined() || widened_.numel() < weight.numel()) {
@@ -233,30 +248,29 @@ class KernelOps final : public DecoderOps {
   }
 
   std::span<const DecoderRow> rows_;
-  std::int64_t longest_ = 0;  // tokens of the longest text
-  bool few_ = true;           // no text has more than kFewRows rows
-  at::Tensor widened_;        // copy of a matrix
+  bool few_ = true;     // no text has more than kFewRows rows
+  at::Tensor widened_;  // copy of a matrix
 };
 
-at::Tensor KernelOps::attend(const at::Tensor& qkv, const KeyValueCache& cache,
-                             const ScoreOptions& options) {
+// Returns the address of the row's token `index` of a head in the cache.
+char* in_cache(const at::Tensor& tensor, const DecoderRow& row, std::int64_t head,
+               std::int64_t index) {
+  const std::int64_t at =
+      ((row.slot * tensor.size(1) + head) * tensor.size(2) + index) * tensor.size(3);
+  return static_cast<char*>(tensor.data_ptr()) +
+         at * static_cast<std::int64_t>(tensor.element_size());
+}
+
+void KernelOps::remember(const at::Tensor& qkv, const KeyValueCache& cache) {
   const std::int64_t kv_heads = cache.keys.size(1), dim = cache.keys.size(3);
-  const std::int64_t kv_width = kv_heads * dim, q_width = qkv.size(1) - 2 * kv_width;
-  const std::int64_t group = q_width / kv_heads;  // elements of the queries that share a K/V head
-  const Type type = type_of(cache.keys);
-  const auto in_cache = [&](const at::Tensor& tensor, const DecoderRow& row, std::int64_t head,
-                            std::int64_t position) {
-    const std::int64_t at = ((row.slot * kv_heads + head) * tensor.size(2) + position) * dim;
-    return static_cast<char*>(tensor.data_ptr()) +
-           at * static_cast<std::int64_t>(tensor.element_size());
-  };
-  // Rows of one text attend to each other's keys, so keys are written first.
-  each_row(qkv, 2 * kv_width, [&](const DecoderRow& row, const float* from) {
+  const std::int64_t q_width = qkv.size(1) - 2 * kv_heads * dim;
+  each_row(qkv, 2 * kv_heads * dim, [&](const DecoderRow& row, const float* from) {
+    if (!cache.stripes.holds(row.position)) return;
     from += q_width;
     for (const at::Tensor& tensor : {cache.keys, cache.values}) {
       for (std::int64_t head = 0; head < kv_heads; ++head, from += dim) {
-        char* const to = in_cache(tensor, row, head, row.position);
-        if (type == Type::f32) {
+        char* const to = in_cache(tensor, row, head, cache.stripes.count(row.position));
+        if (type_of(tensor) == Type::f32) {
           std::copy_n(from, dim, reinterpret_cast<float*>(to));
         } else {
           kernels::narrow(from, reinterpret_cast<std::uint16_t*>(to), as_size(dim));
@@ -264,24 +278,74 @@ at::Tensor KernelOps::attend(const at::Tensor& qkv, const KeyValueCache& cache,
       }
     }
   });
-  at::Tensor out = at::empty({count(), q_width}, at::kFloat);
+}
+
+at::Tensor KernelOps::attend_rows(std::span<const DecoderRow> rows, const at::Tensor& queries,
+                                  std::int64_t heads, const KeyValueCache& cache,
+                                  const ScoreOptions& options, bool with_lse) {
+  const std::int64_t kv_heads = cache.keys.size(1), dim = cache.keys.size(3);
+  const std::int64_t share = heads / kv_heads;  // heads with the same keys and values
+  const std::int64_t width = heads * dim, columns = width + (with_lse ? heads : 0);
+  const auto count = static_cast<std::int64_t>(rows.size());
+  std::int64_t longest = 0;
+  for (const DecoderRow& row : rows) {
+    longest = std::max(longest, cache.stripes.count(row.position + 1));
+  }
+  at::Tensor out = at::empty({count, columns}, at::kFloat);
   nn::parallel_for(
-      0, count() * kv_heads, nn::grain_of(2 * longest_ * group),
+      0, count * kv_heads, nn::grain_of(2 * longest * share * dim),
       [&](std::int64_t begin, std::int64_t end) {
-        std::vector<float> scores(as_size(longest_));
+        std::vector<float> scores(as_size(longest));
         for (std::int64_t i = begin; i < end; ++i) {
           const std::int64_t r = i / kv_heads, head = i % kv_heads;
-          const DecoderRow& row = nth(rows_, r);
-          const std::int64_t first =
+          const DecoderRow& row = nth(rows, r);
+          const std::int64_t before =
               options.window > 0 ? std::max<std::int64_t>(0, row.position + 1 - options.window) : 0;
+          const std::int64_t first = cache.stripes.count(before);
+          const std::int64_t tokens = cache.stripes.count(row.position + 1) - first;
+          float* const to = out.data_ptr<float>() + r * columns;
+          float* const lse = with_lse ? to + width + head * share : nullptr;
+          if (tokens == 0) {
+            std::fill_n(to + head * share * dim, share * dim, 0.0f);
+            std::fill_n(lse, share, -INFINITY);
+            continue;
+          }
           kernels::cached_attention(
-              {type, as_size(group / dim), as_size(dim), as_size(row.position + 1 - first),
-               floats(qkv) + r * qkv.size(1) + head * group, in_cache(cache.keys, row, head, first),
-               in_cache(cache.values, row, head, first), static_cast<float>(options.scale),
-               static_cast<float>(options.cap)},
-              scores.data(), out.data_ptr<float>() + r * q_width + head * group);
+              {type_of(cache.keys), as_size(share), as_size(dim), as_size(tokens),
+               floats(queries) + r * queries.stride(0) + head * share * dim,
+               in_cache(cache.keys, row, head, first), in_cache(cache.values, row, head, first),
+               static_cast<float>(options.scale), static_cast<float>(options.cap), lse},
+              scores.data(), to + head * share * dim);
         }
       });
+  return out;
+}
+
+// The formula of [Note: context parallelism] for all ranks at once, added in rank order.
+at::Tensor KernelOps::merge(const at::Tensor& parts, std::int64_t heads) {
+  const std::int64_t ranks = parts.size(0), rows = parts.size(1), columns = parts.size(2);
+  const std::int64_t width = columns - heads, dim = width / heads;
+  at::Tensor out = at::zeros({rows, width}, at::kFloat);
+  nn::parallel_for(0, rows, nn::grain_of(ranks * width), [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> weights(as_size(ranks));
+    for (std::int64_t i = begin * heads; i < end * heads; ++i) {
+      const std::int64_t row = i / heads, head = i % heads;
+      const auto part = [&](std::int64_t rank) {
+        return floats(parts) + (rank * rows + row) * columns;
+      };
+      float most = -INFINITY, total = 0;
+      for (std::int64_t r = 0; r < ranks; ++r) most = std::max(most, part(r)[width + head]);
+      for (std::int64_t r = 0; r < ranks; ++r) {
+        total += nth(weights, r) = std::exp(part(r)[width + head] - most);
+      }
+      float* const to = out.data_ptr<float>() + row * width + head * dim;
+      for (std::int64_t r = 0; r < ranks; ++r) {
+        const float weight = nth(weights, r) / total;
+        const float* const from = part(r) + head * dim;
+        for (std::int64_t d = 0; d < dim; ++d) to[d] += weight * from[d];
+      }
+    }
+  });
   return out;
 }
 

@@ -19,9 +19,22 @@ struct DecoderRow {
 struct LinearWeights {
   at::Tensor weight, bias;
 };
-// Keys and values of a layer: [slots, kv heads, capacity, d].
+// [Note: striped cache] The ranks that share the tokens of a text take them in turns: the token at
+// position p belongs to rank p % ranks. Each rank keeps its tokens in the order of their positions,
+// so those up to a position, or in a window, are consecutive. At every length the ranks have the
+// same number of tokens, and every token attends to the same number on each, up to one.
+struct TokenStripes {
+  int rank = 0, ranks = 1;
+
+  bool holds(std::int64_t position) const { return position % ranks == rank; }
+  // Returns how many of the first `tokens` tokens of a text this rank has. That is also the index
+  // of its token at position `tokens`.
+  std::int64_t count(std::int64_t tokens) const { return (tokens + ranks - 1 - rank) / ranks; }
+};
+// Keys and values of this rank's tokens in a layer: [slots, kv heads, capacity, d].
 struct KeyValueCache {
   at::Tensor keys, values;
+  TokenStripes stripes = {};
 };
 // Options of attention, as in ModelShape, except that `scale` is never 0.
 struct ScoreOptions {
@@ -66,10 +79,19 @@ class DecoderOps {
   // Applies rotary positions to the first `heads` heads of each row in place. `table`: cosines,
   // then sines of each position, multiplied by the gain, fp32 [tokens, d].
   virtual void rotate(const at::Tensor& qkv, std::int64_t heads, const at::Tensor& table) = 0;
-  // Writes the keys and values of the rows into the cache. Returns [rows, heads · d]: the attention
-  // of each row to its text, up to its position.
+  // Writes the keys and values of the rows that this rank holds into the cache.
+  virtual void remember(const at::Tensor& qkv, const KeyValueCache& cache) = 0;
+  // Returns [rows, heads · d]: the attention of each row to its text, up to its position. The cache
+  // has all tokens. `qkv` begins with the queries.
   virtual at::Tensor attend(const at::Tensor& qkv, const KeyValueCache& cache,
                             const ScoreOptions& options) = 0;
+  // Returns the attention of other rows than those of begin(), of one text or of several with one
+  // row each, to the tokens of this rank: [rows, heads · d + heads] in fp32. The last columns are
+  // the log-sum-exp of the scores, -infinity for a row that sees no token here.
+  virtual at::Tensor attend_part(std::span<const DecoderRow> rows, const at::Tensor& queries,
+                                 const KeyValueCache& cache, const ScoreOptions& options) = 0;
+  // Combines the parts of all ranks, [ranks, rows, heads · d + heads]: [rows, heads · d].
+  virtual at::Tensor merge(const at::Tensor& parts, std::int64_t heads) = 0;
   // Returns f(x), or with a gate f(first half of the columns) · second half.
   virtual at::Tensor activate(at::Tensor x, Activation f, bool gated) = 0;
   // Returns the sigmoid of each element in fp32.

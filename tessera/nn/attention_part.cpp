@@ -1,5 +1,6 @@
 #include "tessera/nn/attention_part.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/logsumexp.h>
@@ -51,10 +52,6 @@ void check_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   ". They must be contiguous int32 [", q.size(0), ", ", part.tokens,
                                   "]."));
   }
-  if (options.cap != 0) {
-    throw UsageError(
-        str("Attention of a part: a cap of ", options.cap, " is not supported; it must be 0."));
-  }
 }
 
 // Repeats [B, T, KV heads, d] for the heads that use them.
@@ -85,16 +82,19 @@ struct Masked {
   at::Tensor q, k, v;
   at::Tensor seen;     // bool [B or 1, 1, Tq, Tk]
   at::Tensor dropped;  // factors of the probabilities, [B, H, Tq, Tk]; undefined without dropout
-  double scale = 1;
+  double scale = 1, cap = 0;
 
   // Returns exp(score - lse), 0 where masked.
   at::Tensor probabilities(const at::Tensor& lse) const {
     // A row that sees no key has an lse of -infinity.
     const at::Tensor finite = lse.masked_fill(lse.isinf(), 0).unsqueeze(3);
-    return (scores() - finite).exp();
+    return scores().sub_(finite).exp_();
   }
-  at::Tensor scores() const {
-    return (at::matmul(q, k.transpose(2, 3)) * scale).masked_fill(seen.logical_not(), -INFINITY);
+  at::Tensor scores() const { return all_scores().masked_fill_(seen.logical_not(), -INFINITY); }
+  // Returns the scores before the mask.
+  at::Tensor all_scores() const {
+    const at::Tensor products = at::matmul(q, k.transpose(2, 3)).mul_(scale);
+    return cap > 0 ? products.div_(cap).tanh_().mul_(cap) : products;
   }
   at::Tensor drop(const at::Tensor& x) const { return dropped.defined() ? x * dropped : x; }
 };
@@ -127,10 +127,57 @@ Masked masked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   in.q = split(q), in.k = split(k), in.v = split(v);
   in.seen = attention_mask(options, part, q.size(1), k.size(1), q.device());
   in.scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
+  in.cap = options.cap;
   if (options.dropout.rate > 0) {
     in.dropped = dropout_factors(q, k.size(1), part, options).to(type);
   }
   return in;
+}
+
+// Capped scores have no kernel. ATen's operations run for blocks of queries, whose scores are
+// temporaries of a bounded size: no matrix for all queries.
+constexpr std::int64_t kCappedRows = 128;
+
+// Calls f(begin, rows, part) for blocks of queries, at least once.
+template <typename F>
+void each_capped_block(std::int64_t queries, const AttentionPart& part, F&& f) {
+  for (std::int64_t begin = 0; begin == 0 || begin < queries; begin += kCappedRows) {
+    AttentionPart block = part;
+    block.first_query += begin;
+    f(begin, std::min(kCappedRows, queries - begin), block);
+  }
+}
+
+PartialAttention capped_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const AttentionPart& part, const AttentionOptions& options) {
+  std::vector<at::Tensor> outs, lses;
+  each_capped_block(q.size(1), part,
+                    [&](std::int64_t begin, std::int64_t rows, const AttentionPart& block) {
+                      const auto result =
+                          masked_attention_forward(q.narrow(1, begin, rows), k, v, block, options);
+                      outs.push_back(result.out);
+                      lses.push_back(result.lse);
+                    });
+  return {at::cat(outs, 1), at::cat(lses, 2)};
+}
+
+PartialGradients capped_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const at::Tensor& dout, const at::Tensor& lse,
+                                 const at::Tensor& delta, const AttentionPart& part,
+                                 const AttentionOptions& options) {
+  std::vector<at::Tensor> queries;
+  PartialGradients sum;
+  each_capped_block(q.size(1), part,
+                    [&](std::int64_t begin, std::int64_t rows, const AttentionPart& block) {
+                      const auto grad = masked_attention_backward(
+                          q.narrow(1, begin, rows), k, v, dout.narrow(1, begin, rows),
+                          lse.narrow(2, begin, rows), delta.narrow(2, begin, rows), block, options);
+                      queries.push_back(grad.q);
+                      sum.k = begin == 0 ? grad.k : sum.k + grad.k;
+                      sum.v = begin == 0 ? grad.v : sum.v + grad.v;
+                    });
+  sum.q = at::cat(queries, 1);
+  return sum;
 }
 
 }  // namespace
@@ -167,7 +214,9 @@ PartialGradients masked_attention_backward(const at::Tensor& q, const at::Tensor
   const at::Tensor d = dout.transpose(1, 2).to(in.q.scalar_type());
   const at::Tensor p = in.probabilities(lse);
   const at::Tensor dp = in.drop(at::matmul(d, in.v.transpose(2, 3)));
-  const at::Tensor dscores = p * (dp - delta.unsqueeze(3)) * in.scale;
+  const at::Tensor dscores = (dp - delta.unsqueeze(3)).mul_(p).mul_(in.scale);
+  // The derivative of c · tanh(s / c) is 1 - tanh²(s / c).
+  if (in.cap > 0) dscores.mul_(in.all_scores().div_(in.cap).square_().neg_().add_(1));
   const at::Tensor dq = at::matmul(dscores, in.k);
   const at::Tensor dk = at::matmul(dscores.transpose(2, 3), in.q);
   const at::Tensor dv = at::matmul(in.drop(p).transpose(2, 3), d);
@@ -179,6 +228,7 @@ PartialAttention attention_part_forward(const at::Tensor& q, const at::Tensor& k
                                         const at::Tensor& v, const AttentionPart& part,
                                         const AttentionOptions& options) {
   check_part(q, k, v, part, options);
+  if (options.cap != 0) return capped_forward(q, k, v, part, options);
   if (!has_cpu_kernel(q) || q.numel() == 0 || k.numel() == 0) {
     return masked_attention_forward(q, k, v, part, options);
   }
@@ -196,6 +246,7 @@ PartialGradients attention_part_backward(const at::Tensor& q, const at::Tensor& 
                                          const AttentionPart& part,
                                          const AttentionOptions& options) {
   check_part(q, k, v, part, options);
+  if (options.cap != 0) return capped_backward(q, k, v, dout, lse, delta, part, options);
   if (!has_cpu_kernel(q) || q.numel() == 0 || k.numel() == 0) {
     return masked_attention_backward(q, k, v, dout, lse, delta, part, options);
   }

@@ -14,7 +14,8 @@ struct AttentionOptions;
 // heads of queries use the same keys and values.
 //
 // fp32 and bf16 on the CPU run Tessera's kernels. Everything else runs ATen's operations, which
-// compute the scores of all queries and keys at once, in fp32 (in double for double).
+// compute the scores of all queries and keys at once, in fp32 (in double for double); if scores are
+// capped, those of 128 queries at a time.
 
 // Positions of the queries and keys in the whole sequences. Document starts, [B, tokens], and the
 // dropped probabilities are those of the whole sequences.

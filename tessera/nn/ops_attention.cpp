@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 
+#include "tessera/core/attention_blocks.h"
 #include "tessera/kernels/dropout.h"
 #include "tessera/kernels/layers.h"
 #include "tessera/nn/matmul.h"
@@ -18,16 +19,15 @@ namespace tessera::nn {
 namespace {
 
 // [Note: attention in blocks] Heads are processed in groups of G, queries in blocks of
-// `block_rows`, and a block sees only the keys up to its own end: the scores of a block, [G, rows,
-// keys], stay in the cache between the product that computes them, the softmax, and the product
-// that uses them. Backward recomputes them from the saved log-sum-exp. It processes the blocks from
-// the last to the first: the last one writes the gradients of all keys and values, and the others
-// add to a part of them. With a window, or several documents in a sequence, a block sees the keys
-// from the first one that its first query sees: keys outside are never multiplied. The gradients of
-// keys and values then start as zeros. Queries and keys may be parts of their sequences; queries
-// then may see no key here.
-constexpr std::int64_t block_rows = 128;
-constexpr std::int64_t group_elements = 1 << 17;  // number of scores; a group has at least one head
+// `block_rows` (sizes: core/attention_blocks.h), and a block sees only the keys up to its own end:
+// the scores of a block, [G, rows, keys], stay in the cache between the product that computes them,
+// the softmax, and the product that uses them. Backward recomputes them from the saved log-sum-exp.
+// It processes the blocks from the last to the first: the last one writes the gradients of all keys
+// and values, and the others add to a part of them. With a window, or several documents in a
+// sequence, a block sees the keys from the first one that its first query sees: keys outside are
+// never multiplied. The gradients of keys and values then start as zeros. Queries and keys may be
+// parts of their sequences; queries then may see no key here.
+constexpr std::int64_t block_rows = kScoreRows;
 
 // Keys that the queries of one sequence see, and the dropout of their probabilities. Queries and
 // keys are numbered from the first one here.
@@ -55,7 +55,7 @@ struct Visibility {
     return part.first_query - part.first_key + query;
   }
   // Returns the maximum number of keys that a block sees.
-  std::int64_t widest() const { return window > 0 ? std::min(keys, window + block_rows) : keys; }
+  std::int64_t widest() const { return keys_of_block(keys, window); }
 };
 
 Visibility visibility_of(const BlockedAttention& in, std::int64_t sequence, std::int64_t index) {
@@ -75,10 +75,7 @@ Visibility visibility_of(const BlockedAttention& in, std::int64_t sequence, std:
 }
 
 std::int64_t scores_at_once(const Visibility& visibility) {
-  return std::min(block_rows, visibility.queries) * visibility.widest();
-}
-std::int64_t group_size(std::int64_t most, std::int64_t elements, const Visibility& visibility) {
-  return std::clamp<std::int64_t>(elements / scores_at_once(visibility), 1, most);
+  return scores_of_block(visibility.queries, visibility.widest());
 }
 
 // Queries, keys and values of a group of heads, each [G, T, d].
@@ -279,7 +276,7 @@ Heads heads_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, st
 
 void forward_in_place(const BlockedAttention& in, const at::Tensor& out, const at::Tensor& lse) {
   const Visibility any = visibility_of(in, 0, 0);
-  const std::int64_t group = group_size(any.heads, group_elements, any);
+  const std::int64_t group = heads_of_group(any.heads, scores_at_once(any));
   const at::Tensor scratch = scratch_for(in, group, any);
   each_group(in, group, [&](std::int64_t b, std::int64_t begin, std::int64_t n) {
     const std::int64_t index = b * any.heads + begin;
@@ -292,7 +289,7 @@ void forward_in_place(const BlockedAttention& in, const at::Tensor& out, const a
 void backward_in_place(const BlockedAttention& in, const at::Tensor& dout, const at::Tensor& lse,
                        const at::Tensor& delta, const PartialGradients& grad) {
   const Visibility any = visibility_of(in, 0, 0);
-  const std::int64_t group = group_size(any.heads, group_elements, any);
+  const std::int64_t group = heads_of_group(any.heads, scores_at_once(any));
   const at::Tensor scratch = scratch_for(in, group, any);
   const at::Tensor dscratch = at::empty_like(scratch);
   each_group(in, group, [&](std::int64_t b, std::int64_t begin, std::int64_t n) {
@@ -327,7 +324,7 @@ void each_large_group(const BlockedAttention& in, F&& f) {
   const std::int64_t batch = in.q.size(0);
   const std::int64_t sequences = any.starts == nullptr ? 1 : batch,
                      all = any.heads * batch / sequences;
-  const std::int64_t group = group_size(all, large_group_elements, any);
+  const std::int64_t group = heads_of_group(all, scores_at_once(any), large_group_elements);
   for (std::int64_t s = 0; s < sequences; ++s) {
     for (std::int64_t begin = 0; begin < all; begin += group) {
       const std::int64_t index = s * all + begin;

@@ -64,6 +64,11 @@ double attention_work(ChunkOrder order, int cp, int rank) {
   return sum;
 }
 
+ContextKind context_kind(const RunConfig& q, ContextKind asked, int tp, int cp) {
+  const bool on_gpu = q.fused_activations() || (q.gpu.value_or(false) && q.model.attention_cap > 0);
+  return context_kind_for(q.model, asked, tp, cp, on_gpu);
+}
+
 ContextCost context_cost(const RunConfig& resolved, ContextKind kind) {
   if (resolved.state_only()) {
     throw UsageError(Flag("params"),
@@ -75,7 +80,7 @@ ContextCost context_cost(const RunConfig& resolved, ContextKind kind) {
   cost.question = resolved;
   RunConfig& q = cost.question;
   try {
-    q.cp_kind = context_kind_for(q.model, kind, q.tp(), q.cp());
+    q.cp_kind = context_kind(q, kind, q.tp(), q.cp());
   } catch (const UsageError& error) {
     cost.refused = error.what();
     return cost;

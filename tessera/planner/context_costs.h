@@ -25,6 +25,10 @@ int owner_of_keys(int rank, int step, int cp);
 double attention_work(ChunkOrder order, int cp, int rank, int step);
 double attention_work(ChunkOrder order, int cp, int rank);
 
+// Returns context_kind_for() for a run with these ranks. On a GPU, other software takes rings where
+// a run on the CPU would, but no software has capped scores there.
+ContextKind context_kind(const RunConfig& q, ContextKind asked, int tp, int cp);
+
 // Cost of one kind of attention with the other settings of a run.
 struct ContextCost {
   ContextKind kind = ContextKind::ring;

@@ -63,12 +63,14 @@ void ProgramBuilder::layer() {
   } else {
     a = attention(a);
   }
-  TensorId o = linear(
-      {"proj", "proj.weight", "proj.bias", m.biases.out, true, m.q_width(), m.hidden, context, h},
-      a, own * h);
-  if (m.post_norms) o = norm("post_norm1.weight", "post_norm1.bias", o);
+  Linear proj{
+      "proj", "proj.weight", "proj.bias", m.biases.out, true, m.q_width(), m.hidden, context, h};
+  // The result of attention, which a ring keeps too.
+  if (ledger_ && !in.fused && !frozen_ && !rings()) proj.frees = e * rows * context;
+  TensorId o = linear(proj, a, own * h);
+  if (m.post_norms) o = norm_behind("post_norm1.weight", "post_norm1.bias", o);
   const TensorId s = residual(x, o, /*before_norm=*/true);
-  const TensorId z = norm("norm2.weight", "norm2.bias", s);
+  const TensorId z = norm_behind("norm2.weight", "norm2.bias", s);
   TensorId d = has_experts() ? experts(z)
                              : mlp("fc.weight", "fc.bias", "proj2.weight", "proj2.bias", m.ffn, z);
   if (m.post_norms) d = norm("post_norm2.weight", "post_norm2.bias", d);
@@ -111,7 +113,7 @@ TensorId ProgramBuilder::mlp(const char* fc_name, const char* fc_bias, const cha
   for (int i = 0; i < gates; ++i) fc.segments.push_back(columns);
   fc.temporary = up_temporary;
   fc.of_experts = of_experts;
-  // Its input. Only the backward of context-parallel attention comes later and sets a peak.
+  // Its input. Only the backward of attention comes later and sets a peak.
   if (ledger_ && !in.fused && !frozen_ && !of_experts) fc.frees = e * rows * h;
   const TensorId g = activation(linear(fc, z, gates * wide), sizes);
   Linear down{"proj2", proj2, proj2_bias, m.biases.mlp, true, width, m.hidden, ffn, h};

@@ -226,6 +226,7 @@ struct Operation {
   // Peak bytes of its backward in addition to kept activations. 0: it never sets the peak of a
   // program.
   double temporary = 0;
+  double temporary_again = 0;  // Bytes in addition if the layer is recomputed.
   // Bytes of activations freed when its backward is done, and the policies (KeptWhen) that keep
   // them. Under other policies they were recomputed.
   double frees = 0;

@@ -78,6 +78,7 @@ class ProgramBuilder {
 
   TensorId checkpoint();
   TensorId norm(const char* weight, const char* bias, TensorId x);
+  TensorId norm_behind(const char* weight, const char* bias, TensorId x);
   TensorId linear(const Linear& spec, TensorId x, double outputs);
   TensorId head_norms(TensorId qkv);
   TensorId split_heads(TensorId qkv);
@@ -85,6 +86,7 @@ class ProgramBuilder {
   TensorId repeat_keys(TensorId qkv);
   TensorId attention(TensorId heads);
   void ring(Operation& op, TensorId heads, double flops);
+  double score_blocks() const;
   bool rings() const { return in.cp > 1 && in.cp_kind == ContextKind::ring; }
   bool exchanges() const { return in.cp > 1 && in.cp_kind == ContextKind::ulysses; }
   TensorId mlp(const char* fc, const char* fc_bias, const char* proj2, const char* proj2_bias,

@@ -80,20 +80,20 @@ Work tp_collective(const RunConfig& q, Collective kind, double bytes) {
 // [Note: hidden messages].
 Work exposed_context(const RunConfig& q, const Program& program, const Operation& op, bool backward,
                      const Work& kernels) {
-  Work exposed, transfer;  // `transfer`: of a block and its gradients
-  double transfers = 0;
+  Work exposed;
+  double keys = 0, gradients = 0;  // seconds of one message of a ring
   for (const Communication& send : op.sends) {
     if (send.axis != Axis::cp || send.backward != backward || !happens(program, op, send)) continue;
     const Work one = collective_along(q, Axis::cp, send.kind, send.elements * send.element);
     if (send.kind == Collective::send) {
-      transfer += one;
-      transfers = send.calls;
+      (send.row == Sent::ring_gradients ? gradients : keys) = one.device;
+      exposed.launches += one.launches * send.calls;
     } else {
       exposed += one * send.calls;
     }
   }
-  transfer.device = std::max(0.0, transfer.device - kernels.device / (transfers + 1));
-  return exposed += transfer * transfers;
+  if (keys > 0) exposed.device += exposed_ring(q.cp(), kernels.device / q.cp(), keys, gradients);
+  return exposed;
 }
 
 // Returns the seconds of an operation's all-to-alls over expert-parallel ranks. The busiest rank
@@ -248,7 +248,8 @@ std::vector<BackwardPeak> backward_peaks(const Program& program, Recompute recom
   bool reduced = false;
   for (auto op = program.operations.rbegin(); op != program.operations.rend(); ++op) {
     if (op->temporary > 0) {
-      peaks.push_back({static_cast<std::int64_t>(again + op->temporary),
+      const double more = recompute == Recompute::none ? 0 : op->temporary_again;
+      peaks.push_back({static_cast<std::int64_t>(again + op->temporary + more),
                        static_cast<std::int64_t>(replaced), reduced});
     }
     reduced = reduced || op->kind == OpKind::linear;
@@ -345,6 +346,26 @@ Work tensor_reduce(const RunConfig& q) {
   if (q.sequence_ranks() == 1) return tp_collective(q, Collective::all_reduce, bytes);
   return tp_collective(q, Collective::reduce_scatter, bytes) +
          tp_collective(q, Collective::all_gather, bytes);
+}
+
+double exposed_ring(int ranks, double block, double keys, double gradients) {
+  double now = 0, exposed = 0;
+  double link = 0;  // when the messages sent so far have arrived
+  const auto wait_until = [&](double then) {
+    exposed += std::max(0.0, then - now);
+    now = std::max(now, then);
+  };
+  double gradients_arrive = 0;  // those of the step before
+  for (int step = 0; step < ranks; ++step) {
+    double keys_arrive = 0;
+    if (step + 1 < ranks) link = keys_arrive = std::max(now, link) + keys;
+    now += block;
+    wait_until(gradients_arrive);
+    if (step > 0 && gradients > 0) link = gradients_arrive = std::max(now, link) + gradients;
+    wait_until(keys_arrive);
+  }
+  wait_until(gradients_arrive);
+  return exposed;
 }
 
 double program_flops(const Program& program) {

@@ -113,7 +113,15 @@ struct PartWork {
 // [Note: hidden messages] In a ring of n ranks, a block of keys and values travels while attention
 // works on the block before it. All n blocks take 1/n of the time of attention, so each of the
 // n - 1 transfers exposes max(0, transfer - attention / n). In backward the gradients of a block
-// travel with it. An all-to-all hides nothing: attention needs its result.
+// leave after attention to it, on the same link as the next keys, and must have arrived when the
+// next rank has computed its part of them. So they have one block less in which to hide: nothing
+// hides the last ones, which return to the rank of the keys. An all-to-all hides nothing: attention
+// needs its result.
+
+// Returns the seconds that the messages of a ring add to `ranks` blocks of attention of `block`
+// seconds each: keys, and in backward gradients, of these seconds each.
+double exposed_ring(int ranks, double block, double keys, double gradients);
+
 PartWork part_work(const RunConfig& resolved, const Program& program);
 PartWork part_work(const RunConfig& resolved, ProgramPart part);
 // Returns the work of one such reduction.

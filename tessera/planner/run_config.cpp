@@ -5,6 +5,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/context_costs.h"
 #include "tessera/planner/expert_settings.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/places.h"
@@ -230,7 +231,7 @@ void resolve_cuts(RunConfig& q) {
                                      " tokens, and each rank holds two chunks of them; must be at "
                                      "most half of --seq"));
   }
-  q.cp_kind = context_kind_for(q.model, q.cp_kind, q.tp(), q.cp(), q.fused_activations());
+  q.cp_kind = context_kind(q, q.cp_kind, q.tp(), q.cp());
   const std::int64_t stages = std::int64_t{q.pp()} * q.chunks;
   if (q.model.layers < stages) {
     throw UsageError(Flag("layers"), str("got ", q.model.layers, " for pp ", q.pp(), " · chunks ",

@@ -10,6 +10,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/context_costs.h"
 #include "tessera/planner/layer_program.h"
 #include "tessera/planner/mesh_orders.h"
 #include "tessera/planner/neighbors.h"
@@ -169,7 +170,7 @@ bool Search::divides_heads(std::int64_t tp) const {
 bool Search::shares_sequences(const Axes& mesh, std::int64_t cp) const {
   if (!ask_.fixed.axes[Axis::cp] && sequence_ / cp < kLeastContextTokens) return false;
   try {
-    context_kind_for(base_.model, base_.cp_kind, mesh.tp(), static_cast<int>(cp));
+    context_kind(base_, base_.cp_kind, mesh.tp(), static_cast<int>(cp));
   } catch (const UsageError&) {  // --cp-kind ulysses
     return false;
   }

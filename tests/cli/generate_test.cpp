@@ -193,6 +193,8 @@ TEST_F(Generate, GeneratesTheSameTextOnSeveralRanks) {
   };
   EXPECT_EQ(texts({"--temperature", "0"}), texts({"--temperature", "0", "--tp", "2"}));
   EXPECT_EQ(texts({"--seed", "3"}), texts({"--seed", "3", "--tp", "2"}));
+  EXPECT_EQ(texts({"--temperature", "0"}), texts({"--temperature", "0", "--cp", "3"}));
+  EXPECT_EQ(texts({"--seed", "3"}), texts({"--seed", "3", "--tp", "2", "--cp", "2"}));
 
   const Words words = {TESSERA_PROGRAM, "generate", "--from",        folder / "bytes",
                        "--tokens",      "5",        "--temperature", "0",
@@ -219,6 +221,7 @@ TEST_F(Generate, RefusesInvalidArguments) {
   error({"--prompt", "300", "--tokenizer", "ids"}, "0 to 255");
   error({"--prompt", "a", "--prompts", "b"}, "one of them");
   error({"--prompt", "a", "--tp", "3"}, "--tp 3: heads is ");
+  error({"--prompt", "a", "--tp", "2", "--cp", "4096"}, "--tp: got 2 × --cp 4096 = 8192 ranks");
   error({"--prompt", "300", "--tokenizer", "ids", "--tp", "2"}, "0 to 255");
   error({"--prompts", folder / "nothing"}, "--prompts");
   error({"--prompt", "a", "--min-p", "nan"}, "--min-p: got \"nan\"; must be 0 to 1");

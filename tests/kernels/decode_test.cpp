@@ -82,12 +82,16 @@ TEST(CachedAttention, MatchesTheReference) {
           const Array k = random_array(type, tokens * dim, random),
                       v = random_array(type, tokens * dim, random);
           for (const float cap : {0.0f, 2.0f}) {
-            const CachedAttention what{type,     heads,    dim,  tokens, q.as<float>(),
-                                       k.data(), v.data(), 0.3f, cap};
+            CachedAttention what{type,     heads,    dim,  tokens, q.as<float>(),
+                                 k.data(), v.data(), 0.3f, cap};
             Array scores(Type::f32, tokens), out(Type::f32, heads * dim), wanted = out;
+            Array lse(Type::f32, heads), wanted_lse = lse;
+            if (tokens % 2 == 0) what.lse = lse.as<float>();
             set.cached_attention(what, scores.as<float>(), out.as<float>());
+            if (tokens % 2 == 0) what.lse = wanted_lse.as<float>();
             reference::cached_attention(what, nullptr, wanted.as<float>());
             expect_close(out, wanted, 1e-5, 1, "out");
+            if (what.lse != nullptr) expect_close(lse, wanted_lse, 1e-5, 1, "log-sum-exp");
             EXPECT_TRUE(scores.guarded());
           }
         }

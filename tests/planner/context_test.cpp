@@ -191,6 +191,11 @@ TEST(Context, BackwardOfARingHoldsBlocksInTransit) {
     const double block = s.rows * 2 * s.kv * s.d, travel = block * (2 * s.e + 4 * 4);  // cp is 4
     const double width = s.heads * s.d, all = (s.heads + 2 * s.kv) * s.d;
     double own = s.rows * (width + all) * s.e;
+    if (!runner.gpu) {
+      // Gradients of the result and the queries; of a pair of chunks, the gradients, and repeated
+      // keys and values; sums per query and head, and copies of them for a chunk.
+      own = s.rows * width * (s.e + 4) + s.rows / 2 * width * 4 * 5 + 2 * s.rows * s.heads * 4;
+    }
     if (q.fused_activations()) {  // and what attention of one rank holds
       const auto hidden = static_cast<double>(q.model.hidden);
       own = s.rows * (width * (s.e + 4) + 2 * (hidden + all) * s.e + 4 * hidden);

@@ -39,12 +39,15 @@ struct LayerTimes {
       }
       for (const Communication& send : op.sends) {
         if (send.axis != Axis::cp) continue;
-        (send.backward ? backward : forward) +=
+        const double seconds =
             on.seconds(send.kind, send.elements * send.element, on.along[Axis::cp]);
+        (send.backward ? backward : forward) += seconds;
+        if (send.row == Sent::ring_gradients) gradients += seconds;
       }
     }
   }
   double block = 0, block_back = 0, forward = 0, backward = 0;
+  double gradients = 0;  // of `backward`
 };
 
 RunConfig without_launches(RunConfig q) {
@@ -64,19 +67,41 @@ TEST(ContextTime, RingExposesTransfersLongerThanAttention) {
           q.hardware.inside.bandwidth /= slower;
           const LayerTimes t(q);
           const double forward = std::max(0.0, t.forward - t.block) * (cp - 1);
-          const double backward = std::max(0.0, t.backward - t.block_back) * (cp - 1);
+          const double backward =
+              exposed_ring(cp, t.block_back, t.backward - t.gradients, t.gradients);
           const double passes = q.recompute == Recompute::full ? 2 : 1;
           const double layers = static_cast<double>(q.model.layers * q.micros());
           const StepTime time = step_time(q);
           const double want = layers * (passes * forward + backward);
           EXPECT_NEAR(time.comm[Axis::cp], want, 1e-9 * time.step()) << seq << " " << cp;
-          hidden = hidden || want == 0;
-          exposed = exposed || want > 0;
+          hidden = hidden || forward == 0;
+          exposed = exposed || forward > 0;
         }
       }
     }
   }
   EXPECT_TRUE(hidden && exposed);
+}
+
+// Timelines by hand, for blocks of 10 s.
+TEST(ContextTime, MessagesOfARingAreExposedAsTheirOrderSays) {
+  EXPECT_EQ(exposed_ring(1, 10, 0, 0), 0);
+  for (const int ranks : {2, 3, 8}) {
+    EXPECT_EQ(exposed_ring(ranks, 10, 10, 0), 0);
+    EXPECT_EQ(exposed_ring(ranks, 10, 13, 0), 3 * (ranks - 1));
+    // Everything is hidden but the last gradients.
+    EXPECT_EQ(exposed_ring(ranks, 10, 4, 6), 6);
+    // The link is never idle once it starts.
+    EXPECT_EQ(exposed_ring(ranks, 0, 4, 6), 10 * (ranks - 1));
+  }
+  // 2 ranks: keys arrive at 14, and gradients leave at 24.
+  EXPECT_EQ(exposed_ring(2, 10, 14, 6), 30 - 20);
+  // 3 ranks: keys arrive at 14 and 28. Gradients leave at 24, wait for the link until 28 and arrive
+  // at 34; the last leave at 38 and arrive at 44.
+  EXPECT_EQ(exposed_ring(3, 10, 14, 6), 44 - 30);
+  // 4 ranks: keys arrive at 8, 18 and, because the gradients of 20 have the link until 28, at 36.
+  // The next gradients wait for them and arrive at 44; the last leave at 46.
+  EXPECT_EQ(exposed_ring(4, 10, 8, 8), 54 - 40);
 }
 
 TEST(ContextTime, AllToAllsAreNotOverlapped) {

@@ -124,6 +124,36 @@ TEST(Context, SlidingWindowsMatchOneProcess) {
   }
 }
 
+// Gemma 2: capped scores, with and without a window.
+TEST(Context, CappedScoresMatchOneProcess) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "config.json")
+      << R"({"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_size": 32,
+"intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+"head_dim": 6, "vocab_size": 64, "max_position_embeddings": 4096, "rope_theta": 10000.0,
+"rms_norm_eps": 1e-06, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true,
+"torch_dtype": "float32", "sliding_window": 11, "query_pre_attn_scalar": 4,
+"attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0})";
+  for (const Cut& mesh : {Cut{.cp = 2}, Cut{.cp = 3}, Cut{.tp = 2, .cp = 2}}) {
+    for (const ContextKind kind : kKinds) {
+      if (kind == ContextKind::ulysses && mesh.cp == 3) continue;
+      RunConfig config = on_cut(small(folder.path), mesh, 1);
+      config.cp_kind = kind;
+      config.zero = mesh.cp == 3 ? 3 : 1;
+      expect_same_losses(config);
+    }
+  }
+  for (const char* recompute : kRecompute) {
+    RunConfig config = on_cut(small(folder.path, 32), {.cp = 2}, 1);
+    config.cp_kind = ContextKind::ring;
+    config.set("recompute", recompute);
+    for (const Summary& rank : run_all(config).summaries) {
+      EXPECT_EQ(rank.measured.memory.at("activations"), rank.predicted.memory.at("activations"))
+          << words(config);
+    }
+  }
+}
+
 // 16-bit parameters, and gradients that are sent in 16 bits: losses within their rounding, and the
 // planned traffic.
 TEST(Context, SixteenBitsMatchOneProcess) {
@@ -226,6 +256,26 @@ TEST(Context, KeptActivationsEqualThePlan) {
       EXPECT_NEAR(static_cast<double>(rank.measured.memory.at("peak")), planned("peak"),
                   0.04 * planned("peak"))
           << words(config);
+    }
+  }
+}
+
+// Rows for which the blocks of attention are a large part of the memory of small layers.
+TEST(Context, PeaksOfLongRowsAreThoseOfThePlan) {
+  for (const auto& [model, kind, recompute, ranks] : combinations(
+           std::vector{"gpt-tiny", "llama-tiny"}, kKinds, kRecompute, std::vector{1, 2, 4})) {
+    RunConfig config = on_cut(small(model, 4096), {.cp = ranks}, 1);
+    config.cp_kind = kind;
+    config.set("recompute", recompute);
+    config.layers = 2;
+    if (std::string(model) == "gpt-tiny") config.positions = 4096;
+    config.global_batch = config.micro_batch = 1;
+    config.steps = 2;
+    for (const Summary& rank : run_all(config).summaries) {
+      const double planned = static_cast<double>(rank.predicted.memory.at("peak")),
+                   measured = static_cast<double>(rank.measured.memory.at("peak"));
+      EXPECT_NEAR(measured, planned, 0.04 * planned)
+          << words(config) << ": " << 100 * (measured / planned - 1) << "%";
     }
   }
 }
