@@ -218,4 +218,7 @@ class Table {
   std::vector<Field> fields_;
 };
 
+// Adds the rows of sharding_fields.cpp.
+void add_sharding(Table& table);
+
 }  // namespace tessera::planner

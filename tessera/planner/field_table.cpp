@@ -33,12 +33,6 @@ const char* axis_purpose(Axis axis) {
   return "";
 }
 
-std::vector<std::string> layout_names() {
-  std::vector<std::string> names;
-  for (const StateLayout& layout : state_layouts()) names.push_back(layout.name);
-  return names;
-}
-
 void add_model(Table& t) {
   t.group("Model");
   t.add("model", &S::model_name,
@@ -263,59 +257,6 @@ void add_parallelism(Table& t) {
       .plan("1; interleaved: 2");
 }
 
-// The rest of the group: data parallelism.
-void add_sharding(Table& t) {
-  t.add("zero", &S::zero,
-        "ZeRO stage: 0 shards nothing (DDP), 1 optimizer state, 2 and gradients, 3 and parameters")
-      .range(0, 3)
-      .bounded_in_plans()
-      .type("STAGE")
-      .plan("0");
-  t.add("layout", &S::layout,
-        "types of parameters, gradients, optimizer state: bf16, bf16-fp32grad, bf16-nomaster, "
-        "fp16 (GPUs), fp32; a plan counts bytes such as 2,6,12 too")
-      .words(layout_names())
-      .type("NAME")
-      .free_in_plans()
-      .plan("bf16, or fp16 where the hardware has no bf16");
-  t.add("grad-reduce", &S::grad_reduce,
-        "reduce each micro-batch or the last; auto: last for stages 0, 1")
-      .or_auto()
-      .plan("auto");
-  t.add("grad-compression", &S::grad_compression,
-        "how fp32 gradients travel: as they are, or rounded to bf16 or fp16")
-      .plan("none");
-  t.add("bucket-size", &S::bucket_bytes,
-        "bytes of gradient that travel together, such as 25MB; 0: by the model")
-      .size()
-      .plan("by the model");
-  t.add_text(
-       "bucket-mb",
-       [](S& s, const Field& field, std::string_view text) {
-         double megabytes = 0;
-         parse_value(field, text, Command::train, megabytes);
-         // Files of earlier versions have both names, and 0 for the one that was not given.
-         if (megabytes == 0) return;
-         s.bucket_bytes = std::max<std::int64_t>(1, std::llround(megabytes * 1e6));
-       },
-       [](const S& s) { return number_text(static_cast<double>(s.bucket_bytes) / 1e6); },
-       "--bucket-size in 10^6 bytes")
-      .range(0, 1e5)
-      .alias_of_previous()
-      .plan("by the model");
-  t.add("overlap-grad-reduce", &S::overlap_grad_reduce, "reduce gradients while backward goes on")
-      .plan("true");
-  t.add("overlap-param-gather", &S::overlap_param_gather,
-        "stages 1, 2: gather parameters while the next forward goes on")
-      .plan("true");
-  t.add("prefetch", &S::prefetch, "stage 3: gather one unit ahead").plan("true");
-  t.add("keep-params", &S::keep_params, "stage 3: keep parameters between forward and backward")
-      .plan("false");
-  t.add("gather", &S::gather, "stage 3: parameters shared by the ranks of a host, or copied")
-      .or_auto()
-      .plan("cpu: alias, else copy");
-}
-
 void add_optimizer(Table& t) {
   t.group("Optimizer");
   t.add("optimizer", &S::optimizer, "rule of the update").train();
@@ -407,6 +348,9 @@ void add_run(Table& t) {
       .range(0, kMany)
       .train();
   t.add("async-save", &S::async_save, "write checkpoints while training goes on").train();
+  t.add("convert-optimizer-state", &S::convert_optimizer_state,
+        "let --resume round moments that were saved with another --optimizer-state")
+      .train();
   t.add("save-retries", &S::save_retries,
         "how often a save that the disk refused is tried again, after 1 s, 2 s, 4 s, …")
       .range(0, 20)
