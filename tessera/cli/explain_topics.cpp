@@ -45,15 +45,16 @@ std::string state_steps(const RunConfig& q, double psi, double experts) {
   Table table("lrrrr");
   double sum = 0;
   const auto lines = [&](const char* whose, double params, int shards) {
-    const auto line = [&](const char* name, int each, bool sharded) {
+    const auto line = [&](const char* name, double each, bool sharded, bool in_memory = true) {
       const double bytes = params * each / (sharded ? shards : 1);
-      sum += bytes;
+      if (in_memory) sum += bytes;
       table.row({str(name, whose), str(each, " B"), str("· ", whole_text(params)),
                  sharded ? str("/ ", shards) : "", "= " + bytes_text(bytes)});
     };
     line("params", q.layout.param, cut.params);
     line("grads", q.layout.grad, grads);
-    line("optimizer", q.layout.optimizer(), cut.optimizer);
+    line(q.offloads_optimizer() ? "optimizer (in files)" : "optimizer", q.layout.optimizer(),
+         cut.optimizer, !q.offloads_optimizer());
   };
   lines("", psi - experts, q.shards());
   if (experts > 0) lines(" of experts", experts, q.expert_shards());

@@ -54,7 +54,10 @@ std::string heading(const Plan& plan) {
   std::string text =
       str(model_words(q), "\non ", q.world(), " × ", q.hardware.name, " (", q.nodes,
           q.nodes == 1 ? " node" : " nodes", " of ", q.per_node, "): ", mesh_words(q), ", layout ",
-          q.layout.name, " (", q.layout.total(), " B per parameter)\n");
+          q.layout.name,
+          q.optimizer_state == OptimizerState::fp32 ? std::string()
+                                                    : str(" with moments in ", q.optimizer_state),
+          " (", q.layout.total(), " B per parameter)\n");
   if (!q.state_only()) {
     text +=
         str("global batch ", q.global_batch, " = micro-batch ", q.micro_batch, " × accumulation ",
@@ -109,6 +112,7 @@ std::string memory_table(const Plan& plan) {
   table.row({"params", size(m.params)});
   table.row({"grads", size(m.grads)});
   table.row({"optimizer", size(m.optimizer)});
+  if (m.on_disk > 0) table.row({"in files", str("(", size(m.on_disk), ")")});
   if (sized) table.row({"state", size(plan.memory.total())});
   table.row({"activations", rest(m.activations)});
   table.row({"buffers", rest(m.buffers)});

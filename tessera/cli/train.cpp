@@ -183,6 +183,7 @@ void warn_of_oversubscription(int ranks, int threads) {
 
 // Throws if the ranks do not fit into host memory, before the OOM killer ends one of them.
 void check_memory(const train::RunConfig& config, const train::Resolved& resolved, int ranks) {
+  train::check_offload_folder(config, resolved, ranks);
   if (const auto free = process::free_host_memory()) {
     train::check_host_memory(config, resolved, ranks, free->bytes,
                              str("this host (", free->bound, ")"));

@@ -35,7 +35,7 @@ StateLayout parse_state_layout(std::string_view text) {
     }
     at = next + 1;
   }
-  return {std::string(text), bytes[0], bytes[1], 0, bytes[2]};
+  return {std::string(text), bytes[0], bytes[1], 0, static_cast<double>(bytes[2])};
 }
 
 Sharding sharding_of_stage(int stage) {

@@ -14,15 +14,15 @@ namespace tessera {
 // they cannot disagree.
 struct StateLayout {
   std::string name;
-  int param = 0;    // copy read by forward and backward
-  int grad = 0;     // gradient accumulated by backward
-  int master = 0;   // fp32 copy updated by the optimizer if `param` is narrower
-  int moments = 0;  // state of the optimizer: two fp32 numbers for AdamW
+  int param = 0;       // copy read by forward and backward
+  int grad = 0;        // gradient accumulated by backward
+  int master = 0;      // fp32 copy updated by the optimizer if `param` is narrower
+  double moments = 0;  // state of the optimizer: two numbers for AdamW, fp32 or as OptimizerState
   // `moments` of hidden matrices if the optimizer treats them differently (Muon); -1: it does not.
-  int matrix_moments = -1;
+  double matrix_moments = -1;
 
-  int optimizer() const { return master + moments; }
-  int total() const { return param + grad + optimizer(); }
+  double optimizer() const { return master + moments; }
+  double total() const { return param + grad + optimizer(); }
   bool fp16() const { return name == "fp16"; }  // the 16-bit type is fp16, not bf16
 
   friend bool operator==(const StateLayout&, const StateLayout&) = default;
@@ -36,6 +36,26 @@ const std::vector<StateLayout>& state_layouts();
 // Returns a layout by name or from "p,g,o" in bytes (such as "2,6,12"), which the planner accepts
 // but the engine cannot run. Throws UsageError for other texts.
 StateLayout parse_state_layout(std::string_view text);
+
+// Number format of AdamW's moments. bf16 rounds stochastically. int8 stores 8 bits per element and
+// an exponent for every 16 elements, and rounds stochastically: [Note: 8-bit moments] in
+// kernels/moments.h.
+enum class OptimizerState : std::uint8_t { fp32, bf16, int8 };
+// Names on the command line.
+template <>
+struct EnumNames<OptimizerState> {
+  static constexpr std::array<std::string_view, 3> kNames{"fp32", "bf16", "int8"};
+};
+// Returns the bytes of one moment per element: 4, 2, or 17/16. Exact for multiples of kShardAlign
+// elements, to which every shard is padded.
+constexpr double bytes_per_moment(OptimizerState state) {
+  switch (state) {
+    case OptimizerState::fp32: return 4;
+    case OptimizerState::bf16: return 2;
+    case OptimizerState::int8: return 17.0 / 16;
+  }
+  return 0;
+}
 
 // State that a ZeRO stage shards over the data-parallel ranks. This defines the stage.
 struct Sharding {

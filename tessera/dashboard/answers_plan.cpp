@@ -76,7 +76,7 @@ std::optional<int> fits_from(planner::RunConfig q, int stage, int most) {
 std::string stage_formula(const planner::StageAnswer& s) {
   const planner::RunConfig& q = s.plan.question;
   const auto product = [&](double params, int shards) {
-    const auto term = [&](int bytes, bool cut) {
+    const auto term = [&](double bytes, bool cut) {
       return cut && shards > 1 ? str(bytes, "/", shards) : str(bytes);
     };
     return str(format_count(std::llround(std::min(params, 9e18))), " · (",
@@ -115,8 +115,8 @@ Json about_answer(const Knowledge& known, Ask& ask) {
     layouts.push_back({{"name", layout.name},
                        {"param", layout.param},
                        {"grad", layout.grad},
-                       {"optimizer", layout.optimizer()},
-                       {"total", layout.total()}});
+                       {"optimizer", planner::whole_json(layout.optimizer())},
+                       {"total", planner::whole_json(layout.total())}});
   }
   return {{"version", TESSERA_VERSION},
           {"models", std::move(models)},

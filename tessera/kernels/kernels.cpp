@@ -72,6 +72,15 @@ double sum_of_squares(const void* x, Type type, std::size_t n) {
   return best().sum_of_squares(x, type, n);
 }
 
+void decode_moments(MomentCode code, const std::byte* from, float* to, std::size_t blocks) {
+  best().decode_moments(code, from, to, blocks);
+}
+
+void encode_moments(MomentCode code, const float* from, std::byte* to, std::size_t blocks,
+                    const MomentNoise& noise) {
+  best().encode_moments(code, from, to, blocks, noise);
+}
+
 void gelu_forward(const Gelu& in, void* y) { best().gelu_forward(in, y); }
 
 void gelu_backward(const Gelu& in, const void* dy, void* dx, float* dbias) {

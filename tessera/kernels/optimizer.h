@@ -42,6 +42,9 @@ void round_to_bf16_stochastic(const float* from, std::uint16_t* to, std::size_t 
                               std::int64_t step);
 
 namespace reference {  // one element, with the same noise
+// Returns the 16 random bits of an element.
+std::uint32_t noise_of(std::uint64_t index, std::uint64_t stream, std::uint64_t seed,
+                       std::int64_t step);
 std::uint16_t to_bf16_stochastic(float value, std::uint64_t index, std::uint64_t stream,
                                  std::uint64_t seed, std::int64_t step);
 }  // namespace reference

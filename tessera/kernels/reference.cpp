@@ -33,12 +33,17 @@ double tanh_argument(double x) { return std::sqrt(2 / pi) * (x + 0.044715 * x * 
 
 }  // namespace
 
-std::uint16_t to_bf16_stochastic(float value, std::uint64_t index, std::uint64_t stream,
-                                 std::uint64_t seed, std::int64_t step) {
+std::uint32_t noise_of(std::uint64_t index, std::uint64_t stream, std::uint64_t seed,
+                       std::int64_t step) {
   const std::uint64_t g = index / 128, h = index / 64 % 2, w = index / 16 % 4, j = index % 16;
   const std::uint64_t counter = (static_cast<std::uint64_t>(step) << 32) + 16 * g + j;
   const std::uint32_t word = Philox(seed, stream).block(counter)[w];
-  const std::uint32_t noise = h == 0 ? word & 0xffffu : word >> 16;
+  return h == 0 ? word & 0xffffu : word >> 16;
+}
+
+std::uint16_t to_bf16_stochastic(float value, std::uint64_t index, std::uint64_t stream,
+                                 std::uint64_t seed, std::int64_t step) {
+  const std::uint32_t noise = noise_of(index, stream, seed, step);
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if (value != value) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
   return static_cast<std::uint16_t>((bits + noise) >> 16);

@@ -4,6 +4,7 @@
 #include "tessera/kernels/decode_impl.h"
 #include "tessera/kernels/gelu_impl.h"
 #include "tessera/kernels/layer_norm_impl.h"
+#include "tessera/kernels/moments_impl.h"
 #include "tessera/kernels/norm_impl.h"
 #include "tessera/kernels/optimizer_impl.h"
 #include "tessera/kernels/sets.h"
@@ -17,6 +18,8 @@ const KernelSet set = {
     .update = UpdateTable<rules::Rule>::kernels,
     .round_to_bf16_stochastic = round_to_bf16_stochastic,
     .sum_of_squares = sum_of_squares,
+    .decode_moments = decode_moments,
+    .encode_moments = encode_moments,
     .gelu_forward = gelu_forward,
     .gelu_backward = gelu_backward,
     .layer_norm_forward = layer_norm_forward,

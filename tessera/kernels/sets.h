@@ -5,6 +5,7 @@
 
 #include "tessera/kernels/decode.h"
 #include "tessera/kernels/layers.h"
+#include "tessera/kernels/moments.h"
 #include "tessera/kernels/optimizer.h"
 
 namespace tessera::kernels {
@@ -23,6 +24,8 @@ struct KernelSet {
   UpdateKernels update;
   decltype(&kernels::round_to_bf16_stochastic) round_to_bf16_stochastic;
   decltype(&kernels::sum_of_squares) sum_of_squares;
+  decltype(&kernels::decode_moments) decode_moments;
+  decltype(&kernels::encode_moments) encode_moments;
   decltype(&kernels::gelu_forward) gelu_forward;
   decltype(&kernels::gelu_backward) gelu_backward;
   decltype(&kernels::layer_norm_forward) layer_norm_forward;

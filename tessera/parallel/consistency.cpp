@@ -286,7 +286,7 @@ NamedTensors replicated_params(const Start& start, zero::Engine& engine) {
   NamedTensors found;
   for (const zero::StateShard& shard : engine.state(zero::StateScope::params)) {
     if (!whole.contains(shard.param)) continue;
-    found.emplace_back(str("parameter ", quote(shard.param)), shard.values);
+    found.emplace_back(str("parameter ", quote(shard.param)), shard.read());
   }
   return found;
 }

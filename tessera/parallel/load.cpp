@@ -108,6 +108,7 @@ class Attempt {
       throw UsageError(error.what());  // the file is intact, but of another model
     }
     check_states();
+    if (!options_.params_only) check_optimizer_state();
     if (!options_.params_only) note_removed();
     std::set<std::string> wanted;
     for (const ParamSpec& spec : state_.specs) wanted.insert(spec.name);
@@ -163,6 +164,37 @@ class Attempt {
     }
   }
 
+  // Returns the format of AdamW's moments with these types, which zero::StoredState chooses;
+  // nullopt for other states.
+  static std::optional<OptimizerState> format_of(const std::map<std::string, DType>& states) {
+    const auto first = states.find("moment1"), second = states.find("moment2");
+    if (first == states.end() || second == states.end()) return std::nullopt;
+    if (first->second == DType::f32) return OptimizerState::fp32;
+    if (first->second != DType::bf16) return std::nullopt;
+    return second->second == DType::bf16 ? OptimizerState::bf16 : OptimizerState::int8;
+  }
+
+  // Throws UsageError if the moments have another format than those of this engine.
+  void check_optimizer_state() {
+    const OptimizerState own = what_.engine.options().optimizer_state;
+    for (const auto& [param, updates] : trained_) {
+      const auto saved = format_of(from_->states(param));
+      if (!saved || *saved == own) continue;
+      if (!options_.convert_optimizer_state) {
+        throw UsageError(str(folder_, ": the moments were saved as ", name(*saved),
+                             ", but this run stores them as ", name(own),
+                             ". Use --optimizer-state ", name(*saved),
+                             ", or convert them: --convert-optimizer-state, in a program "
+                             "LoadOptions::convert_optimizer_state"));
+      }
+      converts_ = true;
+    }
+    if (!converts_) return;
+    loaded_.notes.push_back(
+        str(folder_, ": the moments were converted to ", name(own),
+            own == OptimizerState::fp32 ? ", which is exact" : ", rounded to nearest"));
+  }
+
   // Adds a note on states that earlier versions saved and this one ignores.
   void note_removed() {
     std::int64_t params = 0;
@@ -214,10 +246,12 @@ class Attempt {
     const at::NoGradGuard no_grad;
     std::vector<checkpoint::WantedShard> as_saved, rounded;
     for (checkpoint::WantedShard& shard : state_.shards) {
-      (is_frozen_now(shard.param) ? rounded : as_saved).push_back(std::move(shard));
+      const bool converted = converts_ && shard.state.starts_with("moment");
+      (converted || is_frozen_now(shard.param) ? rounded : as_saved).push_back(std::move(shard));
     }
     from_->load(as_saved);
-    // The master copy of a parameter that is frozen now is rounded to the layout's type.
+    // The master copy of a parameter that is frozen now is rounded to the layout's type, and
+    // moments to their format.
     if (!rounded.empty()) from_->load(rounded, checkpoint::Rounding::nearest);
     for (auto& [to, from] : state_.copies) to.copy_(from);
     return "";
@@ -234,6 +268,7 @@ class Attempt {
   std::string frozen_;  // fingerprint of the omitted parameters
   std::string problem_;
   bool touched_ = false;
+  bool converts_ = false;  // moments of another format
 };
 
 // Collective. Returns `dir` if it is a checkpoint, otherwise the checkpoints in it, newest first.

@@ -110,6 +110,9 @@ struct LoadOptions {
   // and is trained now starts with 0 updates and the engine's optimizer state; the saved state of
   // one that is frozen now is ignored. For freezing and unfreezing.
   bool other_trainable = false;
+  // Accept moments that were saved with another zero::Options::optimizer_state. They are rounded to
+  // nearest; to fp32 the conversion is exact.
+  bool convert_optimizer_state = false;
 };
 
 // Collective. Loads a checkpoint of save(), on any number of ranks, any mesh and any stage: `dir`

@@ -28,9 +28,9 @@ constexpr const char* kLossScale = "updates/ loss scale";  // cannot be the name
 constexpr const char* kGoodSteps = "updates/ good steps";  // the same; older checkpoints lack it
 
 DType stored_dtype(const zero::StateShard& shard) {
-  if (const auto found = comm::find_dtype(shard.values.scalar_type())) return *found;
+  if (const auto found = comm::find_dtype(shard.type())) return *found;
   throw UsageError(str(shard.state, " ", quote(shard.param), " is of type ",
-                       c10::toString(shard.values.scalar_type()),
+                       c10::toString(shard.type()),
                        ", which checkpoints do not support. Use another type"));
 }
 
@@ -97,7 +97,7 @@ std::optional<std::int64_t> parse_count(const std::string& text) {
 // Returns the part of `runs` (of the rank's parameter, row-major) in a shard, in memory order.
 // Element by element if it is not row-major (channels last): slow but simple.
 std::vector<Run> runs_of(const zero::StateShard& shard, const std::vector<Run>& runs) {
-  const std::int64_t count = shard.values.numel();
+  const std::int64_t count = shard.count();
   if (row_major(shard)) return checkpoint::cut(runs, shard.begin, count);
   const std::vector<std::size_t> dims = memory_order(shard);
   std::vector<std::int64_t> steps(shard.sizes.size(), 1);  // row-major strides
@@ -171,6 +171,13 @@ StateToSave state_to_save(const Checkpointable& what, bool frozen) {
     saved.state = shard.state;
     saved.dtype = stored_dtype(shard);
     saved.runs = std::move(runs);
+    if (shard.stored) {
+      saved.fetch = [stored = shard.stored, first = shard.stored_begin](
+                        std::int64_t begin, std::int64_t count, std::byte* into) {
+        stored->read(first + begin, count, into);
+      };
+      continue;
+    }
     // Elements are not copied from a device one at a time.
     const at::Tensor values = row_major(shard) ? shard.values : shard.values.to(at::kCPU);
     out.kept.push_back(values);
@@ -202,6 +209,13 @@ StateToLoad state_to_load(const Checkpointable& what,
     wanted.state = shard.state;
     wanted.dtype = stored_dtype(shard);
     wanted.runs = runs_of(shard, specs.local(shard));
+    if (shard.stored) {
+      wanted.store = [stored = shard.stored, first = shard.stored_begin](
+                         std::int64_t begin, std::int64_t count, const std::byte* from) {
+        stored->write(first + begin, count, from);
+      };
+      continue;
+    }
     at::Tensor values = shard.values;
     if (!values.is_cpu() && !row_major(shard)) {
       values = at::empty_like(values, at::device(at::kCPU));

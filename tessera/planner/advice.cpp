@@ -274,6 +274,19 @@ std::string more_devices(const Plan& plan) {
              " times as many tokens a second");
 }
 
+// Returns the offload with which it fits, and its cost, which the predicted time does not include;
+// "" if there is none.
+std::string offload_that_fits(const RunConfig& q) {
+  if (q.software != Software::tessera || q.gpu.value_or(true) || q.offloads_optimizer()) return "";
+  RunConfig changed = q;
+  changed.offload = "optimizer";
+  const auto other = Candidate::beside(q, std::move(changed));
+  if (!other || !other->fits) return "";
+  return str("--offload optimizer fits: ", of_usable(other->memory, q),
+             "; every step then reads and writes files of ", size(memory_of(other->config).on_disk),
+             " on each rank");
+}
+
 // Describes the smallest change that makes it fit, or the settings to reduce if none does.
 std::string what_would_fit(const RunConfig& q) {
   if (std::string change = least_change_that_fits(q); !change.empty()) return change;
@@ -348,7 +361,7 @@ std::string least_change_that_fits(const RunConfig& q) {
     first = str(edit.flags, fits, shards, new_stage_in_software(changed, q),
                 family == "cp" || family == "ep" ? beyond_hosts(changed) : "");
   });
-  return first;
+  return first.empty() ? offload_that_fits(q) : first;
 }
 
 std::string remedy_for(const Plan& plan) {

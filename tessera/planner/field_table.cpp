@@ -29,12 +29,6 @@ const char* axis_purpose(Axis axis) {
   return "";
 }
 
-std::vector<std::string> layout_names() {
-  std::vector<std::string> names;
-  for (const StateLayout& layout : state_layouts()) names.push_back(layout.name);
-  return names;
-}
-
 void add_model(Table& t) {
   t.group("Model");
   t.add("model", &S::model_name,
@@ -294,6 +288,18 @@ void add_sharding(Table& t) {
       .type("NAME")
       .free_in_plans()
       .plan("bf16, or fp16 if the hardware has no bf16");
+  t.add(
+       "optimizer-state", &S::optimizer_state,
+       "format of AdamW's moments: fp32; bf16, rounded stochastically; int8, the same in blocks of "
+       "16 with one exponent")
+      .plan("fp32");
+  t.add("offload", &S::offload,
+        "state in files instead of memory, on the CPU: optimizer, its master copies and moments")
+      .type("KINDS")
+      .plan("none");
+  t.add("offload-dir", &S::offload_dir, "folder for those files, on a fast local disk")
+      .type("DIR")
+      .train();
   t.add("grad-reduce", &S::grad_reduce,
         "reduce gradients after each micro-batch, or after the last one of a step; auto: last for "
         "stages 0 and 1")

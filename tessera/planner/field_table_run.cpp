@@ -123,6 +123,9 @@ void add_saving(Table& t) {
   t.add("async-save", &S::async_save,
         "write checkpoints in the background while training continues")
       .train();
+  t.add("convert-optimizer-state", &S::convert_optimizer_state,
+        "let --resume round moments that were saved with another --optimizer-state")
+      .train();
   t.add("save-retries", &S::save_retries,
         "number of retries of a failed save, after 1 s, 2 s, 4 s, …")
       .range(0, 20)

@@ -44,6 +44,10 @@ Json question_json(const RunConfig& q) {
   json["zero"] = q.zero;
   json["layout"] = q.layout.name;
   json["grad_reduce"] = name(q.policy());
+  if (q.optimizer_state != OptimizerState::fp32) {
+    json["optimizer_state"] = name(q.optimizer_state);
+  }
+  if (q.offloads_optimizer()) json["offload"] = q.offload;
   if (q.grad_compression != GradCompression::none) {
     json["grad_compression"] = name(q.grad_compression);
   }
@@ -63,10 +67,13 @@ Json question_json(const RunConfig& q) {
 }
 
 Json all_memory_json(const Memory& m) {
-  return {{"params", whole_json(m.params)},           {"grads", whole_json(m.grads)},
-          {"optimizer", whole_json(m.optimizer)},     {"activations", whole_json(m.activations)},
-          {"buffers", whole_json(m.buffers)},         {"temporary", whole_json(m.temporary)},
-          {"not_at_once", whole_json(m.not_at_once)}, {"total", whole_json(m.total())}};
+  Json json = {
+      {"params", whole_json(m.params)},           {"grads", whole_json(m.grads)},
+      {"optimizer", whole_json(m.optimizer)},     {"activations", whole_json(m.activations)},
+      {"buffers", whole_json(m.buffers)},         {"temporary", whole_json(m.temporary)},
+      {"not_at_once", whole_json(m.not_at_once)}, {"total", whole_json(m.total())}};
+  if (m.on_disk > 0) json["on_disk"] = whole_json(m.on_disk);
+  return json;
 }
 
 Json assumed_json(const std::optional<Assumed>& assumed) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/portable_math.h"
@@ -94,7 +95,7 @@ std::vector<Memory> memory_by_rank(const RunConfig& q, const Programs& programs)
       const RunMemory run = run_memory(q, {{Axis::pp, r}}, programs);
       all.push_back({real(run.params), real(run.grads), real(run.optimizer), real(run.activations),
                      real(run.buffers), real(run.temporary) + q.hardware.reserve,
-                     real(run.not_at_once)});
+                     real(run.not_at_once), real(run.on_disk)});
     }
     return all;
   }
@@ -123,6 +124,7 @@ std::vector<Memory> memory_by_rank(const RunConfig& q, const Programs& programs)
         state_bytes(q.layout, q.zero, rank.experts, q.expert_shards(), q.policy());
     Memory memory{state.params + of_experts.params, state.grads + of_experts.grads,
                   state.optimizer + of_experts.optimizer};
+    if (q.offloads_optimizer()) memory.on_disk = std::exchange(memory.optimizer, 0);
     if (!q.state_only()) {
       double kept = 0, temporary = 0;  // by the largest chunk
       for (const StageLayers& chunk : chunks) {
@@ -176,6 +178,7 @@ std::optional<Assumed> assumed_for(const RunConfig& q) {
   assumed.memory.params = state.params;
   assumed.memory.grads = state.grads;
   assumed.memory.optimizer = state.optimizer;
+  assumed.memory.on_disk = state.on_disk;
   return assumed;
 }
 

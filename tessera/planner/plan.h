@@ -17,6 +17,7 @@ struct Memory {
   double buffers = 0;      // gathered units and buckets
   double temporary = 0;    // logits and their gradient, workspace
   double not_at_once = 0;  // part of the above that is not allocated at the peak, if known
+  double on_disk = 0;      // optimizer state in files, which is not memory
   double total() const {
     return params + grads + optimizer + activations + buffers + temporary - not_at_once;
   }

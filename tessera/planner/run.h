@@ -31,6 +31,9 @@ struct RunMemory {
   std::int64_t temporary = 0;
   // Part of the above that is not allocated at the peak: backward frees activations as it proceeds.
   std::int64_t not_at_once = 0;
+  // Optimizer state in files. Not memory: `optimizer` does not count it, and `buffers` counts the
+  // records that are in memory.
+  std::int64_t on_disk = 0;
 
   std::int64_t state() const { return params + grads + optimizer; }
   std::int64_t total() const { return state() + activations + buffers + temporary - not_at_once; }

@@ -373,6 +373,19 @@ void check_compression(const RunConfig& q) {
                        "fp32 gradients: fp32 or bf16-fp32grad"));
 }
 
+// Moments of a plan are those of AdamW.
+static void resolve_optimizer_state(RunConfig& q) {
+  if (q.optimizer_state == OptimizerState::fp32) return;
+  const auto& known = state_layouts();
+  if (std::none_of(known.begin(), known.end(),
+                   [&](const StateLayout& layout) { return layout.name == q.layout.name; })) {
+    throw UsageError(Flag("optimizer-state"),
+                     str("got ", name(q.optimizer_state), " with --layout ", q.layout.name,
+                         ", whose bytes include the moments. Omit one of them."));
+  }
+  q.layout.moments = 2 * bytes_per_moment(q.optimizer_state);
+}
+
 RunConfig look_up(RunConfig q, const Catalog& catalog) {
   // A program may also assign to the members.
   static const RunConfig usual = RunConfig::for_plan();
@@ -424,6 +437,9 @@ RunConfig resolve(RunConfig q) {
 }
 
 void resolve_in_place(RunConfig& q) {
+  resolve_optimizer_state(q);
+  // A plan needs no folder.
+  parse_offload(q.offload, q.offloads_optimizer() ? "-" : "");
   q.attention = attention_of(q);
   if (!q.hardware.bf16 && q.layout.name.starts_with("bf16")) {
     throw UsageError(Flag("layout"),

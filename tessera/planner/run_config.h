@@ -13,6 +13,7 @@
 #include "tessera/core/run_options.h"
 #include "tessera/core/sequence_part.h"
 #include "tessera/core/state_layout.h"
+#include "tessera/core/state_placement.h"
 #include "tessera/planner/hardware.h"
 
 namespace tessera {
@@ -142,6 +143,8 @@ struct RunConfig {
   int zero = 0;
   StateLayout layout = parse_state_layout("fp32");
   std::optional<ReducePolicy> grad_reduce;
+  OptimizerState optimizer_state = OptimizerState::fp32;
+  std::string offload = "none", offload_dir;  // read by parse_offload()
   GradCompression grad_compression = GradCompression::none;
   std::int64_t bucket_bytes = 0;  // 0: by the model, [Note: bucket size]
   bool overlap_grad_reduce = true;
@@ -184,6 +187,7 @@ struct RunConfig {
   std::int64_t keep_last = 3;
   std::int64_t keep_every = 0;
   bool async_save = true;
+  bool convert_optimizer_state = false;
   std::int64_t save_retries = 3;
   OnSaveError on_save_error = OnSaveError::stop;
   std::int64_t max_restarts = 0;
@@ -228,6 +232,8 @@ struct RunConfig {
   // Number of ranks that hold the same parameters, whose gradients are averaged.
   int copies() const { return static_cast<int>(axes.ranks(kTokenAxes)); }
   bool averages_gradients() const { return copies() > 1; }
+  // Returns true if master copies and moments are in files.
+  bool offloads_optimizer() const { return offload != "none"; }
   // Number of ranks over which sequence parallelism shards each sequence.
   int sequence_ranks() const { return sequence_parallel ? axes.tp() : 1; }
   int cp() const { return axes.size(Axis::cp); }

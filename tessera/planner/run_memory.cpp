@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/core/shard.h"
+#include "tessera/core/state_placement.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
@@ -166,6 +167,20 @@ std::int64_t gathered_buffers(const RunConfig& q, const Coordinate& at,
                               const std::vector<Placed>& params) {
   const bool copies = sharding_of_stage(q.zero).params && q.gather != Gather::alias;
   return copies ? gathered(q, at, params) : 0;
+}
+
+// Returns the bytes of the records in memory of state in files: [Note: records] in
+// core/state_placement.h.
+std::int64_t record_bytes(const RunConfig& q, const std::vector<Placed>& params) {
+  const bool sharded = sharding_of_stage(q.zero).optimizer;
+  std::int64_t most = 0;
+  for (const Placed& param : params) {
+    if (param.frozen) continue;
+    most = std::max(most, sharded ? param.padded / param.shards : param.padded);
+  }
+  const double largest =
+      q.layout.optimizer() * static_cast<double>(std::min(most, kRecordElements));
+  return kRecordBuffers * ((static_cast<std::int64_t>(largest) + 63) / 64 * 64);
 }
 
 bool sends_on(const ModelPart& part) { return !part.head; }
@@ -344,6 +359,10 @@ RunMemory run_memory(const RunConfig& q, const Coordinate& at, const Programs& p
   }
   memory.activations = activation_bytes(q, at, programs);
   memory.buffers = buffer_bytes(q, at, params);
+  if (q.offloads_optimizer()) {
+    memory.on_disk = std::exchange(memory.optimizer, 0);
+    memory.buffers += record_bytes(q, params);
+  }
   std::int64_t most = 0;  // peak of temporaries minus freed activations
   const auto consider = [&](const Moment& moment) {
     memory.temporary = std::max(memory.temporary, moment.temporary);

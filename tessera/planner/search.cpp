@@ -275,7 +275,8 @@ void Search::try_schedule(RunConfig q) {
 // anyway.
 bool Search::lacks(const RunConfig& q) const {
   switch (lack_of(q)) {
-    case Lack::none: return false;
+    case Lack::none:
+    case Lack::state_on_gpu: return false;
     case Lack::stage_two:
     case Lack::kept_in_pp: return !ask_.fixed.zero;
     case Lack::schedule:

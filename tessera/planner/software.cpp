@@ -18,11 +18,13 @@ Lack lack_of_megatron(const RunConfig& q) {
 
 // The same conditions as check_mesh() in tessera/train/from_config.cpp.
 Lack lack_of_tessera(const RunConfig& q) {
-  if (!q.pipelined()) return Lack::none;
+  const bool plain = q.optimizer_state == OptimizerState::fp32 && !q.offloads_optimizer();
+  const Lack of_state = q.gpu.value_or(false) && !plain ? Lack::state_on_gpu : Lack::none;
+  if (!q.pipelined()) return of_state;
   const bool v = q.schedule == ScheduleChoice::zb_v;
   if (q.zero == 3 && (v || q.schedule == ScheduleChoice::zb_h1)) return Lack::split_at_3;
   if (q.zero == 3 && q.keep_params) return Lack::kept_in_pp;
-  return v && !q.state_only() && q.model.tied ? Lack::tied_on_one : Lack::none;
+  return v && !q.state_only() && q.model.tied ? Lack::tied_on_one : of_state;
 }
 
 // [stage]. Empty if the stage is unsupported or shards nothing.
@@ -54,6 +56,11 @@ std::string lack_words(const RunConfig& q) {
                  " with --zero 3, which frees a block once it has its gradients");
     case Lack::kept_in_pp:
       return "tessera train refuses --keep-params with --pp: several micro-batches are in flight";
+    case Lack::state_on_gpu:
+      return str(
+          "tessera train --device cuda refuses ",
+          q.offloads_optimizer() ? "--offload" : str("--optimizer-state ", name(q.optimizer_state)),
+          ", which only ranks on CPUs support");
     case Lack::tied_on_one:
       return str("tessera train refuses --schedule ", q.schedule,
                  " with a tied embedding, because embedding and head would be on one rank");

@@ -288,9 +288,10 @@ Resolved resolve(const RunConfig& config, int ranks) {
   out.layout = config.layout;
   std::visit(
       [&](const auto& rule) {
-        out.layout.moments = 4 * static_cast<int>(rule.states().size());
+        out.layout.moments =
+            bytes_per_moment(config.optimizer_state) * static_cast<double>(rule.states().size());
         if constexpr (requires { rule.matrix_states(); }) {
-          out.layout.matrix_moments = 4 * static_cast<int>(rule.matrix_states().size());
+          out.layout.matrix_moments = 4 * static_cast<double>(rule.matrix_states().size());
         }
       },
       rules::named(name(config.optimizer), config));

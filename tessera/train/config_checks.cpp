@@ -44,6 +44,31 @@ void check_elastic(const RunConfig& config, int ranks) {
                        ". Omit --ranks and --dp to start ", range.most, "."));
 }
 
+void check_optimizer_state(const RunConfig& config) {
+  const bool small = config.optimizer_state != OptimizerState::fp32;
+  const bool offloads = parse_offload(config.offload, config.offload_dir).any();
+  const Flag flag(small ? "optimizer-state" : "offload");
+  const std::string got =
+      str("got ", small ? std::string(name(config.optimizer_state)) : config.offload);
+  if (small && config.optimizer != OptimizerChoice::adamw) {
+    throw UsageError(flag, str(got, " with --optimizer ", config.optimizer,
+                               ", whose state is fp32. Use --optimizer-state fp32, or --optimizer "
+                               "adamw."));
+  }
+  if (offloads && config.optimizer == OptimizerChoice::muon) {
+    throw UsageError(flag, str(got,
+                               " with --optimizer muon, which needs whole matrices in memory. "
+                               "Omit --offload, or use --optimizer adamw, sgd or lion."));
+  }
+  if ((small || offloads) && config.device == Device::cuda) {
+    throw UsageError(flag,
+                     str(got,
+                         " with --device cuda, whose update kernels support only fp32 "
+                         "state in the memory of the GPU. Use ",
+                         small ? "--optimizer-state fp32" : "--zero 3", ", or --device cpu."));
+  }
+}
+
 }  // namespace
 
 int ranks_that_fit(const RunConfig& config, const Resolved& resolved, int ranks, int left) {
@@ -94,6 +119,7 @@ void check_combinations(const RunConfig& config, int ranks) {
                          " with --device cpu, whose products of fp32 tensors have one precision. "
                          "Use highest, or --device cuda."));
   }
+  check_optimizer_state(config);
   if (comm::backend_kind(config.backend).simulated) {
     for (const auto& [asked, flag] :
          {std::pair(!config.save.empty(), "--save"), std::pair(config.resume != "none", "--resume"),
@@ -234,6 +260,8 @@ std::vector<std::string> idle_settings(const RunConfig& config, const Resolved& 
 
   idle.need(!config.save.empty(), "to checkpoints, with --save",
             {"save-minutes", "keep-last", "keep-every", "async-save", "save-retries"});
+  idle.need(config.resume != "none", "when a checkpoint is loaded, with --resume",
+            {"convert-optimizer-state"});
   if (!config.save.empty()) {
     idle.need(config.save_every == 0, "without --save-every", {"save-minutes"});
     idle.need(config.keep_last > 0, "with --keep-last 1 or more, and 0 keeps all", {"keep-every"});

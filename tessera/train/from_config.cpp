@@ -121,6 +121,8 @@ zero::Options engine_options(const RunConfig& config, const Resolved& resolved,
   options.layout = config.layout;
   options.optimizer = std::visit([](const auto& rule) { return zero::Optimizer(rule); },
                                  rules::named(name(config.optimizer), config));
+  options.optimizer_state = config.optimizer_state;
+  options.offload = parse_offload(config.offload, config.offload_dir);
   options.policy = [](const std::string& name, const at::Tensor& param) {
     zero::ParamPolicy policy = zero::default_policy(name, param);
     policy.elementwise = !name.starts_with("blocks.");  // embeddings and the head

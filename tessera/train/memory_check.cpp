@@ -1,9 +1,12 @@
 #include "tessera/train/memory_check.h"
 
+#include <sys/statvfs.h>
+
 #include <algorithm>
 #include <functional>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/files.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/limits.h"
@@ -105,6 +108,29 @@ void check_host_memory(const RunConfig& config, const Resolved& resolved, int ra
          smaller_model(config, resolved, free, [&](const RunConfig& c, const Resolved& r) {
            return host_need(c, r, ranks, true);
          }));
+}
+
+void check_offload_folder(const RunConfig& config, const Resolved& resolved, int ranks) {
+  if (!config.offloads_optimizer()) return;
+  const std::string kind = kind_of_file(config.offload_dir);
+  if (kind != "a folder") {
+    throw UsageError(
+        Flag("offload-dir"),
+        str("got ", quote(config.offload_dir), ", which is ", kind == "nothing" ? "missing" : kind,
+            "; must be a folder. Create it, or choose another one."));
+  }
+  const planner::RunConfig q = question(config, resolved);
+  std::int64_t all = 0;
+  for (int r = 0; r < q.pp(); ++r) all += planner::run_memory(q, {{Axis::pp, r}}).on_disk;
+  const auto need = static_cast<std::int64_t>(static_cast<double>(all) * ranks / q.pp());
+  struct statvfs space = {};
+  if (::statvfs(config.offload_dir.c_str(), &space) != 0) return;
+  const auto free = static_cast<std::int64_t>(space.f_bavail * space.f_frsize);
+  if (need <= free) return;
+  throw UsageError(Flag("offload-dir"),
+                   str("got ", quote(config.offload_dir), ", which has ", format_bytes(free),
+                       " of free space, but the optimizer state of ", plural(ranks, "rank"),
+                       " takes ", format_bytes(need), ". Free space, or choose another folder."));
 }
 
 std::int64_t need_of_inference(const ModelShape& shape, const InferenceNeed& how) {

@@ -24,6 +24,10 @@ void check_host_memory(const RunConfig& config, const Resolved& resolved, int ra
 void check_device_memory(const RunConfig& config, const Resolved& resolved, std::int64_t free,
                          const std::string& where);
 
+// Throws UsageError if the folder of --offload-dir is missing, or has less space than `ranks` of
+// the ranks need for their state.
+void check_offload_folder(const RunConfig& config, const Resolved& resolved, int ranks);
+
 // Least bytes that one rank needs to run a model forward without gradients: its share of the
 // parameters, `cache` bytes, and the activations of the widest layer for `tokens` at once.
 struct InferenceNeed {

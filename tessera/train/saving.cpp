@@ -87,7 +87,8 @@ void Saver::save(std::int64_t steps, std::int64_t samples) {
   }
   const RunFacts facts = {steps, samples, static_cast<std::uint64_t>(config_.seed),
                           shape_json(resolved_.model)};
-  if (config_.async_save) {
+  // A save in the background copies the state to memory, which may not hold offloaded state.
+  if (config_.async_save && !config_.offloads_optimizer()) {
     saver_->start(model_, extra, facts);
   } else {
     saver_->save_now(model_, extra, facts);
@@ -154,6 +155,7 @@ std::vector<std::string> Saver::differences(const Loaded& loaded) const {
 
 LoadOptions Saver::load_options() const {
   LoadOptions options;
+  options.convert_optimizer_state = config_.convert_optimizer_state;
   options.check = [this](const Loaded& loaded) {
     check_fits(loaded.folder,
                {loaded.step, loaded.model, value_of(loaded.extra, "optimizer"),

@@ -166,8 +166,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> m, DataGroups g, EngineOpt
 }
 
 void Engine::Impl::write_master(int index, std::int64_t at, const at::Tensor& values) const {
-  const at::Tensor master = update->master_shard(index);
-  if (master.defined()) master.narrow(0, at, values.numel()).copy_(values);
+  update->write_master(index, at, values);
 }
 
 void Engine::Impl::attach() {

@@ -70,6 +70,19 @@ struct BucketInfo {
   std::int64_t element_bytes = 0;  // size of one element as sent
 };
 
+// State of this rank's elements of a parameter that is not a tensor in memory: 8-bit moments, or
+// state in a file. Valid while its engine exists.
+struct StoredState {
+  std::string state;
+  at::ScalarType type = at::kFloat;  // of the elements as read and written, which is exact
+  std::int64_t count = 0;
+  // Copies elements [begin, begin + count).
+  std::function<void(std::int64_t begin, std::int64_t count, std::byte* into)> read;
+  // Overwrites them. Values that the format cannot represent are rounded to nearest. The first call
+  // sets 8-bit moments to 0, because 16 elements share an exponent: write all elements.
+  std::function<void(std::int64_t begin, std::int64_t count, const std::byte* from)> write;
+};
+
 // [Note: state] A rank's shard of one tensor of the training state, as a view of the engine's
 // memory. `state` is "param" (the fp32 master copy if there is one), the optimizer's name of a
 // state ("moment1", "moment2", "velocity"), or "buffer" for a buffer of the module.
@@ -77,9 +90,19 @@ struct StateShard {
   std::string param;
   std::string state;
   std::int64_t begin = 0;                    // offset in this rank's parameter, in memory order
-  at::Tensor values;                         // flat
+  at::Tensor values;                         // flat; undefined if `stored` is not null
   std::vector<std::int64_t> sizes, strides;  // of this rank's parameter or buffer
   bool frozen = false;                       // a parameter that is not trained
+  // The state with these elements at [stored_begin, stored_begin + stored_count).
+  std::shared_ptr<const StoredState> stored = nullptr;
+  std::int64_t stored_begin = 0, stored_count = 0;
+
+  at::ScalarType type() const { return stored ? stored->type : values.scalar_type(); }
+  std::int64_t count() const { return stored ? stored_count : values.numel(); }
+  // Returns `values`, or a copy of the stored elements.
+  at::Tensor read() const;
+  // Overwrites the elements.
+  void write(const at::Tensor& from) const;
 };
 // Part of the training state.
 enum class StateScope : std::uint8_t {

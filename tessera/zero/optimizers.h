@@ -10,6 +10,9 @@ namespace tessera::zero {
 
 std::unique_ptr<Update> make_rule_update(const rules::Elementwise& how,
                                          const UpdateContext& context);
+// For moments with fewer than 32 bits, and state that is not in the memory of the device.
+std::unique_ptr<Update> make_record_update(const rules::Elementwise& how,
+                                           const UpdateContext& context);
 std::unique_ptr<Update> make_muon_update(const Muon& how, const UpdateContext& context);
 std::unique_ptr<Update> make_torch_update(const TorchOptimizer& how, const UpdateContext& context);
 

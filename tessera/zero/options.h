@@ -16,6 +16,7 @@
 #include "tessera/core/param_spec.h"
 #include "tessera/core/run_options.h"
 #include "tessera/core/state_layout.h"
+#include "tessera/core/state_placement.h"
 #include "tessera/kernels/rules.h"
 #include "tessera/memory/ledger.h"
 #include "tessera/zero/reduce_hook.h"
@@ -84,6 +85,10 @@ struct Options {
   int stage = 0;                                // [Note: stages] in engine.h
   StateLayout layout = state_layouts().back();  // fp32
   Optimizer optimizer = AdamW{};
+  // Format of AdamW's moments. Other formats than fp32 are for models on the CPU.
+  OptimizerState optimizer_state = OptimizerState::fp32;
+  // State in files, for AdamW, SGD and Lion and models on the CPU. Results have the same bits.
+  Offload offload = {};
   std::function<ParamPolicy(const std::string&, const at::Tensor&)> policy = default_policy;
 
   int micro_batches = 1;  // backward calls per step, unless begin() overrides it

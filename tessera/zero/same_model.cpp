@@ -40,11 +40,12 @@ std::string model_text(const torch::nn::Module& model, const Plan& plan, const O
   }
   // Every rank draws the noise of stochastic rounding itself, so the seeds must agree.
   const StateLayout& layout = options.layout;
-  const bool draws = layout.param < 4 && layout.master == 0;
+  const bool draws =
+      (layout.param < 4 && layout.master == 0) || options.optimizer_state != OptimizerState::fp32;
   const std::string seed = draws ? str(", seed ", options.seed) : std::string();
-  return text + str("stage ", options.stage, ", layout ", options.layout.name, ", buckets of ",
-                    options.bucket_bytes, " bytes, gradients compressed by ",
-                    name(options.grad_compression),
+  return text + str("stage ", options.stage, ", layout ", options.layout.name, ", optimizer state ",
+                    name(options.optimizer_state), ", buckets of ", options.bucket_bytes,
+                    " bytes, gradients compressed by ", name(options.grad_compression),
                     options.reduce_hook ? ", with a reduce_hook" : "", seed, "\n");
 }
 

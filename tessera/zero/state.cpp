@@ -1,6 +1,7 @@
 // Training state between two steps: state to save and load, whole parameters and gradients, and
 // parameters that the program has changed.
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -60,11 +61,12 @@ void Engine::Impl::check_params(const char* call) const {
 
 // Elements that were not written keep their full fp32 precision.
 void Engine::Impl::refresh_master(int index) const {
-  const at::Tensor master = update->master_shard(index);
+  const at::Tensor master = update->read_master(index);
   if (!master.defined() || master.numel() == 0) return;
   const at::NoGradGuard no_grad;
   const at::Tensor now = gatherer.param_shard(index);
-  master.copy_(at::where(master.to(now.scalar_type()).eq(now), master, now.to(at::kFloat)));
+  update->write_master(index, 0,
+                       at::where(master.to(now.scalar_type()).eq(now), master, now.to(at::kFloat)));
 }
 
 void Engine::Impl::take_writes() {
@@ -152,6 +154,22 @@ void Engine::Impl::load_parameters(const torch::nn::Module& from) {
   if (options.broadcast_start) broadcast_module_buffers(*model, group, reducer.exposed());
 }
 
+at::Tensor StateShard::read() const {
+  if (!stored) return values;
+  const at::Tensor copy = at::empty({stored_count}, stored->type);
+  stored->read(stored_begin, stored_count, static_cast<std::byte*>(copy.mutable_data_ptr()));
+  return copy;
+}
+
+void StateShard::write(const at::Tensor& from) const {
+  if (!stored) {
+    values.copy_(from);
+    return;
+  }
+  const at::Tensor host = from.to(at::device(at::kCPU).dtype(stored->type)).contiguous();
+  stored->write(stored_begin, stored_count, static_cast<const std::byte*>(host.const_data_ptr()));
+}
+
 std::vector<StateShard> Engine::state(StateScope scope) {
   Impl& impl = *impl_;
   if (scope == StateScope::held && impl.passes.stepping()) {
@@ -169,6 +187,21 @@ std::vector<StateShard> Engine::state(StateScope scope) {
     const auto index = static_cast<int>(i);
     const Param& param = impl.plan.params[i];
     const ShardRange mine = impl.plan.own_shard(param);
+    const auto add_stored = [&](StoredState&& state, const std::string& name, bool whole) {
+      if (scope == StateScope::owned && impl.groups.replicate.rank() > 0) return;
+      const bool held_whole = whole && scope == StateScope::held;
+      const ShardRange in = whole && !held_whole ? mine : ShardRange{0, state.count};
+      if (in.size == 0 && !held_whole) return;
+      StateShard& shard = shards.emplace_back();
+      shard.param = param.name;
+      shard.state = name;
+      shard.begin = held_whole ? 0 : mine.begin;
+      shard.sizes = param.sizes;
+      shard.strides = param.strides;
+      shard.stored = std::make_shared<const StoredState>(std::move(state));
+      shard.stored_begin = in.begin;
+      shard.stored_count = in.size;
+    };
     // `whole`: this rank and others hold all elements of it.
     const auto add = [&](const std::string& state, const at::Tensor& values, bool whole) {
       // Replicas own the same shards; the first one saves them.
@@ -191,9 +224,18 @@ std::vector<StateShard> Engine::state(StateScope scope) {
       if (shards.size() > before) shards.back().frozen = true;
       continue;
     }
-    const at::Tensor master = impl.update->master_shard(index);
-    add("param", master.defined() ? master : impl.gatherer.param_shard(index), !sharded.optimizer);
+    if (auto stored = impl.update->stored_master(index)) {
+      add_stored(std::move(*stored), "param", !sharded.optimizer);
+    } else {
+      const at::Tensor master = impl.update->master_shard(index);
+      add("param", master.defined() ? master : impl.gatherer.param_shard(index),
+          !sharded.optimizer);
+    }
     if (scope == StateScope::params) continue;
+    for (StoredState& stored : impl.update->stored_states(index)) {
+      const std::string name = stored.state;
+      add_stored(std::move(stored), name, !sharded.optimizer);
+    }
     for (const auto& [name, values] : impl.update->states(index)) {
       add(name, values, !sharded.optimizer);
     }
@@ -248,7 +290,7 @@ void Engine::resume(const StepCounts& progress) {
     const Param& param = impl.plan.params[i];
     const auto known = progress.updates.find(param.name);
     updates.push_back(known == progress.updates.end() ? progress.steps : known->second);
-    const at::Tensor master = impl.update->master_shard(static_cast<int>(i));
+    const at::Tensor master = impl.update->read_master(static_cast<int>(i));
     if (master.defined()) impl.gatherer.param_shard(static_cast<int>(i)).copy_(master);
   }
   if (impl.device) {
@@ -273,7 +315,7 @@ std::vector<std::pair<std::string, at::Tensor>> Engine::full_parameters() {
   std::vector<std::pair<std::string, at::Tensor>> result;
   for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
     const Param& param = impl.plan.params[i];
-    const at::Tensor master = impl.update->master_shard(static_cast<int>(i));
+    const at::Tensor master = impl.update->read_master(static_cast<int>(i));
     at::Tensor flat;
     if (master.defined() && sharding_of_stage(impl.options.stage).optimizer) {
       flat = gather_shards(impl.plan.space_of(param).groups.shard, param, master);

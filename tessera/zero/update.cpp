@@ -27,6 +27,7 @@ Update::Update(const UpdateContext& context)
   for (std::size_t s = 0; s < plan.spaces.size(); ++s) {
     const Space& space = plan.spaces[s];
     if (!space.trainable || !space.master) continue;
+    if (options.offload.optimizer != StatePlacement::device) continue;
     master_[s] = buffers.own(sharded_ ? space.size / space.ranks() : space.size,
                              at::device(space.device).dtype(at::kFloat), MemoryCategory::optimizer);
     // Gatherer::fill() provides the values, before the parameters are rounded.
@@ -56,9 +57,13 @@ at::Tensor Update::shard_of_state(const std::vector<Buffer>& state, int index) c
 }
 
 at::Tensor Update::master_shard(int index) const {
-  const Param& p = param(index);
-  return space_of(p).trainable && space_of(p).master ? shard_of_state(master_, index)
-                                                     : at::Tensor();
+  const bool exists = master_[static_cast<std::size_t>(param(index).space)].tensor.defined();
+  return exists ? shard_of_state(master_, index) : at::Tensor();
+}
+
+void Update::write_master(int index, std::int64_t begin, const at::Tensor& values) {
+  const at::Tensor master = master_shard(index);
+  if (master.defined()) master.narrow(0, begin, values.numel()).copy_(values);
 }
 
 // [Note: counted elements] A rank counts its own shard in the norm. Replicas own the same shard, so
@@ -137,16 +142,39 @@ rules::Step Update::step_of(int index, double lr, double weight_decay, double sc
   return {lr, policy.decay ? weight_decay : 0, updates_[static_cast<std::size_t>(index)], scale};
 }
 
+namespace {
+
+// Throws UsageError if the optimizer does not support the format or the placement of its state.
+template <class How>
+void check_state(const EngineOptions& options) {
+  constexpr bool elementwise = std::is_constructible_v<rules::Elementwise, How>;
+  std::string used = "an optimizer of torch::optim";
+  if constexpr (!std::is_same_v<How, TorchOptimizer>) used = How::name;
+  if (options.optimizer_state != OptimizerState::fp32 && !std::is_same_v<How, AdamW>) {
+    throw UsageError(str("optimizer_state ", name(options.optimizer_state), ": got ", used,
+                         ", must be adamw. Use optimizer_state fp32"));
+  }
+  if (options.offload.any() && !elementwise) {
+    throw UsageError(
+        str("offload of the optimizer: got ", used, ", must be adamw, sgd or lion. Omit offload"));
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<Update> make_update(const UpdateContext& context) {
   return std::visit(
       [&](const auto& how) {
         using How = std::decay_t<decltype(how)>;
+        check_state<How>(context.options);
         if constexpr (std::is_same_v<How, TorchOptimizer>) {
           return make_torch_update(how, context);
         } else if constexpr (std::is_same_v<How, Muon>) {
           return make_muon_update(how, context);
         } else {
-          return make_rule_update(how, context);
+          const bool plain = context.options.optimizer_state == OptimizerState::fp32 &&
+                             !context.options.offload.any();
+          return plain ? make_rule_update(how, context) : make_record_update(how, context);
         }
       },
       context.options.optimizer);

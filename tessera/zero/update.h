@@ -9,6 +9,7 @@
 
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/elementwise.h"
+#include "tessera/zero/engine.h"
 #include "tessera/zero/gatherer.h"
 #include "tessera/zero/plan.h"
 #include "tessera/zero/reducer.h"
@@ -82,9 +83,18 @@ class Update {
   // Returns the fp32 master copy of this rank's elements of a parameter, flat; undefined if there
   // is none.
   at::Tensor master_shard(int param) const;
+  // Returns master_shard(), or a copy of a master copy that is not in memory. Undefined if there is
+  // none.
+  virtual at::Tensor read_master(int param) const { return master_shard(param); }
+  // Overwrites elements [begin, begin + values.numel()) of the master copy, if there is one.
+  virtual void write_master(int param, std::int64_t begin, const at::Tensor& values);
+  // Returns the master copy if it is not in memory.
+  virtual std::optional<StoredState> stored_master(int) { return std::nullopt; }
   // Returns the other states of this rank's elements by name, such as moments: flat views, which
   // cover all memory of the optimizer.
   virtual std::vector<std::pair<std::string, at::Tensor>> states(int param) const = 0;
+  // Returns the states that are not tensors in memory, which states() omits.
+  virtual std::vector<StoredState> stored_states(int) { return {}; }
   // Returns the number of updates of each parameter; steps() counts all steps.
   const std::vector<std::int64_t>& updates() const { return updates_; }
   // Sets the counts after the states have been overwritten.

@@ -2,8 +2,10 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/model_shape.h"
+#include "tessera/planner/plan.h"
 #include "tessera/planner/state.h"
 #include "tests/planner/built_in.h"
+#include "tests/text.h"
 
 namespace tessera::planner {
 namespace {
@@ -47,6 +49,42 @@ TEST(State, CountsMomentsAndMasterCopies) {
        {std::pair{7e9, 70.0}, {70e9, 700.0}, {175e9, 1750.0}, {405e9, 4050.0}}) {
     EXPECT_DOUBLE_EQ((layout.param + layout.moments) * params / kGB, want);
   }
+}
+
+TEST(State, CountsSmallMoments) {
+  StateLayout layout = parse_state_layout("bf16");
+  layout.moments = 2 * bytes_per_moment(OptimizerState::int8);
+  EXPECT_EQ(layout.total(), 10.125);
+  const StateBytes bytes = state_bytes(layout, 3, 1024, 4);
+  EXPECT_EQ(bytes.optimizer, 256 * 4 + 2 * (256 + 256 / 16));
+  RunConfig q = RunConfig::for_plan();
+  q.set("optimizer-state", "bf16");
+  q.set("layout", "2,6,12");
+  EXPECT_TRUE(
+      contains(error_of([&] { resolve(q); }), "--optimizer-state: got bf16 with --layout 2,6,12"));
+}
+
+TEST(State, OffloadMovesOptimizerStateToFilesAndIsAdvisedIfNothingElseFits) {
+  RunConfig q = RunConfig::for_plan();
+  for (const auto& [name, text] :
+       std::vector<std::pair<std::string, std::string>>{{"model", "gpt2-xl"},
+                                                        {"layout", "bf16"},
+                                                        {"hardware", "cpu"},
+                                                        {"gpus", "1"},
+                                                        {"micro-batch", "1"},
+                                                        {"seq", "128"}}) {
+    q.set(name, text);
+  }
+  const RunConfig in_memory = resolve(look_up(q, built_in()));
+  q.set("offload", "optimizer");
+  const RunConfig on_disk = resolve(look_up(q, built_in()));
+  const Memory before = memory_of(in_memory), after = memory_of(on_disk);
+  EXPECT_EQ(after.optimizer, 0);
+  EXPECT_EQ(after.on_disk, before.optimizer);
+  EXPECT_EQ(after.buffers - before.buffers, kRecordBuffers * kRecordElements * 12);
+  const std::string advice = least_change_that_fits(in_memory);
+  EXPECT_TRUE(contains(advice, "--offload optimizer fits")) << advice;
+  EXPECT_EQ(least_change_that_fits(on_disk), "");
 }
 
 TEST(State, LargestModelMatchesWorkedExamples) {
