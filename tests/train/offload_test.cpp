@@ -69,7 +69,9 @@ TEST(OffloadTrain, MemoryMatchesThePlan) {
                 row == std::string("peak") || row == std::string("buffers") ? 0.03 : 0.01;
             EXPECT_NEAR(got, want, share * want) << state << stage << disk << " " << row;
           }
-          if (disk) EXPECT_EQ(summary.measured.memory.at("optimizer"), 0);
+          if (disk) {
+            EXPECT_EQ(summary.measured.memory.at("optimizer"), 0);
+          }
         }
       }
     }
