@@ -272,6 +272,12 @@ void add_parallelism(Table& t) {
       .plan("1; interleaved: 2");
 }
 
+std::vector<std::string> layout_names() {
+  std::vector<std::string> names;
+  for (const StateLayout& layout : state_layouts()) names.push_back(layout.name);
+  return names;
+}
+
 // The rest of the group: data parallelism.
 void add_sharding(Table& t) {
   t.add("zero", &S::zero,
