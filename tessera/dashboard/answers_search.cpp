@@ -68,8 +68,12 @@ Json settings_of(const planner::RunConfig& asked, const planner::RunConfig& foun
   const std::set<std::string> derived = {"gpus", "nodes", "global-batch"};
   const std::set<std::string> always = {"model", "hardware", "layout",      "dp",        "tp",
                                         "pp",    "zero",     "micro-batch", "grad-accum"};
-  const std::set<std::string> chosen = {"cp", "dp-replicate", "sequence-parallel", "recompute",
-                                        "axis-order"};
+  std::set<std::string> chosen = {"sequence-parallel", "recompute", "axis-order"};
+  for (const Axis axis : kAllAxes) {
+    std::string flag(axis_name(axis));
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    chosen.insert(flag);
+  }
   const std::set<std::string> of_pipeline = {"schedule", "chunks"};
   const planner::RunConfig usual = planner::RunConfig::for_plan();
   Json json = Json::object();

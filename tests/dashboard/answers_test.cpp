@@ -249,6 +249,7 @@ TEST(Answers, SettingsOfAFoundPlanRepeatIt) {
        {R"({"model":"llama2-13b","gpus":32,"global_batch":256,"top":40})",
         R"({"model":"gpt2-xl","gpus":24,"global_batch":96,"seq":512,"layout":"fp32","top":40})",
         R"({"model":"llama2-7b","nodes":2,"hardware":"h200","recompute":"full","top":10})",
+        R"({"model":"mixtral-8x7b","gpus":32,"global_batch":256,"top":20})",
         R"({"model":"llama2-70b","gpus":4,"global_batch":64})"}) {
     Json found = answer(search_answer, body);
     Json plans = found["best"];
@@ -342,7 +343,10 @@ TEST(Answers, MemoryOverAStepPeaksAtThePlan) {
           most, state + over["activations"][i].get<double>() + over["temporary"][i].get<double>());
     }
     EXPECT_NEAR(most / over["peak"].get<double>(), 1, 1e-9) << body;
-    EXPECT_NEAR(activations / plan["memory"]["activations"].get<double>(), 1, 1e-9) << body;
+    const bool split = body.find("zb-") != std::string::npos;  // they become temporaries
+    const double planned = plan["memory"]["activations"].get<double>();
+    EXPECT_LE(activations, planned * (1 + 1e-9)) << body;
+    if (!split) EXPECT_GE(activations, planned * (1 - 1e-9)) << body;
     EXPECT_LE(last, over["step"].get<double>() * (1 + 1e-9)) << body;
     EXPECT_NEAR(over["activations"].back().get<double>(), 0, 1) << body;
   }

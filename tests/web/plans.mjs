@@ -28,6 +28,8 @@ function flags(q) {
     ["--model", q.model.name],
     ...["dp", "tp", "pp", "zero", "layout", "seq", "recompute", "hardware"].map((k) => [`--${k}`, q[k]]),
     ["--dp-replicate", q.dp_replicate],
+    ["--cp", q.cp],
+    ["--ep", q.ep],
     ["--micro-batch", q.micro_batch],
     ["--grad-accum", q.grad_accum],
     ["--axis-order", q.order],
@@ -62,6 +64,7 @@ export async function checkPlans({ tessera, dashboard, open }) {
       "model=llama2-13b&gpus=12&global_batch=48&hardware=h200&seq=2048",
       (q) => q.schedule === "zb-v",
     ],
+    ["experts", "model=mixtral-8x7b&gpus=32&global_batch=256", (q) => q.ep > 1 && q.schedule === "interleaved"],
     ["replicas", "model=llama2-13b&gpus=32&global_batch=256", (q) => q.dp_replicate > 1],
     ["recomputed", "model=llama2-13b&gpus=4&global_batch=64", (q) => q.recompute === "full"],
   ]) {
