@@ -26,8 +26,7 @@ const char* axis_purpose(Axis axis) {
       return "data-parallel ranks, which train on other data; left out: what the other axes leave";
     case Axis::dp_replicate:
       return "hybrid sharding: --zero shards inside each of this many groups of the --dp ranks, "
-             "and "
-             "gradients are averaged between them";
+             "and gradients are averaged between them";
     case Axis::pp: return "pipeline parallelism: ranks that share the layers";
   }
   return "";
@@ -385,22 +384,19 @@ void add_run(Table& t) {
       .range(0, kMany)
       .size()
       .train();
-  t.add("force", &S::force,
-        "start even where the plan says that there is not enough memory for the run")
-      .train();
+  t.add("force", &S::force, "start even if the plan says that memory does not suffice").train();
   t.group("Saving");
   t.add("save", &S::save, "folder for checkpoints").train();
   t.add("save-every", &S::save_every,
         "steps between checkpoints; 0: by --save-minutes, and at the end")
       .range(0, kMany)
       .train();
-  t.add("save-minutes", &S::save_minutes,
-        "minutes between checkpoints, without --save-every; 0: only at the end")
+  t.add("save-minutes", &S::save_minutes, "the same in minutes; 0: only at the end")
       .range(0, 1e6)
       .train();
   t.add("resume", &S::resume,
-        "auto: from the newest good checkpoint under --save, if there is one; or a checkpoint, or "
-        "the folder of a run: the newest in it")
+        "auto: from the newest good checkpoint in --save, if any; or a checkpoint, or a run's "
+        "folder")
       .train();
   t.add("keep-last", &S::keep_last, "newest checkpoints to keep; 0: all").range(0, 1e6).train();
   t.add("keep-every", &S::keep_every, "keep those of every so many steps too; 0: none")
@@ -414,12 +410,18 @@ void add_run(Table& t) {
   t.add("on-save-error", &S::on_save_error,
         "when that did not help: stop, or warn and train on (status 3 if the last save failed)")
       .train();
-  t.add("max-restarts", &S::max_restarts,
-        "start again from the last checkpoint, so many times, when a rank fails")
+  t.add("max-restarts", &S::max_restarts, "restarts from the last checkpoint after failures")
       .range(0, 1e6)
       .train();
   t.add("elastic", &S::elastic,
         "FEWEST:MOST ranks: a restart goes on with those that are left; empty: as many as before")
+      .train();
+  t.add("recover", &S::recover, "lost ranks to replace while a replica is whole")
+      .range(0, 1e6)
+      .train();
+  t.add("spares", &S::spares, "started ranks that wait for such a loss").range(0, 1e4).train();
+  t.add("peer-timeout", &S::peer_timeout, "seconds until an awaited rank is lost")
+      .range(1, 1e6)
       .train();
 }
 

@@ -14,6 +14,7 @@
 #include "tessera/memory/device_memory.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/matmul_precision.h"
+#include "tessera/pipeline/executor.h"
 #include "tessera/process/nvml.h"
 #include "tessera/train/from_config.h"
 #include "tessera/train/phase_clock.h"
