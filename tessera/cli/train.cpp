@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -23,6 +25,7 @@
 #include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
+#include "tessera/core/index.h"
 #include "tessera/core/log.h"
 #include "tessera/core/message_of.h"
 #include "tessera/core/most_ranks.h"
@@ -36,6 +39,7 @@
 #include "tessera/train/config_checks.h"
 #include "tessera/train/memory_check.h"
 #include "tessera/train/metrics.h"
+#include "tessera/train/recovery.h"
 #include "tessera/train/session.h"
 
 namespace tessera::cli {
@@ -125,7 +129,7 @@ bool started_here() {
   return run != nullptr && std::string_view(run).starts_with("tessera-train-");
 }
 
-int train_on_rank(train::RunConfig config) {
+int train_on_rank(train::RunConfig config, const train::Resolved& resolved) {
   if (config.max_restarts > 0 && !started_here()) {
     if (comm::detect_launch().rank == 0) {
       write_all(2,
@@ -133,6 +137,12 @@ int train_on_rank(train::RunConfig config) {
                 "if tessera train itself starts several on this machine\n");
     }
     config.max_restarts = 0;
+  }
+  if (config.recover > 0 && !started_here()) {
+    throw UsageError(Flag("recover"),
+                     str("got ", config.recover, ", but lost ranks are replaced only if tessera ",
+                         "train itself starts the ranks, several of them. Omit --recover, or start "
+                         "without a launcher."));
   }
   ::signal(SIGPIPE, SIG_IGN);  // a closed pipe must not end the training
   stop_signal().store(0);      // initialize the statics before the handlers use them
@@ -149,15 +159,24 @@ int train_on_rank(train::RunConfig config) {
     init.backend = std::string(name(config.backend));
     init.cuda = config.device == Device::cuda;
     init.comm.link = train::link_options(config);
+    init.comm.timeout = std::chrono::milliseconds(std::llround(config.peer_timeout * 1000));
     init.dry_ranks = train::ranks_wanted(config);
     init.dry_rank = train::dry_rank(config);
     const auto giving_up = [&](const std::string& why) {
       process::note_failure(comm::detect_launch().rank, last_step, why);
     };
     // Installed after init: until then signals end the process, since there is nothing to save.
-    const comm::Group world = comm::init(init);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) finish_the_step_on(signal);
-    ended = train::run_session(config, world, request, {&last_step, giving_up});
+    const auto joined = [] {
+      for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) finish_the_step_on(signal);
+    };
+    const train::SessionNotes notes{&last_step, giving_up};
+    if (config.recover > 0) {
+      ended = train::run_recoverable(config, resolved, init, joined, request, notes);
+    } else {
+      const comm::Group world = comm::init(init);
+      joined();
+      ended = train::run_session(config, world, request, notes);
+    }
   } catch (const std::exception& error) {
     const bool own = dynamic_cast<const PeerError*>(&error) == nullptr;
     const int rank = comm::detect_launch().rank;
@@ -190,6 +209,41 @@ void check_memory(const train::RunConfig& config, const train::Resolved& resolve
   }
 }
 
+// Returns the options for continuing with whole replicas: [Note: recovery].
+process::RecoveryOptions recovery_of(const train::RunConfig& config,
+                                     const train::Resolved& resolved, int ranks) {
+  const Axis axis = config.zero == 0 ? Axis::dp_shard : Axis::dp_replicate;
+  const auto axes_with = [=](int replicas) {
+    return train::with_replicas(config, resolved, replicas).axes;
+  };
+  const auto each = static_cast<int>(axes_with(1).world());  // ranks of a replica
+  const Axes all = axes_with(ranks / each);
+  // Position of a rank in its replica: its rank in a mesh with one replica.
+  const auto position = [one = axes_with(1), axis](Coordinate at) {
+    at.set(axis, 0);
+    return as_size(one.rank_of(at));
+  };
+  process::RecoveryOptions options;
+  options.most = static_cast<int>(config.recover);
+  options.spares = static_cast<int>(config.spares);
+  options.replicas.resize(as_size(ranks / each), std::vector<int>(as_size(each)));
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Coordinate at = all.coordinate_of(rank);
+    options.replicas[as_size(at[axis])][position(at)] = rank;
+  }
+  options.fit = [=](int whole) { return train::replicas_that_fit(config, resolved, whole); };
+  options.by_rank = [=](const std::vector<std::vector<int>>& replicas) {
+    const Axes axes = axes_with(static_cast<int>(replicas.size()));
+    std::vector<int> processes;
+    for (int rank = 0; rank < axes.world(); ++rank) {
+      const Coordinate at = axes.coordinate_of(rank);
+      processes.push_back(replicas[as_size(at[axis])][position(at)]);
+    }
+    return processes;
+  };
+  return options;
+}
+
 // Returns the restart options: a restarted job resumes with the same global batch on any number of
 // ranks.
 process::Restarts restarts(const train::RunConfig& config, const train::Resolved& resolved,
@@ -203,6 +257,11 @@ process::Restarts restarts(const train::RunConfig& config, const train::Resolved
   again.fit = [=](int left) { return train::ranks_that_fit(config, resolved, ranks, left); };
   again.final_status = kNotSaved;
   again.told_status = kNotReported;
+  if (config.recover > 0) {
+    again.recovery = [=](int started) -> std::optional<process::RecoveryOptions> {
+      return recovery_of(config, resolved, started);
+    };
+  }
   again.on_failure = [path = config.metrics](const std::string& why) {
     train::write_failure(path, why);
   };
@@ -296,10 +355,12 @@ std::optional<Ready> prepare(int argc, char** argv, const comm::Launch& launch) 
   }
   if (launch.launcher != "alone") {
     const bool given_ranks = std::find(named.begin(), named.end(), "ranks") != named.end();
+    // Spare processes are not ranks yet.
+    const int started = launch.size - (started_here() ? static_cast<int>(config.spares) : 0);
     if (given_ranks && config.ranks != 0) {
-      process::check_given_ranks(config.ranks, launch.launcher, launch.size);
+      process::check_given_ranks(config.ranks, launch.launcher, started);
     }
-    config.ranks = launch.size;
+    config.ranks = started;
   } else if (config.ranks == 0 && std::find(named.begin(), named.end(), "ranks") != named.end()) {
     throw UsageError(Flag("ranks"), str("got 0; must be 1 to ", kMaxRanks,
                                         ". Omit it for the product of the axes, or 2."));
@@ -352,7 +413,7 @@ int train_command(int argc, char** argv) {
   again.insert(again.end(), ready->words.begin(), ready->words.end());
   if (launch.launcher != "alone" || dry || (ranks == 1 && config.max_restarts == 0)) {
     try {
-      return train_on_rank(config);
+      return train_on_rank(config, ready->resolved);
     } catch (const std::exception& error) {
       if (launch.launcher == "alone") train::write_failure(config.metrics, message_of(error));
       throw;

@@ -162,7 +162,7 @@ std::string choose(const InitOptions& options, const Launch& launch, const Peers
   if (options.backend != "auto") return options.backend;
   bool one_host = true;
   for (int r = 0; r < peers.size(); ++r) one_host = one_host && peers.same_host(r);
-  if (options.cuda) return choose_for_gpus(page, launch, one_host, options.comm.timeout);
+  if (options.cuda) return choose_for_gpus(page, launch, one_host, options.join_timeout);
   return one_host ? "shm" : "two-level";
 }
 
@@ -199,6 +199,14 @@ void hide_stacks_of_errors() {
 
 }  // namespace
 
+std::shared_ptr<Store> connect_launcher_store(std::chrono::milliseconds timeout) {
+  const Launch launch = detect_launch();
+  if (!launch.launcher_hosts_store || launch.c10d_store) {
+    throw UsageError("This process was not started by a launcher of Tessera, which hosts a store");
+  }
+  return rendezvous_at_store(launch, launch.interface, timeout).store;
+}
+
 Group init(const InitOptions& options) {
   hide_stacks_of_errors();
   const std::vector<std::string> known = backend_names();
@@ -208,7 +216,7 @@ Group init(const InitOptions& options) {
                          join(known, ", ")));
   }
   const Launch launch = detect_launch();
-  const auto timeout = options.comm.timeout;
+  const auto timeout = options.join_timeout;
   if (backend_kind(options.backend).simulated) {
     if (launch.size > 1) {
       throw UsageError(str("backend ", options.backend, " simulates one rank of many, but ",
@@ -221,7 +229,11 @@ Group init(const InitOptions& options) {
     const auto gpu = static_cast<c10::DeviceIndex>(gpu_of(launch.local_rank, gpu_count()));
     return Group(dry::make_device_backend(std::move(backend), {c10::kCUDA, gpu}));
   }
-  if (launch.size == 1) {
+  const Generation* const generation = options.generation ? &*options.generation : nullptr;
+  const int rank = generation != nullptr ? generation->rank_of(launch.rank) : launch.rank;
+  const int size =
+      generation != nullptr ? static_cast<int>(generation->members.size()) : launch.size;
+  if (size == 1) {
     std::shared_ptr<Backend> alone = dry::make_backend(0, 1, "world");
     if (options.backend != "nccl") return Group(std::move(alone));
     return Group(nccl::make_backend(std::move(alone), nullptr, launch.local_rank, options.comm,
@@ -231,23 +243,28 @@ Group init(const InitOptions& options) {
   const std::string& interface = options.interface.empty() ? launch.interface : options.interface;
   const Rendezvous rendezvous = rendezvous_at_store(launch, interface, timeout);
   const std::string own = str("tessera/", launch.run, "/");
-  const std::string counter = str(own, "init/", launch.rank);
-  const std::int64_t times = rendezvous.store->count(counter);
-  if (times < 1 || times > kMaxInits) {
-    throw DataError(str("Store key ", quote(counter), " is ", times, ", expected 1 to ", kMaxInits,
-                        ". Another process is writing to this store."));
+  std::string prefix;
+  if (generation != nullptr) {
+    prefix = generation_prefix(launch.run, generation->number);
+  } else {
+    const std::string counter = str(own, "init/", launch.rank);
+    const std::int64_t times = rendezvous.store->count(counter);
+    if (times < 1 || times > kMaxInits) {
+      throw DataError(str("Store key ", quote(counter), " is ", times, ", expected 1 to ",
+                          kMaxInits, ". Another process is writing to this store."));
+    }
+    prefix = str(own, times, "/");
   }
-  const std::string prefix = str(own, times, "/");
   PrefixedStore page(rendezvous.store, prefix);
-  auto peers = connect_peers(page, launch.rank, launch.size,
-                             {timeout, rendezvous.secret, prefix, rendezvous.address});
+  auto peers =
+      connect_peers(page, rank, size, {timeout, rendezvous.secret, prefix, rendezvous.address});
   const std::string kind = choose(options, launch, *peers, page);
   if (options.comm.link.slowed() && kind != "shm") {
     throw UsageError(str("link limits with backend ", kind,
                          ": only the shm backend can limit links; must be shm"));
   }
 
-  std::vector<int> everybody(static_cast<std::size_t>(launch.size));
+  std::vector<int> everybody(static_cast<std::size_t>(size));
   std::iota(everybody.begin(), everybody.end(), 0);
   if (!launch.launcher_hosts_store && !launch.c10d_store) {
     // Rank 0 hosts the store, and is connected before other ranks have read everything from it.

@@ -1,9 +1,14 @@
 #pragma once
 
+#include <chrono>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "tessera/comm/call.h"
+#include "tessera/comm/generation.h"
 #include "tessera/comm/group.h"
+#include "tessera/comm/store.h"
 
 namespace tessera::comm {
 
@@ -47,11 +52,17 @@ struct InitOptions {
   // Name or address of the network interface at which to listen for other hosts. "" uses
   // TESSERA_INTERFACE, or if that is not set, the interface that routes to the store.
   std::string interface;
+  std::chrono::milliseconds join_timeout = std::chrono::minutes(5);  // for all ranks to arrive
+  // Joins only its members, which include this process: [Note: generations].
+  std::optional<Generation> generation = std::nullopt;
 };
 
 // Joins the job that this process belongs to and returns the group of all its ranks; a process
 // without a launcher gets a group of one. Collective over the job. When the last handle of the
 // group is destroyed, the other ranks are notified that this one left.
 Group init(const InitOptions& options = {});
+
+// Connects to the store that the launcher of this process hosts.
+std::shared_ptr<Store> connect_launcher_store(std::chrono::milliseconds timeout);
 
 }  // namespace tessera::comm

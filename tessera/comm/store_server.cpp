@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tessera/comm/acceptor.h"
+#include "tessera/comm/generation.h"
 #include "tessera/comm/socket.h"
 #include "tessera/comm/store.h"
 #include "tessera/comm/store_wire.h"
@@ -27,7 +28,8 @@ namespace tessera::comm {
 namespace {
 
 constexpr std::size_t kPerKey = 128;  // bytes charged for a key besides its length
-constexpr int kServedAtOnce = 64;     // so that many requests do not starve new connections
+constexpr const char* kStale = "-1 the members of the job have changed";
+constexpr int kServedAtOnce = 64;  // so that many requests do not starve new connections
 
 // A rank may join several times at once, within limits.
 std::size_t most_members(int size) { return 64 + 8 * static_cast<std::size_t>(size); }
@@ -49,6 +51,7 @@ class StoreServer::Service {
       : port_(port),
         most_members_(most_members(options.size)),
         most_bytes_(options.most_bytes),
+        on_report_(options.on_report),
         acceptor_(one(std::move(listener)),
                   {Credentials::Purpose::store, options.secret, options.run, options.size, -1}),
         wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -75,6 +78,12 @@ class StoreServer::Service {
     wake();
   }
 
+  void set(const std::string& key, const std::string& value, const std::string& stale_prefix) {
+    std::lock_guard lock(mutex_);
+    changes_.push_back({key, value, stale_prefix});
+    wake();
+  }
+
   void stop_listening() {
     ask(Command::close);
     std::unique_lock lock(mutex_);
@@ -83,6 +92,9 @@ class StoreServer::Service {
 
  private:
   enum class Command { none, close, end };
+  struct Change {
+    std::string key, value, stale_prefix;
+  };
 
   static std::vector<Fd> one(Fd fd) {
     std::vector<Fd> result;
@@ -114,16 +126,59 @@ class StoreServer::Service {
     }
     if (told_.empty() && !failure_.empty()) {
       told_ = failure_;
-      waiting_.clear();
-      for (auto& [fd, member] : members_) {
-        if (member.waits_for.empty()) continue;
-        member.waits_for.clear();
-        member.leaves = true;
-        member.answer = framed(StoreVerdict::rank_failed, told_);  // sent by the loop
-        watch(member);
-      }
+      fail_waiting("", told_);
+    }
+    for (const Change& change : std::exchange(changes_, {})) {
+      if (!change.stale_prefix.empty()) make_stale(change.stale_prefix);
+      const auto old = values_.find(change.key);
+      bytes_ += change.value.size();
+      bytes_ -= old == values_.end() ? 0 : std::min(bytes_, old->second.size());
+      bytes_ += old == values_.end() ? change.key.size() + kPerKey : 0;
+      keep(change.key, change.value);
     }
     return true;
+  }
+
+  // Answers the members that wait for a key with this prefix with a failure.
+  void fail_waiting(const std::string& prefix, const std::string& failure) {
+    for (auto& [fd, member] : members_) {
+      if (member.waits_for.empty() || !member.waits_for.starts_with(prefix)) continue;
+      auto [entry, end] = waiting_.equal_range(member.waits_for);
+      while (entry != end && entry->second != fd) ++entry;
+      if (entry != end) waiting_.erase(entry);
+      member.waits_for.clear();
+      member.leaves = true;
+      member.answer = framed(StoreVerdict::rank_failed, failure);  // sent by the loop
+      watch(member);
+    }
+  }
+
+  void make_stale(const std::string& prefix) {
+    stale_.push_back(prefix);
+    fail_waiting(prefix, kStale);
+    for (auto entry = values_.lower_bound(prefix);
+         entry != values_.end() && entry->first.starts_with(prefix);) {
+      bytes_ -= std::min(bytes_, entry->second.size() + entry->first.size() + kPerKey);
+      entry = values_.erase(entry);
+    }
+  }
+
+  bool is_stale(const std::string& key) const {
+    return std::any_of(stale_.begin(), stale_.end(),
+                       [&](const std::string& prefix) { return key.starts_with(prefix); });
+  }
+
+  // Stores a value and answers the members that wait for it.
+  void keep(const std::string& key, const std::string& value) {
+    values_[key] = value;
+    const auto [begin, end] = waiting_.equal_range(key);
+    for (auto entry = begin; entry != end; ++entry) {
+      Member& other = members_[entry->second];
+      other.waits_for.clear();
+      answer(other, StoreVerdict::good, value);  // the loop finds out if that fails
+      watch(other);
+    }
+    waiting_.erase(begin, end);
   }
 
   void serve() {
@@ -224,6 +279,14 @@ class StoreServer::Service {
       member.leaves = true;
       return answer(member, StoreVerdict::rank_failed, told_);
     }
+    if (is_stale(key)) {
+      member.leaves = true;
+      return answer(member, StoreVerdict::rank_failed, kStale);
+    }
+    if (op == StoreOp::set && on_report_ && key.starts_with(kReportPrefix)) {
+      on_report_(key, value);
+      return answer(member, StoreVerdict::good, "");
+    }
     if (op == StoreOp::get) {
       const auto found = values_.find(key);
       if (found == values_.end()) {
@@ -247,15 +310,7 @@ class StoreServer::Service {
       return answer(member, StoreVerdict::good,
                     std::string(reinterpret_cast<const char*>(&times), sizeof(times)));
     }
-    values_[key] = value;
-    const auto [begin, end] = waiting_.equal_range(key);
-    for (auto entry = begin; entry != end; ++entry) {
-      Member& other = members_[entry->second];
-      other.waits_for.clear();
-      answer(other, StoreVerdict::good, value);  // the loop finds out if that fails
-      watch(other);
-    }
-    waiting_.erase(begin, end);
+    keep(key, value);
     return answer(member, StoreVerdict::good, "");
   }
 
@@ -285,6 +340,7 @@ class StoreServer::Service {
   const int port_;
   const std::size_t most_members_;
   const std::size_t most_bytes_;
+  const std::function<void(const std::string&, const std::string&)> on_report_;
   Acceptor acceptor_;
   Fd wake_;
   Fd ready_;                                 // epoll of the members
@@ -293,11 +349,13 @@ class StoreServer::Service {
   std::map<std::string, std::string> values_;
   std::map<std::string, std::int64_t> counts_;
   std::size_t bytes_ = 0;
-  std::string told_;  // sent to members after a rank has failed; empty before
+  std::vector<std::string> stale_;  // prefixes of set()
+  std::string told_;                // sent to members after a rank has failed; empty before
   std::mutex mutex_;
   std::condition_variable changed_;
   Command command_ = Command::none;
-  std::string failure_;  // argument of report_failure()
+  std::vector<Change> changes_;  // arguments of set()
+  std::string failure_;          // argument of report_failure()
   bool closed_ = false;
   std::thread thread_;
 };
@@ -321,6 +379,10 @@ int StoreServer::port() const { return service_->port(); }
 void StoreServer::stop_listening() { service_->stop_listening(); }
 void StoreServer::report_failure(int rank, const std::string& how) {
   service_->report_failure(rank, how);
+}
+void StoreServer::set(const std::string& key, const std::string& value,
+                      const std::string& stale_prefix) {
+  service_->set(key, value, stale_prefix);
 }
 
 }  // namespace tessera::comm

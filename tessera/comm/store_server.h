@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -13,6 +14,9 @@ struct StoreServerOptions {
   std::string run{};                                // identifies the run
   int size = 1;                                     // ranks of the job
   std::size_t most_bytes = std::size_t{256} << 20;  // limit of all keys and values together
+  // Called by the thread of the store instead of keeping a key that begins with kReportPrefix,
+  // before the client gets its answer. Null: such keys are kept as others.
+  std::function<void(const std::string& key, const std::string& value)> on_report = nullptr;
 };
 
 // Store through which the ranks of a job exchange addresses, served by a thread of this process
@@ -32,6 +36,9 @@ class StoreServer {
   // Answers every request from now on, including those that wait for a key, with the failure of a
   // rank. `how` describes it. Only the first call has an effect.
   void report_failure(int rank, const std::string& how);
+  // Sets a key, as a client does. If `stale_prefix` is not empty, removes the keys that begin with
+  // it, and answers requests for them with the failure of a rank, from now on.
+  void set(const std::string& key, const std::string& value, const std::string& stale_prefix = "");
 
  private:
   class Service;

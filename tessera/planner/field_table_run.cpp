@@ -138,6 +138,16 @@ void add_saving(Table& t) {
         "number of restarts from the last checkpoint after a rank fails")
       .range(0, 1e6)
       .train();
+  t.add("recover", &S::recover,
+        "number of lost ranks that are replaced without a restart, as long as a replica is whole")
+      .range(0, 1e6)
+      .train();
+  t.add("spares", &S::spares, "number of started ranks that wait to replace a lost one")
+      .range(0, 1e4)
+      .train();
+  t.add("peer-timeout", &S::peer_timeout, "seconds after which a rank that does not answer is lost")
+      .range(1, 1e6)
+      .train();
   t.add("elastic", &S::elastic,
         "FEWEST:MOST ranks: a restart may continue with fewer ranks; empty: always with the same "
         "number")

@@ -192,6 +192,9 @@ struct RunConfig {
   OnSaveError on_save_error = OnSaveError::stop;
   std::int64_t max_restarts = 0;
   std::string elastic;
+  std::int64_t recover = 0;
+  std::int64_t spares = 0;
+  double peer_timeout = 300;
 
   std::string hardware_name;
   std::string hardware_file;

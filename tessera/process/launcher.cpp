@@ -25,6 +25,7 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/process/host_memory.h"
+#include "tessera/process/lost_ranks.h"
 #include "tessera/process/rank_output.h"
 #include "tessera/process/rank_process.h"
 #include "tessera/process/running_ranks.h"
@@ -171,7 +172,10 @@ class Launch {
         signals_(signals),
         ranks_(options.ranks),
         output_(options.out, options.err, options.color),
-        signal_fd_(::signalfd(-1, &signals.handled(), SFD_CLOEXEC | SFD_NONBLOCK)) {
+        signal_fd_(::signalfd(-1, &signals.handled(), SFD_CLOEXEC | SFD_NONBLOCK)),
+        lost_(options.recovery,
+              {[this](const std::string& text) { say(text); },
+               [this](int number) { return start(number, path_, true); }, ranks_}) {
     if (!signal_fd_.open()) throw Error(str("cannot create a signalfd: ", std::strerror(errno)));
   }
 
@@ -179,6 +183,7 @@ class Launch {
 
  private:
   std::optional<LaunchResult> start_all(const std::string& path);
+  int start(int local, const std::string& path, bool is_replacement);
   void run_loop();
   void poll_once();
   void handle_signals();
@@ -190,6 +195,7 @@ class Launch {
   bool finished() const;
   LaunchResult result();
   std::string describe_exit(const Rank& rank) const;
+  std::string cause_of(const Rank& rank) const;
   std::string summary_of(const Rank& rank) const;
   void say(const std::string& text);
 
@@ -211,32 +217,43 @@ class Launch {
   OutOfMemoryKills out_of_memory_;
   const Rank* first_failed_ = nullptr;
   double failed_at_ = 0;
+  std::string path_;  // of the program
+  LostRanks lost_;
 };
 
 void Launch::say(const std::string& text) { output_.say(options_.name + ": " + text + "\n"); }
 
+// Starts a rank. Returns 0, or the errno of a failed exec.
+int Launch::start(int local, const std::string& path, bool is_replacement) {
+  const int number = options_.node_rank * options_.ranks + local;
+  ProcessSpec spec;
+  spec.path = path;
+  spec.arguments = options_.command;
+  spec.environment = rank_environment(options_, local);
+  spec.signal_mask = signals_.before();
+  spec.inherited = options_.secret_fd;
+  if (!options_.cpus.empty()) spec.cpus = nth(options_.cpus, local);
+  Fd rank_in;
+  if (number == 0 && !is_replacement) {
+    rank_in = stdin_pump_.attach(options_.in);
+    spec.in = rank_in.open() ? rank_in.get() : options_.in;
+  }
+  spec.out = options_.out;
+  spec.err = options_.err;
+  const RankOutput::Pipes pipes = options_.prefix ? output_.relay(number) : RankOutput::Pipes();
+  if (options_.prefix) {
+    spec.out = pipes.out.get();
+    spec.err = pipes.err.get();
+  }
+  return is_replacement ? ranks_.restart(number, spec) : ranks_.start(number, spec);
+}
+
 std::optional<LaunchResult> Launch::start_all(const std::string& path) {
+  path_ = path;
+  lost_.begin();
   for (int local = 0; local < options_.ranks; ++local) {
     const int number = options_.node_rank * options_.ranks + local;
-    ProcessSpec spec;
-    spec.path = path;
-    spec.arguments = options_.command;
-    spec.environment = rank_environment(options_, local);
-    spec.signal_mask = signals_.before();
-    spec.inherited = options_.secret_fd;
-    if (!options_.cpus.empty()) spec.cpus = nth(options_.cpus, local);
-    Fd rank_in;
-    if (number == 0) rank_in = stdin_pump_.attach(options_.in);
-    if (number == 0) spec.in = rank_in.open() ? rank_in.get() : options_.in;
-    spec.out = options_.out;
-    spec.err = options_.err;
-    RankOutput::Pipes pipes;
-    if (options_.prefix) {
-      pipes = output_.relay(number);
-      spec.out = pipes.out.get();
-      spec.err = pipes.err.get();
-    }
-    if (const int error = ranks_.start(number, spec); error != 0) {
+    if (const int error = start(local, path, false); error != 0) {
       kill_all();
       LaunchResult failure;
       failure.status = error == ENOENT ? 127 : 126;
@@ -295,6 +312,9 @@ void Launch::advance_phase() {
 
 void Launch::handle_exits(const std::vector<const Rank*>& ended) {
   if (ended.empty()) return;
+  if (phase_ == Phase::kRunning && first_failed_ == nullptr) {
+    lost_.replace(ended, [&](const Rank& rank) { return describe_exit(rank) + cause_of(rank); });
+  }
   if (first_failed_ == nullptr) {
     // If several exited together, the one killed by a signal is the cause; the others reacted to
     // it.
@@ -351,10 +371,11 @@ void Launch::handle_signals() {
 }
 
 void Launch::poll_once() {
-  std::vector<pollfd> polls = {{signal_fd_.get(), POLLIN, 0}};
+  std::vector<pollfd> polls = {{signal_fd_.get(), POLLIN, 0},
+                               {options_.recovery.reports_fd, POLLIN, 0}};
   output_.add_to(polls);
   stdin_pump_.add_to(polls);
-  double until = std::min(deadline_, drain_deadline_);
+  double until = std::min({deadline_, drain_deadline_, lost_.due()});
   if (options_.timeout > 0 && phase_ == Phase::kRunning) {
     until = std::min(until, started_ + options_.timeout);
   }
@@ -411,12 +432,14 @@ std::string Launch::describe_exit(const Rank& rank) const {
              " after ", format_time(rank.ended_at - started_));
 }
 
+// Returns the likely cause of a SIGKILL that the launcher did not send.
+std::string Launch::cause_of(const Rank& rank) const {
+  const bool explain = rank.exited_by_signal && rank.code == SIGKILL && !rank.terminated;
+  return explain ? ", " + out_of_memory_.verdict() : "";
+}
+
 std::string Launch::summary_of(const Rank& rank) const {
-  std::string text = describe_exit(rank);
-  // Killed by a SIGKILL that the launcher did not send.
-  if (rank.exited_by_signal && rank.code == SIGKILL && !rank.terminated) {
-    text += ", " + out_of_memory_.verdict();
-  }
+  std::string text = describe_exit(rank) + cause_of(rank);
   if (terminated_ > 0) {
     text += str("; ", terminated_, terminated_ == 1 ? " other" : " others", " did not exit within ",
                 format_time(options_.grace), " and had to be terminated");
@@ -426,6 +449,7 @@ std::string Launch::summary_of(const Rank& rank) const {
 
 void Launch::run_loop() {
   while (true) {
+    if (phase_ == Phase::kRunning) lost_.handle_reports(now());
     handle_exits(ranks_.reap(now()));
     advance_phase();
     if (finished()) return;

@@ -3,11 +3,24 @@
 #include <signal.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/generation.h"
+#include "tessera/process/coordinator.h"
+
 namespace tessera::process {
+
+// Continues a job after the loss of ranks instead of ending it: [Note: generations]. Only on one
+// node. Rendezvous sets the functions.
+struct Recovery {
+  std::shared_ptr<Coordinator> coordinator;
+  std::function<void(const comm::Generation& generation)> publish{};
+  int reports_fd = -1;  // readable when there are reports
+  std::function<std::vector<comm::MemberReport>()> take_reports{};
+};
 
 // Options of one launch() on this node.
 struct LaunchOptions {
@@ -38,6 +51,7 @@ struct LaunchOptions {
   // Called once, when the first rank fails; `how` is one line that names it. Rendezvous uses it to
   // notify ranks that wait for it to join.
   std::function<void(int rank, const std::string& how)> on_failure{};
+  Recovery recovery{};  // without a coordinator the first failure ends the job
 
   std::vector<std::string> environment;  // inherited by the ranks, NAME=value
   int in = 0, out = 1, err = 2;          // standard descriptors; replaced in tests

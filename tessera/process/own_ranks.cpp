@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <optional>
 
 #include "tessera/core/errors.h"
@@ -43,15 +44,21 @@ std::vector<std::string> own_command(int argc, char** argv) {
 
 namespace {
 
-LaunchResult launch_once(const OwnRanks& own, const std::vector<std::string>& command,
-                         const FailureNotes& notes, const BlockedSignals& signals) {
+LaunchResult launch_once(const OwnRanks& own, const std::optional<RecoveryOptions>& recovery,
+                         const std::vector<std::string>& command, const FailureNotes& notes,
+                         const BlockedSignals& signals) {
   const Topology machine = topology();
   LaunchOptions options;
   options.command = command;
-  options.ranks = own.ranks;
+  options.ranks = recovery ? recovery->processes() : own.ranks;
+  if (recovery) options.recovery.coordinator = std::make_shared<Coordinator>(*recovery);
   options.threads =
       own.threads > 0 ? own.threads : threads_per_rank(machine, cpu_quota(), own.ranks);
   options.cpus = divide_cores(machine, own.ranks);
+  // A spare waits on the cores of a rank, and has them if it replaces that one.
+  for (int spare = 0; !options.cpus.empty() && own.ranks + spare < options.ranks; ++spare) {
+    options.cpus.push_back(nth(options.cpus, spare % own.ranks));
+  }
   options.name = "tessera " + own.name;
   options.report = false;  // this file prints a more detailed report
   options.prefix = false;
@@ -120,7 +127,9 @@ int start_ranks(OwnRanks own, const Restarts& restarts, std::vector<std::string>
   const BlockedSignals signals;  // before the store starts its thread
   for (int attempt = 0;; ++attempt) {
     const FailureNotes notes;
-    const LaunchResult launched = launch_once(own, command, notes, signals);
+    const LaunchResult launched =
+        launch_once(own, restarts.recovery ? restarts.recovery(own.ranks) : std::nullopt, command,
+                    notes, signals);
     if (launched.status == 0) return 0;
     if (launched.status == restarts.told_status) return 1;
     const FailureNotes::Report noted = notes.read();

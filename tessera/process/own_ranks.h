@@ -2,8 +2,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "tessera/process/coordinator.h"
 
 namespace tessera::process {
 
@@ -43,6 +46,9 @@ struct Restarts {
   int final_status = 0;
   // Called if the job has failed for good or was killed, with one line that names the cause.
   std::function<void(const std::string& why)> on_failure;
+  // Returns how a job of that many ranks continues after losses without a restart; nullopt: it does
+  // not. Null: no job does.
+  std::function<std::optional<RecoveryOptions>(int ranks)> recovery;
   int told_status = -1;  // status of a rank that printed its own error: no report, exit status 1
 };
 int start_ranks(OwnRanks options, const Restarts& restarts, std::vector<std::string> command);

@@ -2,10 +2,15 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "tessera/comm/address.h"
 #include "tessera/comm/secret.h"
@@ -35,6 +40,41 @@ Fd reserve_port(int& port) {
 
 }  // namespace
 
+// Reports of ranks, from the thread of the store to that of the launcher.
+class Rendezvous::Reports {
+ public:
+  Reports() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!event_.open()) throw Error(str("cannot create an eventfd: ", std::strerror(errno)));
+  }
+
+  int fd() const { return event_.get(); }
+
+  void add(const std::string& key, const std::string& value) {
+    const std::lock_guard lock(mutex_);
+    try {
+      reports_.push_back(comm::parse_report(key, value));
+    } catch (const DataError&) {
+      return;  // no rank of this version sends it
+    }
+    const std::uint64_t one = 1;
+    (void)!::write(event_.get(), &one, sizeof(one));  // the counter cannot overflow
+  }
+
+  std::vector<comm::MemberReport> take() {
+    const std::lock_guard lock(mutex_);
+    std::uint64_t count = 0;
+    (void)!::read(event_.get(), &count, sizeof(count));
+    return std::exchange(reports_, {});
+  }
+
+ private:
+  Fd event_;
+  std::mutex mutex_;
+  std::vector<comm::MemberReport> reports_;
+};
+
+Rendezvous::~Rendezvous() = default;
+
 Rendezvous::Rendezvous(LaunchOptions& launch, const RendezvousOptions& options) {
   const bool several = launch.nodes > 1;
   const std::string secret = options.secret_file.empty()
@@ -48,8 +88,21 @@ Rendezvous::Rendezvous(LaunchOptions& launch, const RendezvousOptions& options) 
   if (launch.node_rank == 0) {
     if (launch.master_port == 0) reserved_ = reserve_port(launch.master_port);
     address = comm::store_address(launch.master_addr, several ? options.interface : "", several);
-    server_.emplace(
-        comm::StoreServerOptions{address, port, secret, launch.run(), launch.nodes * launch.ranks});
+    comm::StoreServerOptions served{address, port, secret, launch.run(),
+                                    launch.nodes * launch.ranks};
+    if (launch.recovery.coordinator) {
+      reports_ = std::make_shared<Reports>();
+      served.on_report = [reports = reports_](const std::string& key, const std::string& value) {
+        reports->add(key, value);
+      };
+      launch.recovery.reports_fd = reports_->fd();
+      launch.recovery.take_reports = [reports = reports_] { return reports->take(); };
+      launch.recovery.publish = [this, run = launch.run()](const comm::Generation& generation) {
+        server_->set(comm::kGenerationKey, comm::to_text(generation),
+                     comm::generation_prefix(run, generation.number - 1));
+      };
+    }
+    server_.emplace(served);
     port = server_->port();
     launch.on_failure = [this](int rank, const std::string& how) {
       server_->report_failure(rank, how);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -24,16 +25,20 @@ struct RendezvousOptions {
 // reserved until then.
 class Rendezvous {
  public:
-  // Sets in `launch`: secret_fd, store, interface, master_port, and on node 0 on_failure, so this
-  // object must outlive launch(). With several nodes the store uses the port after master_port.
-  // Throws UsageError if it cannot listen there.
+  // Sets in `launch`: secret_fd, store, interface, master_port, and on node 0 on_failure and the
+  // functions of `recovery`, so this object must outlive launch(). With several nodes the store
+  // uses the port after master_port. Throws UsageError if it cannot listen there.
   Rendezvous(LaunchOptions& launch, const RendezvousOptions& options);
+  ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
  private:
+  class Reports;
+
   Fd secret_;
   Fd reserved_;
+  std::shared_ptr<Reports> reports_;  // used by the thread of the server
   std::optional<comm::StoreServer> server_;
 };
 

@@ -22,6 +22,25 @@ int RunningRanks::start(int number, const ProcessSpec& spec) {
   return 0;
 }
 
+Rank& RunningRanks::find(int number) {
+  return *std::find_if(ranks_.begin(), ranks_.end(),
+                       [&](const Rank& rank) { return rank.number == number; });
+}
+
+int RunningRanks::restart(int number, const ProcessSpec& spec) {
+  const Started started = start_process(spec);
+  if (started.exec_errno != 0) return started.exec_errno;
+  Rank& rank = find(number);
+  rank = {};
+  rank.number = number;
+  rank.pid = started.pid;
+  rank.running = true;
+  guard_.watch(rank.pid);
+  return 0;
+}
+
+void RunningRanks::excuse(int number) { find(number).excused = true; }
+
 int RunningRanks::running() const {
   return static_cast<int>(
       std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; }));

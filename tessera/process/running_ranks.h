@@ -17,8 +17,9 @@ struct Rank {
   int code = 0;  // exit status or signal
   double ended_at = 0;
   bool terminated = false;  // by terminate() or kill()
+  bool excused = false;     // by excuse()
 
-  bool failed() const { return !running && code != 0; }
+  bool failed() const { return !running && code != 0 && !excused; }
   int status() const { return exited_by_signal ? 128 + code : code; }
 };
 
@@ -29,6 +30,10 @@ class RunningRanks {
 
   // Starts a rank. Returns 0, or the errno of a failed exec; then no process runs.
   int start(int number, const ProcessSpec& spec);
+  // The same for a rank that has ended, which the new process replaces in all().
+  int restart(int number, const ProcessSpec& spec);
+  // The end of the rank does not count as a failure.
+  void excuse(int number);
 
   const std::vector<Rank>& all() const { return ranks_; }  // elements are never moved
   int running() const;
@@ -44,6 +49,8 @@ class RunningRanks {
   std::vector<const Rank*> reap(double now);
 
  private:
+  Rank& find(int number);
+
   Guard guard_;
   std::vector<Rank> ranks_;
 };

@@ -317,6 +317,10 @@ Resolved resolve(const RunConfig& config, int ranks) {
                          (out.seq / ranks + 1) * ranks));
   }
   check_combinations(config, ranks);
+  if (config.recover > 0 && out.model.experts.any()) {
+    throw UsageError(Flag("recover"), str("got ", config.recover, ", which does not support ",
+                                          "mixtures of experts yet. Omit it."));
+  }
   resolve_batch(config, out.axes.dp(), out);
   out.base_lr =
       config.lr == planner::kAutomatic ? planner::default_lr(out.model.params()) : config.lr;

@@ -43,6 +43,9 @@ int dry_rank(const RunConfig& config);
 // 0 if no number does.
 struct Resolved;
 int ranks_that_fit(const RunConfig& config, const Resolved& resolved, int ranks, int left);
+// Returns the largest number of replicas, at most `whole`, that divides the global batch; 0 if none
+// does.
+int replicas_that_fit(const RunConfig& config, const Resolved& resolved, int whole);
 
 // Values derived from a configuration and the number of ranks.
 struct Resolved {

@@ -69,7 +69,46 @@ void check_optimizer_state(const RunConfig& config) {
   }
 }
 
+// Throws UsageError if the run cannot continue after a loss: [Note: recovery].
+void check_recovery(const RunConfig& config) {
+  if (config.recover == 0) {
+    if (config.spares == 0) return;
+    throw UsageError(Flag("spares"), str("got ", config.spares,
+                                         ", but spare ranks wait for a loss. Add --recover."));
+  }
+  const auto refuse = [&](const std::string& problem) {
+    throw UsageError(Flag("recover"), str("got ", config.recover, ", ", problem));
+  };
+  if (config.zero > 0 && config.axes.size(Axis::dp_replicate) < 2) {
+    refuse(str("but --zero ", config.zero,
+               " shards the state over all data-parallel ranks, so no whole replica is left after "
+               "a loss. Add --dp-replicate 2 or more, or use --zero 0."));
+  }
+  if (config.device != Device::cpu) refuse("which needs --device cpu: GPUs are not supported yet");
+  if (config.comm == Comm::off) refuse("but ranks without communication are not lost. Omit one.");
+  if (config.on_nan == OnNan::rollback) {
+    refuse("which does not support --on-nan rollback. Use stop or skip.");
+  }
+  if (config.optimizer_state != OptimizerState::fp32 ||
+      parse_offload(config.offload, config.offload_dir).any()) {
+    refuse("which keeps optimizer state in memory as fp32. Omit --optimizer-state and --offload.");
+  }
+  if (config.optimizer == OptimizerChoice::muon) {
+    refuse(
+        "which does not support --optimizer muon, whose update exchanges whole matrices. Use "
+        "adamw, sgd or lion.");
+  }
+}
+
 }  // namespace
+
+int replicas_that_fit(const RunConfig& config, const Resolved& resolved, int whole) {
+  const std::int64_t shards = config.zero == 0 ? 1 : resolved.axes.size(Axis::dp_shard);
+  for (int count = whole; count > 0; --count) {
+    if (resolved.global_batch % (count * shards * config.micro_batch) == 0) return count;
+  }
+  return 0;
+}
 
 int ranks_that_fit(const RunConfig& config, const Resolved& resolved, int ranks, int left) {
   if (config.elastic.empty()) return ranks;
@@ -124,6 +163,7 @@ void check_combinations(const RunConfig& config, int ranks) {
     for (const auto& [asked, flag] :
          {std::pair(!config.save.empty(), "--save"), std::pair(config.resume != "none", "--resume"),
           std::pair(config.max_restarts > 0, "--max-restarts"),
+          std::pair(config.recover > 0, "--recover"),
           std::pair(!config.init_from.empty(), "--init-from"),
           std::pair(config.comm == Comm::off, "--comm off")}) {
       if (!asked) continue;
@@ -143,6 +183,7 @@ void check_combinations(const RunConfig& config, int ranks) {
               "Add --max-restarts."));
     }
   }
+  check_recovery(config);
   for (const auto& [asked, flag] : {std::pair(config.eval_every > 0, "--eval-every"),
                                     std::pair(config.eval_batches > 0, "--eval-batches")}) {
     if (asked && config.val_data.empty() && config.val_fraction == 0) {
@@ -245,6 +286,7 @@ std::vector<std::string> idle_settings(const RunConfig& config, const Resolved& 
             {"schedule", "split", "chunks"});
   idle.need(config.comm == Comm::on && resolved.axes.ranks(kTokenAxes) > 1,
             "between replicas, with --dp 2 or more", {"grad-compression", "overlap-grad-reduce"});
+  idle.need(resolved.axes.dp() > 1, "between replicas, with --dp 2 or more", {"recover"});
   idle.need(resolved.axes.size(Axis::cp) > 1, "to context parallelism, with --cp 2 or more",
             {"cp-kind"});
   idle.need(config.zero == 1 || config.zero == 2, "with --zero 1 or 2", {"overlap-param-gather"});

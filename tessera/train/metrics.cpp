@@ -222,6 +222,17 @@ void write_failure(const std::string& path, const std::string& reason) {
   }
 }
 
+std::int64_t last_step_in(const std::string& path) {
+  if (kind_of_file(path) != "a regular file") return 0;
+  std::ifstream file(path);
+  std::int64_t last = 0;
+  for (std::string line; std::getline(file, line);) {
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object()) last = std::max(last, json.value("step", std::int64_t{0}));
+  }
+  return last;
+}
+
 Fd check_lines(const std::string& path, std::string_view flag) {
   if (kind_of_file(path) != "nothing") return open_lines(path, flag, 0);
   check_publishable(path, flag);

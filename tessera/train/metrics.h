@@ -153,6 +153,9 @@ void write_failure(const std::string& path, const std::string& reason);
 // open until the end of the run: otherwise the reader of a pipe sees its end.
 [[nodiscard]] Fd check_lines(const std::string& path, std::string_view flag);
 
+// Returns the last step in a file of metrics; 0 if there is none, or if it is not a regular file.
+std::int64_t last_step_in(const std::string& path);
+
 // File of lines, each written in one call, so that a reader never sees half of one. It may be a
 // device, or a pipe that has a reader.
 class LineFile {

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -23,6 +22,8 @@
 #include "tessera/train/from_config.h"
 #include "tessera/train/init_from.h"
 #include "tessera/train/memory_check.h"
+#include "tessera/train/records.h"
+#include "tessera/train/recovery.h"
 #include "tessera/train/report.h"
 #include "tessera/train/resuming.h"
 #include "tessera/train/run_trace.h"
@@ -63,107 +64,6 @@ void check_validation(const RunConfig& config, const Resolved& resolved) {
   }
   source->check(resolved.model.vocab);
 }
-
-// Returns the absolute path of the trace, for readers of the metrics.
-std::string trace_file(const RunConfig& config) {
-  std::error_code problem;
-  return config.trace.empty() ? "" : std::filesystem::absolute(config.trace, problem).string();
-}
-
-// Error handling for a log of the run. If the file cannot be opened or written, as on a full disk,
-// it warns once, and training continues; later writes are attempted again. check_run() rejects
-// wrong paths before ranks are started.
-class RunLog {
- public:
-  explicit RunLog(const char* flag) : flag_(flag) {}
-  template <class Write>
-  void write(Write&& put) {
-    try {
-      put();
-    } catch (const Error& error) {
-      if (failed_++ > 0) return;
-      const std::string why = error.what(), flag = str(flag_, ": ");
-      write_all(2, str("\ntessera train: warning: ", why.starts_with(flag) ? "" : flag, why,
-                       ". Training continues; records that cannot be written are lost.\n"));
-    }
-  }
-  // Returns a line with the number of lost records; "" if there are none.
-  std::string ending() const {
-    return failed_ == 0 ? ""
-                        : str(flag_, ": ", plural(failed_, "record"), " could not be written\n");
-  }
-
- private:
-  const char* const flag_;
-  std::int64_t failed_ = 0;
-};
-
-double unix_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-// Records of the steps in the files of --metrics and --tensorboard.
-class Records {
- public:
-  // `prints`: this process writes the files and warnings.
-  Records(const RunConfig& config, bool prints) : config_(config), prints_(prints) {
-    if (writes_lines()) metrics_log_.write([this] { open_metrics(); });
-  }
-
-  void open_events(std::int64_t first_step) {
-    if (config_.tensorboard.empty() || !prints_) return;
-    tensorboard_log_.write(
-        [&] { events_.emplace(config_.tensorboard, "--tensorboard", first_step); });
-  }
-
-  // Writes the finished steps that are not written yet.
-  void write_steps(Trainer& trainer) {
-    for (; written_ < trainer.history().size(); ++written_) {
-      StepMetrics step = trainer.history()[written_];
-      if (writes_lines()) {
-        trainer.put_ranks(step);
-        const std::string line = begun_
-                                     ? to_json(step)
-                                     : first_line(step, trainer.expected(), trainer.steps_in_all(),
-                                                  trace_file(config_), unix_now());
-        metrics_log_.write([&] {
-          open_metrics();
-          lines_->write(line);
-          begun_ = true;
-        });
-      }
-      if (events_) tensorboard_log_.write([&] { events_->write(step); });
-    }
-  }
-
-  // Leaves out the steps so far, which were rolled back.
-  void skip_steps(const Trainer& trainer) { written_ = trainer.history().size(); }
-
-  void write(const Summary& summary) {
-    if (!writes_lines()) return;
-    metrics_log_.write([&] {
-      open_metrics();
-      lines_->write(to_json(summary));
-    });
-  }
-
-  std::size_t written() const { return written_; }
-  std::string ending() const { return metrics_log_.ending() + tensorboard_log_.ending(); }
-
- private:
-  bool writes_lines() const { return !config_.metrics.empty() && prints_; }
-  void open_metrics() {
-    if (!lines_) lines_.emplace(config_.metrics, "--metrics", config_.resume != "none");
-  }
-
-  const RunConfig& config_;
-  const bool prints_;
-  RunLog metrics_log_{"--metrics"}, tensorboard_log_{"--tensorboard"};
-  std::optional<LineFile> lines_;
-  std::optional<EventFile> events_;
-  std::size_t written_ = 0;  // steps of the history
-  bool begun_ = false;       // the first line is in the file
-};
 
 // Decides after which steps a checkpoint is saved.
 class SaveSchedule {
@@ -241,17 +141,20 @@ class Session {
  public:
   // `prints`: this process prints for all ranks.
   Session(const RunConfig& config, const comm::Group& world, Trainer& trainer, Records& records,
-          bool prints, const SessionNotes& notes)
+          bool prints, const SessionNotes& notes, const SessionRecovery* recovery)
       : config_(config),
         world_(world),
         trainer_(trainer),
         records_(records),
         prints_(prints),
-        notes_(notes) {}
+        notes_(notes),
+        recovery_(recovery) {}
 
   void start();
-  // Returns true if a request stopped it before the last step.
-  bool train(const RunRequests& requests);
+  // Instead of start(): continues with the state of the last generation.
+  void take_over();
+  // Returns the request that ended it before the last step, or RunRequest::none.
+  RunRequest train(const RunRequests& requests);
   Ended finish(bool stopped);
 
  private:
@@ -263,6 +166,8 @@ class Session {
   }
   bool all_done() const { return trainer_.steps_done() >= trainer_.steps_in_all(); }
   void take_step(HangReports& hangs);
+  void save(SaveSchedule& saves);
+  void repeat_save(SaveSchedule& saves);
   bool rolled_back();
   RunRequest agree(const RunRequests& requests, const SaveSchedule& saves);
   bool evaluates() const;
@@ -276,7 +181,25 @@ class Session {
   Records& records_;
   const bool prints_;
   const SessionNotes& notes_;
+  const SessionRecovery* const recovery_;  // null: the run ends when a rank is lost
+  bool took_over_ = false;
 };
+
+void Session::take_over() {
+  recovery_->state.give_to(trainer_, world_);
+  took_over_ = true;
+  const comm::Generation& generation = recovery_->generation;
+  std::vector<std::string> members;
+  for (const int process : generation.members) members.push_back(str(process));
+  const auto pause = recovery_->state.pause();
+  say(str("\ngeneration ", generation.number, ": ", plural(generation.replicas, "replica"), " on ",
+          plural(world_.size(), "rank"), " (processes ", join(members, " "),
+          "); continues after step ", trainer_.steps_done(),
+          pause ? str(", ", fixed(*pause, 3), " s after its end") : std::string(), "\n"));
+  note_step();
+  records_.open_events(trainer_.steps_done() + 1);
+  records_.skip_written_steps(trainer_);
+}
 
 void Session::start() {
   say(trainer_.describe());
@@ -306,7 +229,8 @@ void Session::start() {
   records_.open_events(trainer_.steps_done() + 1);
 }
 
-bool Session::train(const RunRequests& requests) {
+RunRequest Session::train(const RunRequests& requests) {
+  if (recovery_ != nullptr) recovery_->established();
   std::optional<Progress> bar;
   if (prints_) {
     ProgressOptions shown;
@@ -317,27 +241,40 @@ bool Session::train(const RunRequests& requests) {
   }
   SaveSchedule saves(config_, prints_);
   HangReports hangs(config_, world_.rank(), trainer_, notes_);
-  bool stopped = false;
-  while (!all_done() && !stopped) {
+  RunRequest ended = RunRequest::none;
+  repeat_save(saves);
+  while (!all_done() && ended == RunRequest::none) {
     take_step(hangs);
     if (rolled_back()) continue;
     const RunRequest request = agree(requests, saves);
-    stopped = request == RunRequest::stop;
-    const bool save =
-        saves.is_due(trainer_.steps_done(), request != RunRequest::none || all_done());
-    if (save || all_done() || stopped) trainer_.finish();
-    if (evaluates() && !stopped) trainer_.evaluate();
+    if (request == RunRequest::stop || (request == RunRequest::regroup && !all_done()))
+      ended = request;
+    const bool asked = request == RunRequest::save || request == RunRequest::stop;
+    const bool is_due = saves.is_due(trainer_.steps_done(), asked || all_done());
+    if (is_due || all_done() || ended != RunRequest::none) trainer_.finish();
+    if (evaluates() && ended != RunRequest::stop) trainer_.evaluate();
     if (bar && !trainer_.history().empty()) {
       bar->update(trainer_.steps_done(), step_line(trainer_.history().back()));
     }
-    if (save) {
-      trainer_.save();
-      saves.restart_clock();
-    }
+    if (is_due) save(saves);
     write_steps();
   }
   if (bar) bar->finish();
-  return stopped;
+  return ended;
+}
+
+void Session::save(SaveSchedule& saves) {
+  trainer_.save();
+  saves.restart_clock();
+}
+
+// Repeats the evaluation and the save after the last finished step if a lost rank may have
+// interrupted them.
+void Session::repeat_save(SaveSchedule& saves) {
+  if (!took_over_ || !recovery_->state.was_interrupted() || trainer_.steps_done() == 0) return;
+  if (all_done() && trainer_.validates()) trainer_.evaluate();
+  if (saves.is_due(trainer_.steps_done(), all_done())) save(saves);
+  write_steps();
 }
 
 void Session::take_step(HangReports& hangs) {
@@ -347,6 +284,7 @@ void Session::take_step(HangReports& hangs) {
   trainer_.finish(config_.on_nan == OnNan::rollback ? 0 : 1);
   hangs.end();
   note_step();
+  if (recovery_ != nullptr) recovery_->state.note_step();
 }
 
 // Loads the last checkpoint if the step was not finite and --on-nan is rollback.
@@ -365,6 +303,10 @@ bool Session::rolled_back() {
 RunRequest Session::agree(const RunRequests& requests, const SaveSchedule& saves) {
   RunRequest own = requests ? requests() : RunRequest::none;
   if (own == RunRequest::none && saves.is_due_by_time()) own = RunRequest::save;
+  if (own == RunRequest::none && recovery_ != nullptr && world_.rank() == 0 &&
+      recovery_->is_superseded()) {
+    own = RunRequest::regroup;
+  }
   return static_cast<RunRequest>(trainer_.agree(static_cast<int>(own)));
 }
 
@@ -448,14 +390,26 @@ Fd check_run(const RunConfig& config, const Resolved& resolved, int ranks, int r
 }
 
 Ended run_session(const RunConfig& config, const comm::Group& world, const RunRequests& requests,
-                  const SessionNotes& notes) {
+                  const SessionNotes& notes, const SessionRecovery* recovery) {
   const bool prints = world.rank() == 0 || world.simulated();
-  Records records(config, prints);
   check_device(config, world);
-  Trainer trainer(config, world);
-  Session session(config, world, trainer, records, prints, notes);
-  session.start();
-  return session.finish(session.train(requests));
+  const bool takes_over =
+      recovery != nullptr && recovery->state.prepare(config, resolve(config, world.size()), world,
+                                                     recovery->generation.trained);
+  Records records(config, prints, takes_over);
+  auto owned = std::make_unique<Trainer>(config, world);
+  Trainer& trainer = *owned;
+  if (recovery != nullptr) recovery->state.trainer = std::move(owned);  // outlives an error
+  Session session(config, world, trainer, records, prints, notes, recovery);
+  if (takes_over) {
+    session.take_over();
+  } else {
+    session.start();
+    if (recovery != nullptr) recovery->state.start();
+  }
+  const RunRequest ended = session.train(requests);
+  if (ended == RunRequest::regroup) return Ended::regrouped;
+  return session.finish(ended == RunRequest::stop);
 }
 
 }  // namespace tessera::train

@@ -11,7 +11,7 @@
 namespace tessera::train {
 
 // Request that arrived during a step, such as by a signal. The run handles it after the step.
-enum class RunRequest : std::uint8_t { none, save, stop };
+enum class RunRequest : std::uint8_t { none, regroup, save, stop };  // regroup: [Note: recovery]
 using RunRequests = std::function<RunRequest()>;
 
 // Throws UsageError or DataError for settings that cannot be trained, for missing devices, and for
@@ -24,10 +24,11 @@ using RunRequests = std::function<RunRequest()>;
 // Result of run_session().
 enum class Ended : std::uint8_t {
   done,
-  stopped,  // on request, before the last step
-  saved,    // stopped, with a checkpoint to resume from
-  unsaved,  // done or stopped, but the last save failed (--on-save-error warn)
-  untold    // done or stopped, but rank 0 could not write its tables
+  stopped,   // on request, before the last step
+  saved,     // stopped, with a checkpoint to resume from
+  unsaved,   // done or stopped, but the last save failed (--on-save-error warn)
+  untold,    // done or stopped, but rank 0 could not write its tables
+  regrouped  // between two steps, to continue with other ranks
 };
 // Information for the report of a failure. All members may be null.
 struct SessionNotes {
@@ -35,10 +36,11 @@ struct SessionNotes {
   // Called before the process aborts because a step hangs and the launcher will restart it.
   std::function<void(const std::string& why)> giving_up;
 };
+struct SessionRecovery;
 // Collective. Trains from the first step to the last. Writes metrics, trace and checkpoints. Rank 0
 // shows a progress bar on stderr, and at the end three tables and some answers of the model on
-// stdout.
+// stdout. `recovery`: null if the run ends when a rank is lost.
 Ended run_session(const RunConfig& config, const comm::Group& world, const RunRequests& requests,
-                  const SessionNotes& notes = {});
+                  const SessionNotes& notes = {}, const SessionRecovery* recovery = nullptr);
 
 }  // namespace tessera::train

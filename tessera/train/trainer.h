@@ -8,6 +8,7 @@
 #include "tessera/comm/group.h"
 #include "tessera/memory/ledger.h"
 #include "tessera/train/config.h"
+#include "tessera/train/kept_state.h"
 #include "tessera/train/metrics.h"
 
 namespace tessera::train {
@@ -46,6 +47,16 @@ class Trainer {
   void save();
   // Collective. Waits until the last save is published or has finally failed.
   LastSave finish_saving();
+
+  // For [Note: recovery]; these work after a call has failed because another rank was lost.
+  // Returns the progress of this rank.
+  StepStatus status() const;
+  // Returns the state after the last finished step, in memory of its own. `outcome`: makes the
+  // update of a step that waits for it, first. Afterwards the trainer may only be destroyed.
+  KeptState keep(const std::optional<zero::StepOutcome>& outcome);
+  // Collective, instead of resume(). Continues from the state of another trainer with the same
+  // shards. `sends`: some replicas have no shards and get those of replica `source`.
+  void take(const KeptState& state, int source, bool sends);
 
   // Describes the last call of this rank along each axis. Thread-safe.
   std::string last_calls() const;

@@ -60,9 +60,9 @@ Summary Trainer::summary() {
   impl.engine().synchronize();
   Summary out = expected();
   impl.compare_ranks(out);
-  if (const auto steps = static_cast<std::int64_t>(impl.history.size()); steps > 0) {
+  if (impl.launched > 0) {
     SentBytes& each = out.measured.sent.emplace();
-    for (const Axis axis : kAllAxes) each[axis] = impl.sent[axis] / steps;
+    for (const Axis axis : kAllAxes) each[axis] = impl.sent[axis] / impl.launched;
   }
   out.params_hash = hex(impl.model.params_hash(), 16);
   std::vector<double> rates, times, waits, preparations;

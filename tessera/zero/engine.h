@@ -134,6 +134,7 @@ struct StepOptions {
 };
 
 class Engine;
+class EngineRecovery;  // engine_recovery.h
 class EnginePipeline;  // these four: engine_of_part.h
 struct DataGroups;
 struct EngineOptions;
@@ -186,6 +187,7 @@ class Engine {
   struct Impl;
   friend class EnginePipeline;
   friend class EngineGraphs;
+  friend class EngineRecovery;
 
  public:
   // Collective. Takes over the parameters of `model`: they become views of the engine's buffers,

@@ -3,11 +3,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tessera/zero/engine.h"
+#include "tessera/zero/engine_recovery.h"
 #include "tessera/zero/gatherer.h"
 #include "tessera/zero/global_loss.h"
 #include "tessera/zero/pass_state.h"
@@ -71,10 +73,16 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   StepSettings settings_of(const StepOptions& how) const;
   PendingStep start_step(const StepOptions& how);
   StepInfo step_on_host(const StepSettings& settings);
+  StepInfo apply_outcome();  // not collective, apart from matrix optimizers
   void prepare_step(const Begin& begin, const StepOptions& how);
   PendingStep replayed();
   // Copies the counts of steps and updates from the device to the host, if they changed there.
   void fetch_counts();
+
+  // Add shards of the state, in state.cpp. A frozen parameter needs a reader.
+  void add_shards(std::vector<StateShard>& shards, int param, StateScope scope,
+                  Gatherer::Reader* reader = nullptr) const;
+  void add_buffers(std::vector<StateShard>& shards) const;
 
   const std::shared_ptr<torch::nn::Module> model;
   const DataGroups groups;
@@ -92,6 +100,10 @@ struct Engine::Impl : std::enable_shared_from_this<Engine::Impl> {
   std::int64_t good_steps = 0;
   PassState passes;
   GlobalLoss loss;
+  // [Note: decided steps].
+  std::int64_t decided = 0;
+  std::optional<StepSettings> undecided;  // settings of a step that waits for its outcome
+  std::optional<StepOutcome> outcome;
   std::vector<std::shared_ptr<nn::UnitObserver>> observers;
   Stopwatch optimizer_time;
   int visiting = 0;                // units in a backward of another engine, [Note: visits]

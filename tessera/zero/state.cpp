@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/index.h"
 #include "tessera/core/text.h"
 #include "tessera/zero/engine_impl.h"
 #include "tessera/zero/module_buffers.h"
@@ -181,81 +182,85 @@ std::vector<StateShard> Engine::state(StateScope scope) {
   impl.take_writes();
   if (scope == StateScope::held) impl.gatherer.await_readers();
   Gatherer::Reader reader(impl.gatherer);  // waits
-  const Sharding sharded = sharding_of_stage(impl.options.stage);
   std::vector<StateShard> shards;
   for (std::size_t i = 0; i < impl.plan.params.size(); ++i) {
-    const auto index = static_cast<int>(i);
-    const Param& param = impl.plan.params[i];
-    const ShardRange mine = impl.plan.own_shard(param);
-    const auto add_stored = [&](StoredState&& state, const std::string& name, bool whole) {
-      if (scope == StateScope::owned && impl.groups.replicate.rank() > 0) return;
-      const bool held_whole = whole && scope == StateScope::held;
-      const ShardRange in = whole && !held_whole ? mine : ShardRange{0, state.count};
-      if (in.size == 0 && !held_whole) return;
-      StateShard& shard = shards.emplace_back();
-      shard.param = param.name;
-      shard.state = name;
-      shard.begin = held_whole ? 0 : mine.begin;
-      shard.sizes = param.sizes;
-      shard.strides = param.strides;
-      shard.stored = std::make_shared<const StoredState>(std::move(state));
-      shard.stored_begin = in.begin;
-      shard.stored_count = in.size;
-    };
-    // `whole`: this rank and others hold all elements of it.
-    const auto add = [&](const std::string& state, const at::Tensor& values, bool whole) {
-      // Replicas own the same shards; the first one saves them.
-      if (scope == StateScope::owned && impl.groups.replicate.rank() > 0) return;
-      if (!whole) {
-        if (mine.size > 0) {
-          shards.push_back({param.name, state, mine.begin, values, param.sizes, param.strides});
-        }
-      } else if (scope == StateScope::held) {
-        shards.push_back({param.name, state, 0, values, param.sizes, param.strides});
-      } else if (mine.size > 0) {
-        const at::Tensor own = values.narrow(0, mine.begin, mine.size);
-        shards.push_back({param.name, state, mine.begin, own, param.sizes, param.strides});
-      }
-    };
-    if (param.bucket < 0) {  // frozen: whole below stage 3
-      const std::size_t before = shards.size();
-      add("param", sharded.params ? impl.gatherer.param_shard(index) : reader.elements(index),
-          !sharded.params);
-      if (shards.size() > before) shards.back().frozen = true;
-      continue;
-    }
-    if (auto stored = impl.update->stored_master(index)) {
-      add_stored(std::move(*stored), "param", !sharded.optimizer);
-    } else {
-      const at::Tensor master = impl.update->master_shard(index);
-      add("param", master.defined() ? master : impl.gatherer.param_shard(index),
-          !sharded.optimizer);
-    }
-    if (scope == StateScope::params) continue;
-    for (StoredState& stored : impl.update->stored_states(index)) {
-      const std::string name = stored.state;
-      add_stored(std::move(stored), name, !sharded.optimizer);
-    }
-    for (const auto& [name, values] : impl.update->states(index)) {
-      add(name, values, !sharded.optimizer);
-    }
+    impl.add_shards(shards, static_cast<int>(i), scope, &reader);
   }
-  if (scope == StateScope::params) return shards;
-  if (scope == StateScope::held || impl.group.rank() == 0) {
-    for (const auto& buffer : impl.model->named_buffers()) {
-      const at::Tensor& values = buffer.value();
-      if (!values.defined() || values.numel() == 0) continue;
-      if (!values.is_contiguous()) {
-        throw UsageError(str("buffer ", quote(buffer.key()),
-                             " is not contiguous and cannot be saved. Make it contiguous"));
-      }
-      const auto& name = impl.options.axes.name;
-      shards.push_back({name ? name(buffer.key()) : buffer.key(), "buffer", 0,
-                        values.variable_data().view(-1), values.sizes().vec(),
-                        values.strides().vec()});
-    }
+  if (scope == StateScope::held || (scope == StateScope::owned && impl.group.rank() == 0)) {
+    impl.add_buffers(shards);
   }
   return shards;
+}
+
+void Engine::Impl::add_shards(std::vector<StateShard>& shards, int index, StateScope scope,
+                              Gatherer::Reader* reader) const {
+  const Sharding sharded = sharding_of_stage(options.stage);
+  const Param& param = nth(plan.params, index);
+  const ShardRange mine = plan.own_shard(param);
+  // `whole`: this rank and others hold all elements of it.
+  const auto add = [&](const std::string& state, const at::Tensor& values, bool whole) {
+    // Replicas own the same shards; the first one saves them.
+    if (scope == StateScope::owned && groups.replicate.rank() > 0) return;
+    if (!whole) {
+      if (mine.size > 0) {
+        shards.push_back({param.name, state, mine.begin, values, param.sizes, param.strides});
+      }
+    } else if (scope == StateScope::held) {
+      shards.push_back({param.name, state, 0, values, param.sizes, param.strides});
+    } else if (mine.size > 0) {
+      const at::Tensor own = values.narrow(0, mine.begin, mine.size);
+      shards.push_back({param.name, state, mine.begin, own, param.sizes, param.strides});
+    }
+  };
+  const auto add_stored = [&](StoredState&& state, const std::string& name, bool whole) {
+    if (scope == StateScope::owned && groups.replicate.rank() > 0) return;
+    const bool held_whole = whole && scope == StateScope::held;
+    const ShardRange in = whole && !held_whole ? mine : ShardRange{0, state.count};
+    if (in.size == 0 && !held_whole) return;
+    StateShard& shard = shards.emplace_back();
+    shard.param = param.name;
+    shard.state = name;
+    shard.begin = held_whole ? 0 : mine.begin;
+    shard.sizes = param.sizes;
+    shard.strides = param.strides;
+    shard.stored = std::make_shared<const StoredState>(std::move(state));
+    shard.stored_begin = in.begin;
+    shard.stored_count = in.size;
+  };
+  if (param.bucket < 0) {  // frozen: whole below stage 3
+    const std::size_t before = shards.size();
+    add("param", sharded.params ? gatherer.param_shard(index) : reader->elements(index),
+        !sharded.params);
+    if (shards.size() > before) shards.back().frozen = true;
+    return;
+  }
+  if (auto stored = update->stored_master(index)) {
+    add_stored(std::move(*stored), "param", !sharded.optimizer);
+  } else {
+    const at::Tensor master = update->master_shard(index);
+    add("param", master.defined() ? master : gatherer.param_shard(index), !sharded.optimizer);
+  }
+  if (scope == StateScope::params) return;
+  for (StoredState& stored : update->stored_states(index)) {
+    const std::string name = stored.state;
+    add_stored(std::move(stored), name, !sharded.optimizer);
+  }
+  for (const auto& [name, values] : update->states(index)) add(name, values, !sharded.optimizer);
+}
+
+void Engine::Impl::add_buffers(std::vector<StateShard>& shards) const {
+  for (const auto& buffer : model->named_buffers()) {
+    const at::Tensor& values = buffer.value();
+    if (!values.defined() || values.numel() == 0) continue;
+    if (!values.is_contiguous()) {
+      throw UsageError(str("buffer ", quote(buffer.key()),
+                           " is not contiguous and cannot be saved. Make it contiguous"));
+    }
+    const auto& name = options.axes.name;
+    shards.push_back({name ? name(buffer.key()) : buffer.key(), "buffer", 0,
+                      values.variable_data().view(-1), values.sizes().vec(),
+                      values.strides().vec()});
+  }
 }
 
 std::vector<std::string> Engine::frozen_params() const {

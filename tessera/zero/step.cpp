@@ -327,33 +327,44 @@ StepInfo Engine::Impl::step_on_host(const StepSettings& settings) {
   mine.loss = loss.sum();
   mine.used = reducer.used();
   mine.own = rank_step(settings);
+  undecided = settings;
   const StepSums sums = sum_and_compare(plan, groups, options.axes, mine, reducer.exposed());
   if (!group.simulated() && !any_has_work(sums.ranks)) {
+    undecided.reset();
     abandon_step();
     throw NoBackward();
   }
+  outcome = StepOutcome{decided + 1, sums.loss, sums.squares, sums.used};
+  end_step();
+  const StepInfo info = apply_outcome();
+  if (!info.skipped) gatherer.all_gather_updated();
+  return info;
+}
+
+// Updates the parameters by `outcome`, or skips the step: [Note: decided steps].
+StepInfo Engine::Impl::apply_outcome() {
+  const StepSettings settings = *undecided;
   StepInfo info;
-  info.loss = sums.loss;
-  info.grad_norm = std::sqrt(sums.squares);
-  const bool finite = std::isfinite(info.grad_norm) && std::isfinite(info.loss);
-  if (!finite) {
+  info.loss = outcome->loss;
+  info.grad_norm = std::sqrt(outcome->squares);
+  info.skipped = !std::isfinite(info.grad_norm) || !std::isfinite(info.loss);
+  if (info.skipped) {
     info.non_finite_index = update->last_non_finite(reducer);
     if (info.non_finite_index >= 0) {
       info.non_finite_param = nth(plan.params, info.non_finite_index).name;
     }
-  }
-  end_step();
-  if (!finite) {
-    if (options.on_non_finite == OnNonFinite::stop) {
-      throw Error(non_finite_text(update->steps() + 1, info));
+  } else {
+    double factor = 1;
+    if (settings.clip_norm > 0) {
+      factor = std::min(1.0, settings.clip_norm / (info.grad_norm + 1e-6));
     }
-    info.skipped = true;
-    return info;
+    optimizer_time.time([&] { update->apply(reducer, outcome->used, settings, factor); });
   }
-  double factor = 1;
-  if (settings.clip_norm > 0) factor = std::min(1.0, settings.clip_norm / (info.grad_norm + 1e-6));
-  optimizer_time.time([&] { update->apply(reducer, sums.used, settings, factor); });
-  gatherer.all_gather_updated();
+  undecided.reset();
+  ++decided;
+  if (info.skipped && options.on_non_finite == OnNonFinite::stop) {
+    throw Error(non_finite_text(update->steps() + 1, info));
+  }
   return info;
 }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "tessera/comm/generation.h"
 #include "tessera/comm/handshake.h"
 #include "tessera/comm/store_client.h"
 #include "tessera/comm/store_server.h"
@@ -71,6 +72,37 @@ TEST(Store, NamesAMissingKeyAndStaysUsable) {
   EXPECT_TRUE(contains(text, "\"peers/7\"")) << text;
   store->set("peers/7", "x");
   EXPECT_EQ(store->get("peers/7", kHang), "x");
+}
+
+TEST(Store, PassesReportsOnAndFailsStaleKeys) {
+  const std::string secret = random_secret();
+  std::vector<MemberReport> reports;
+  StoreServerOptions options{"127.0.0.1", 0, secret, "run", 2};
+  options.on_report = [&](const std::string& key, const std::string& value) {
+    reports.push_back(parse_report(key, value));
+  };
+  StoreServer server(options);
+  const StoreClientOptions client{{"127.0.0.1"}, server.port(), secret, "run", 0, 2, kHang};
+  const auto a = connect_store(client), b = connect_store(client);
+  const MemberReport sent{MemberReport::Kind::lost, 1, 7, 0, "rank 0 died"};
+  a->set(report_key(sent), to_text(sent));
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(to_text(reports[0]), "2 7 0 rank 0 died");
+  EXPECT_EQ(reports[0].process, 1);
+
+  const std::string old = generation_prefix("run", 1);
+  a->set(old + "x", "1");
+  auto waiting = std::async(
+      std::launch::async, [&] { return message_of<PeerError>([&] { b->get(old + "y", kHang); }); });
+  const Generation next{2, 1, true, false, {1}};
+  server.set(kGenerationKey, to_text(next), old);
+  EXPECT_TRUE(contains(waiting.get(), "members of the job have changed"));
+  EXPECT_TRUE(contains(message_of<PeerError>([&] { a->get(old + "x", kHang); }), "changed"));
+  const Generation got = parse_generation(b->get(kGenerationKey, kHang));
+  EXPECT_EQ(to_text(got), to_text(next));
+  EXPECT_EQ(got.rank_of(1), 0);
+  EXPECT_EQ(got.rank_of(0), -1);
+  EXPECT_TRUE(contains(message_of<DataError>([] { parse_generation("1 2"); }), "four numbers"));
 }
 
 TEST(Store, ReportsAFailedRankToWaitingClients) {
