@@ -1,4 +1,5 @@
-// Plans and simulates training without LibTorch: find_package(tessera COMPONENTS planning).
+// Plans and simulates training without LibTorch: find_package(tessera COMPONENTS planning). All
+// functions are thread-safe: results depend on the arguments only.
 #pragma once
 
 #include "tessera/core/axes.h"

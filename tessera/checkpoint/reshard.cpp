@@ -44,6 +44,7 @@ std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Ax
                                   int rank) {
   const Coordinate at = mesh.coordinate_of(rank);
   if (at[Axis::dp_replicate] > 0) return {};  // the first replica saves
+  const auto stages = static_cast<int>(mesh.ranks(kLayerAxes));
   double all = 0, before = 0;
   for (const ParamSpec& spec : params) all += static_cast<double>(elements_of(spec.shape));
   std::vector<ParamShard> shards;
@@ -52,11 +53,11 @@ std::vector<ParamShard> shards_of(const std::vector<ParamSpec>& params, const Ax
     const auto elements = static_cast<double>(elements_of(spec.shape));
     const double middle = all > 0 ? (before + elements / 2) / all : 0;
     before += elements;
-    const int stage = std::min(mesh.pp() - 1, static_cast<int>(middle * mesh.pp()));
-    if (!spec.cut_along(Axis::pp) && stage != at.pp()) continue;
+    const int stage = std::min(stages - 1, static_cast<int>(middle * stages));
+    if (!spec.cut_along(Axis::pp) && stage != mesh.index(kLayerAxes, at)) continue;
     const std::int64_t local = elements_of(local_shape(spec, mesh, at));
     const std::int64_t each = shard_size(local, mesh.shards());
-    const ShardRange own = nth_shard(local, each, mesh.shard_index(at));
+    const ShardRange own = nth_shard(local, each, mesh.index(kShardAxes, at));
     std::vector<Run> runs = cut(counted_runs(spec, mesh, at), own.begin, own.size);
     if (!runs.empty()) shards.push_back({&spec, std::move(runs)});
   }

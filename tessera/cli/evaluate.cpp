@@ -126,12 +126,9 @@ void check_batch_memory(const EvaluateArguments& a, const Opened& all, c10::Devi
                         int ranks) {
   const auto bytes =
       static_cast<std::int64_t>(at::elementSize(train::compute_type(a.dtype, *all.files)));
-  const std::int64_t need =
-      train::need_of_inference(all.files->shape(), {.tp = a.tp,
-                                                    .pp = a.pp,
-                                                    .ep = a.ep,
-                                                    .element_bytes = bytes,
-                                                    .tokens = a.batch * all.source->seq() / a.cp});
+  const std::int64_t need = train::need_of_inference(
+      all.files->shape(),
+      {.axes = a.axes(), .element_bytes = bytes, .tokens = a.batch * all.source->seq() / a.cp});
   check_memory(a, need, device, ranks, "a smaller --batch or --seq");
 }
 

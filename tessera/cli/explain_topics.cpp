@@ -7,6 +7,7 @@
 #include "tessera/core/table.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/axis_words.h"
 #include "tessera/planner/formulas.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/schedule/schedule.h"
@@ -82,13 +83,13 @@ std::string explain_memory(const ExplainArguments& a) {
   const std::vector<planner::StageLayers> chunks =
       chunk_layers(q)[static_cast<std::size_t>(a.plan.rank)];
   const double psi = params_on_rank(q, chunks);
-  std::string text =
-      str("State: layout ", q.layout.name, ", ZeRO stage ", q.zero, ", dp ", q.dp(),
-          q.cp() > 1 ? str(" · cp ", q.cp()) : "",
-          "\n  parameters on a rank = ", whole_text(a.plan.parameters), " cut by tp ", q.tp(),
-          " · pp ", q.pp(), q.ep() > 1 ? str(", experts by ep ", q.ep()) : "",
-          q.cp() > 1 ? " (never by dp or cp) -> " : " (never by dp) -> ", whole_text(psi), "\n",
-          state_steps(q, psi, q.state_only() ? 0 : experts_on_rank(q, chunks)));
+  std::string text = str(
+      "State: layout ", q.layout.name, ", ZeRO stage ", q.zero, ", ",
+      q.axes.words(" · ", kShardAxes), "\n  parameters on a rank = ", whole_text(a.plan.parameters),
+      " cut by ", q.axes.words(" · ", {Axis::tp, Axis::pp}),
+      q.ep() > 1 ? str(", experts by ep ", q.ep()) : "",
+      q.cp() > 1 ? " (never by dp or cp) -> " : " (never by dp) -> ", whole_text(psi), "\n",
+      state_steps(q, psi, q.state_only() ? 0 : experts_on_rank(q, chunks)));
   if (q.software == planner::Software::tessera && !q.state_only()) {
     text +=
         str("\nActivations, tensor by tensor as Tessera's layers keep them (recomputed: ",
@@ -281,19 +282,6 @@ std::string explain_bubble(const ExplainArguments& a) {
              "\n\nCommon mistake: each slot costs T_f + T_b, not the larger of the two.\n");
 }
 
-// Describes the exposed communication along an axis.
-const char* sent_along(Axis axis) {
-  switch (axis) {
-    case Axis::tp: return "all-reduces inside the layers";
-    case Axis::cp: return "keys and values that attention does not hide, or its all-to-alls";
-    case Axis::ep: return "tokens that travel to their experts and back";
-    case Axis::dp_shard: return "gradients and parameters that nothing hides";
-    case Axis::dp_replicate: return "sums of gradients over replicas that nothing hides";
-    case Axis::pp: return "hops between stages";
-  }
-  return "";
-}
-
 std::string explain_step(const ExplainArguments& a) {
   const RunConfig& q = a.plan.question;
   const planner::StepTime& t = a.plan.time;
@@ -308,7 +296,8 @@ std::string explain_step(const ExplainArguments& a) {
              str("forward, backward and recomputation (", name(q.recompute), ") of a rank")});
   for (const Axis axis : kTableAxes) {
     if (is_optional(axis) && q.axes.size(axis) == 1) continue;
-    table.row({str("waiting for ", axis_title(axis)), format_time(t.comm[axis]), sent_along(axis)});
+    table.row({str("waiting for ", axis_title(axis)), format_time(t.comm[axis]),
+               planner::words_of(axis).exposed});
   }
   table.row({"bubble", format_time(t.bubble), "waiting for other stages"});
   table.row({"optimizer", format_time(t.optimizer), ""});

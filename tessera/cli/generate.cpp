@@ -224,7 +224,7 @@ void check_memory_of(const GenerateArguments& a, const train::ModelFiles& files,
   const double cache = of_a_token * static_cast<double>(options.slots) *
                        static_cast<double>((options.capacity + a.cp - 1) / a.cp) / a.tp;
   const std::int64_t need =
-      train::need_of_inference(shape, {.tp = a.tp,
+      train::need_of_inference(shape, {.axes = {{Axis::tp, a.tp}},
                                        .element_bytes = bytes,
                                        .tokens = options.slots,
                                        .cache = static_cast<std::int64_t>(std::min(9e18, cache))});

@@ -185,16 +185,15 @@ std::string time_table(const Plan& plan) {
 std::string placement_text(const planner::SearchResult& result) {
   std::string text;
   PerAxis<std::vector<std::string>> across;
-  constexpr Axis kInLayers[] = {Axis::tp, Axis::cp, Axis::ep};
   for (std::size_t i = 0; i < result.best.size(); ++i) {
     const RunConfig& q = result.best[i].question;
     if (q.order != planner::kUsualOrder)
       text += str("  row ", i + 1, ": --axis-order ", q.order, "\n");
-    for (const Axis axis : kInLayers) {
+    for (const Axis axis : kInLayerAxes) {
       if (places(q).along[axis].nodes() > 1) across[axis].push_back(str(i + 1));
     }
   }
-  for (const Axis axis : kInLayers) {
+  for (const Axis axis : kInLayerAxes) {
     if (across[axis].empty()) continue;
     text += str(across[axis].size() == 1 ? "  row " : "  rows ", join(across[axis], ", "), ": ",
                 axis_name(axis), " goes across hosts\n");

@@ -189,13 +189,23 @@ std::string sweep_title(const Sweep& s) {
                     s.range.sizes.back());
 }
 
+// Axes whose ranks communicate inside the layers or between them.
+constexpr AxisSet kInside = kInLayerAxes.with(kLayerAxes);
+
+double waiting_inside(const RankTime& time) {
+  double seconds = 0;
+  for (const Axis axis : kInside) seconds += time.comm[axis];
+  return seconds;
+}
+
 std::string sweep_text(const Sweep& s) {
   const auto uses = [&](Axis axis) {
     return s.question.axes.size(axis) > 1 || s.range.axis == axis_name(axis);
   };
-  std::string inside = "tp";  // axes whose ranks communicate inside the layers, and pp
-  for (const Axis axis : {Axis::cp, Axis::ep, Axis::pp}) {
-    if (axis == Axis::pp || uses(axis)) inside += str(" + ", axis_name(axis));
+  std::string inside;
+  for (const Axis axis : kInside) {
+    if (is_optional(axis) && !uses(axis)) continue;
+    inside += str(inside.empty() ? "" : " + ", axis_name(axis));
   }
   std::vector<std::string> names = {s.range.axis, "GPUs", "step", "tokens/s", "per GPU",
                                     "efficiency", "law",  "dp",   inside,     "bubble"};
@@ -218,9 +228,7 @@ std::string sweep_text(const Sweep& s) {
                                       share(row.efficiency),
                                       share(row.law),
                                       share(waiting_for_dp(row.mean) / row.step),
-                                      share((row.mean.comm[Axis::tp] + row.mean.comm[Axis::cp] +
-                                             row.mean.comm[Axis::ep] + row.mean.comm[Axis::pp]) /
-                                            row.step),
+                                      share(waiting_inside(row.mean) / row.step),
                                       share(row.bubble)};
     if (s.reliability) {
       Reliability r = *s.reliability;

@@ -113,14 +113,15 @@ Coordinate Axes::coordinate_named(std::string_view text) const {
                            "; must be 0 to ", given(axis) - 1));
     }
     if (!detail::is_factor(axis)) {
-      throw UsageError(
-          str("axis ", axis_name(axis), ": give only dp, which counts all data-parallel ranks"));
+      throw UsageError(str("axis ", axis_name(axis),
+                           ": its index follows from those of dp and cp. Give them ",
+                           "instead; dp counts all data-parallel ranks."));
     }
     if (axis != Axis::dp_shard) return at.set(axis, index);
     at.set(Axis::dp_shard, index % size(Axis::dp_shard));
     at.set(Axis::dp_replicate, index / size(Axis::dp_shard));
   });
-  at.set(Axis::ep, shard_index(at) % size(Axis::ep));
+  at.set(Axis::ep, index(kShardAxes, at) % size(Axis::ep));
   return at;
 }
 
@@ -183,7 +184,18 @@ Axes Axes::with(Axis axis, int size) const {
   return other;
 }
 
-std::int64_t Axes::world() const { return ranks(AxisSet::all()); }
+// Returns the product, or the largest int64 if the product is larger.
+static std::int64_t bounded_product(std::int64_t a, std::int64_t b) {
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max()
+                                                : product;
+}
+
+std::int64_t Axes::world() const {
+  std::int64_t product = 1;
+  for (const Axis axis : kFactorAxes) product = bounded_product(product, given(axis));
+  return product;
+}
 
 static void check_set(AxisSet axes) {
   if (!axes.contains(Axis::ep) || axes.without(kShardAxes) == axes) return;
@@ -194,20 +206,16 @@ static void check_set(AxisSet axes) {
 std::int64_t Axes::ranks(AxisSet axes) const {
   check_set(axes);
   std::int64_t product = 1;
-  for (const Axis axis : kAllAxes) {
-    if (!axes.contains(axis)) continue;
-    if (__builtin_mul_overflow(product, std::int64_t{size(axis)}, &product)) {
-      return std::numeric_limits<std::int64_t>::max();
-    }
-  }
+  for (const Axis axis : axes) product = bounded_product(product, size(axis));
   return product;
 }
 
 AxisSet Axes::wide(AxisSet axes) const {
-  for (const Axis axis : kAllAxes) {
-    if (size(axis) == 1) axes = axes.without(axis);
+  AxisSet wide = axes;
+  for (const Axis axis : axes) {
+    if (size(axis) == 1) wide = wide.without(axis);
   }
-  return axes;
+  return wide;
 }
 
 void Axes::check_world(std::int64_t ranks) const {
@@ -221,23 +229,21 @@ void Axes::check_world(std::int64_t ranks) const {
 
 Coordinate Axes::coordinate_of(std::int64_t rank) const {
   Coordinate at;
-  for (const Axis axis : kAllAxes) {
-    if (!multiplies_ranks(axis)) continue;
+  for (const Axis axis : AxisSet::all()) {
     at.set(axis, static_cast<int>(rank % size(axis)));
     rank /= size(axis);
   }
-  at.set(Axis::ep, shard_index(at) % std::max(1, size(Axis::ep)));
+  at.set(Axis::ep, index(kShardAxes, at) % std::max(1, size(Axis::ep)));
   return at;
 }
 
-int Axes::rank_of(const Coordinate& at) const {
-  int rank = 0, stride = 1;
-  for (const Axis axis : kAllAxes) {
-    if (!multiplies_ranks(axis)) continue;
-    rank += at[axis] * stride;
+int Axes::index(AxisSet axes, const Coordinate& at) const {
+  int index = 0, stride = 1;
+  for (const Axis axis : axes) {
+    index += at[axis] * stride;
     stride *= size(axis);
   }
-  return rank;
+  return index;
 }
 
 std::vector<int> Axes::ranks_along(AxisSet axes, const Coordinate& at) const {
@@ -245,17 +251,16 @@ std::vector<int> Axes::ranks_along(AxisSet axes, const Coordinate& at) const {
   if (axes.contains(Axis::ep)) {
     // Ranks along the other axes and along the axes that shard state, if they are in the ep group
     // of `at`.
-    const int experts = size(Axis::ep), block = shard_index(at) / experts;
+    const int experts = size(Axis::ep), block = index(kShardAxes, at) / experts;
     std::vector<int> ranks;
     for (const int rank : ranks_along(axes.without(Axis::ep).with(kShardAxes), at)) {
-      if (shard_index(coordinate_of(rank)) / experts == block) ranks.push_back(rank);
+      if (index(kShardAxes, coordinate_of(rank)) / experts == block) ranks.push_back(rank);
     }
     return ranks;
   }
   std::vector<int> ranks = {rank_of(at)};
   int stride = 1;
-  for (const Axis axis : kAllAxes) {
-    if (!multiplies_ranks(axis)) continue;
+  for (const Axis axis : AxisSet::all()) {
     if (axes.contains(axis)) {
       // Every rank so far, at each index of this axis. Outer axes come later, so ranks ascend.
       std::vector<int> wider;
@@ -280,8 +285,13 @@ std::string Axes::text() const {
 }
 
 std::string Axes::words(std::string_view separator) const {
+  return words(separator, AxisSet::all().with(Axis::ep));
+}
+
+std::string Axes::words(std::string_view separator, AxisSet axes) const {
   std::string out;
   for (const Axis axis : kPrintedAxes) {
+    if (!axes.contains(axis)) continue;
     if (axis == Axis::dp_replicate) {
       if (given(axis) > 1) out += str(" (", given(axis), " replicas)");
       continue;

@@ -98,20 +98,14 @@ class Axes {
   std::int64_t model_ranks() const { return ranks(AxisSet::all().without(kDataAxes)); }
   // Number of ranks among which the engine shards the state of a replica.
   int shards() const { return static_cast<int>(ranks(kShardAxes)); }
-  // Index of a coordinate among them.
-  int shard_index(const Coordinate& at) const {
-    return at[Axis::dp_shard] * size(Axis::cp) + at[Axis::cp];
-  }
   // Returns true if ep divides shards().
   bool experts_divide() const;
   // Throws UsageError otherwise.
   void check_experts() const;
   // Returns those of some ranks that have the same experts as `at`: [Note: expert ranks].
   std::vector<int> same_experts(const std::vector<int>& ranks, const Coordinate& at) const;
-  // Index of a coordinate among the data-parallel ranks, in [0, dp()).
-  int data_index(const Coordinate& at) const {
-    return at[Axis::dp_replicate] * size(Axis::dp_shard) + at[Axis::dp_shard];
-  }
+  // Index of a coordinate among the ranks along these axes, ordered by rank.
+  int index(AxisSet axes, const Coordinate& at) const;
   // Returns true if dp_replicate divides dp.
   bool replicas_divide() const;
   // Throws UsageError otherwise.
@@ -131,13 +125,15 @@ class Axes {
   // ranks. Throws UsageError for an unknown or repeated name and an index outside its axis.
   Coordinate coordinate_named(std::string_view text) const;
   // Rank at a coordinate.
-  int rank_of(const Coordinate& at) const;
+  int rank_of(const Coordinate& at) const { return index(AxisSet::all(), at); }
   // Ranks that differ from `at` along these axes only, in ascending order. Throws UsageError as
   // ranks() does.
   std::vector<int> ranks_along(AxisSet axes, const Coordinate& at) const;
 
   std::string text() const;                             // "dp=2,tp=2,pp=2"
   std::string words(std::string_view separator) const;  // "dp 2 × tp 2 × pp 2"
+  // As above, of these axes only.
+  std::string words(std::string_view separator, AxisSet axes) const;
 
   friend bool operator==(const Axes&, const Axes&) = default;
 

@@ -161,6 +161,23 @@ class AxisSet {
     return set;
   }
 
+  // Iterates over the axes of a set, innermost first.
+  class Iterator {
+   public:
+    constexpr explicit Iterator(std::uint32_t left) : left_(left) {}
+    constexpr Axis operator*() const { return static_cast<Axis>(std::countr_zero(left_)); }
+    constexpr Iterator& operator++() {
+      left_ &= left_ - 1;
+      return *this;
+    }
+    friend constexpr bool operator==(Iterator, Iterator) = default;
+
+   private:
+    std::uint32_t left_;
+  };
+  constexpr Iterator begin() const { return Iterator(bits_); }
+  constexpr Iterator end() const { return Iterator(0); }
+
   friend constexpr bool operator==(AxisSet, AxisSet) = default;
   // Arbitrary order, for use as a map key.
   friend constexpr auto operator<=>(AxisSet, AxisSet) = default;
@@ -179,6 +196,12 @@ inline constexpr AxisSet kShardAxes = {Axis::cp, Axis::dp_shard};
 // The axes along which ranks train the same parameters on different tokens: other samples, or
 // another part of the same ones.
 inline constexpr AxisSet kTokenAxes = {Axis::cp, Axis::dp_shard, Axis::dp_replicate};
+// The axes along which ranks hold different layers.
+inline constexpr AxisSet kLayerAxes = {Axis::pp};
+// The axes along which ranks compute the same layers of the same samples, in lockstep.
+inline constexpr AxisSet kLockstepAxes = AxisSet::all().without(kDataAxes).without(kLayerAxes);
+// The axes along which ranks communicate inside the layers.
+inline constexpr AxisSet kInLayerAxes = kLockstepAxes.with(Axis::ep);
 
 namespace detail {
 consteval std::array<Axis, kAxes> table_axes() {

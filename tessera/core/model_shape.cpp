@@ -246,9 +246,15 @@ void check(const ModelShape& shape) {
   check_experts(shape);
 }
 
-ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp, int cp,
+RankHeads heads_on_rank(const ModelShape& shape, const Axes& axes) {
+  const int ranks = axes.size(Axis::tp);
+  return {shape.heads / ranks, std::max<std::int64_t>(1, shape.kv_heads / ranks)};
+}
+
+ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, const Axes& axes,
                              bool tessera_on_gpu) {
-  const std::int64_t heads = shape.heads / tp, kv = std::max<std::int64_t>(1, shape.kv_heads / tp);
+  const auto [heads, kv] = heads_on_rank(shape, axes);
+  const int cp = axes.size(Axis::cp);
   const bool divides = heads % cp == 0 && (kv % cp == 0 || cp % kv == 0);
   switch (asked) {
     case ContextKind::ring:
@@ -269,7 +275,7 @@ ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp,
                            "--cp"),
                        "cp-kind");
   }
-  return context_kind_for(shape, ContextKind::ulysses, tp, cp);
+  return context_kind_for(shape, ContextKind::ulysses, axes, tessera_on_gpu);
 }
 
 std::string longest_reason(const ModelShape& shape) {

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/axes.h"
 #include "tessera/core/experts.h"
 #include "tessera/core/lora.h"
 #include "tessera/core/rotary.h"
@@ -140,11 +141,16 @@ ModelShape gpt_shape(std::int64_t layers, std::int64_t hidden, std::int64_t head
 // Throws UsageError that names the invalid size.
 void check(const ModelShape& shape);
 
-// Returns the kind of attention that `cp` context-parallel ranks use for a model with `tp`
-// tensor-parallel ranks: `asked`, or a choice for automatic. Throws UsageError for ulysses if the
-// ranks do not divide the heads of a tensor-parallel rank, or neither divide its KV heads nor are a
-// multiple of them, and on a GPU for ring if scores are capped. There automatic prefers ulysses.
-ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, int tp, int cp,
+// Number of heads of attention, and of KV heads, on each tensor-parallel rank.
+struct RankHeads {
+  std::int64_t all = 1, kv = 1;
+};
+RankHeads heads_on_rank(const ModelShape& shape, const Axes& axes);
+// Returns the kind of attention that context-parallel ranks use on this mesh: `asked`, or a choice
+// for automatic. Throws UsageError for ulysses if they do not divide the heads of a rank, or
+// neither divide its KV heads nor are a multiple of them, and on a GPU for ring if scores are
+// capped. There automatic prefers ulysses.
+ContextKind context_kind_for(const ModelShape& shape, ContextKind asked, const Axes& axes,
                              bool tessera_on_gpu = false);
 
 // Returns the reason for shape.longest(), for messages: "the model has 1024 positions".

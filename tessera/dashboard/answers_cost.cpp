@@ -78,18 +78,13 @@ Json cost_answer(const Knowledge& known, Ask& ask) {
 Json memory_over_step_answer(const Knowledge& known, Ask& ask) {
   const auto wanted = ask.integer("pipeline_rank", -1, -1, 1 << 20);
   const planner::RunConfig q = ask.question(known.catalog, known.limits);
-  const double slots =
-      static_cast<double>(q.pp()) * static_cast<double>(q.micros()) * static_cast<double>(q.chunks);
-  if (slots > static_cast<double>(known.limits.drawn)) {
-    throw UsageError(Flag("grad-accum"),
-                     str("got ", q.micros(), " micro-batches in ", q.pp(),
-                         " stages; the drawn passes must be at most ", known.limits.drawn));
+  check_passes(q, known.limits.drawn, str("the drawn passes must be at most ", known.limits.drawn));
+  const std::vector<planner::Memory> ranks = planner::memory_by_rank(q);
+  if (wanted >= std::ssize(ranks)) {
+    throw UsageError(Flag("pipeline-rank"),
+                     str("got ", wanted, "; must be less than ", ranks.size()));
   }
-  if (wanted >= q.pp()) {
-    throw UsageError(Flag("pipeline-rank"), str("got ", wanted, "; must be less than ", q.pp()));
-  }
-  const int rank = wanted >= 0 ? static_cast<int>(wanted)
-                               : planner::most_loaded_rank(planner::memory_by_rank(q));
+  const int rank = wanted >= 0 ? static_cast<int>(wanted) : planner::most_loaded_rank(ranks);
   const simulator::MemoryOverStep over = simulator::memory_over_step(q, rank);
   Json seconds = Json::array(), activations = Json::array(), temporary = Json::array();
   const auto* peak = &over.moments.front();
@@ -101,7 +96,7 @@ Json memory_over_step_answer(const Knowledge& known, Ask& ask) {
     if (over.total(moment) > over.total(*peak) * (1 + 1e-12)) peak = &moment;
   }
   return {{"pipeline_rank", rank},
-          {"pipeline_ranks", q.pp()},
+          {"pipeline_ranks", ranks.size()},
           {"step", over.step},
           {"peak", over.whole.total()},
           {"peak_at", peak->seconds},

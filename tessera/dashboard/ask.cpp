@@ -176,14 +176,17 @@ void check_limits(const planner::RunConfig& q, const Limits& limits) {
     throw UsageError(Flag("gpus"), str("got ", q.axes.world(), "; must be at most ", limits.ranks,
                                        " on this page. tessera plan accepts more."));
   }
-  const double slots =
-      static_cast<double>(q.pp()) * static_cast<double>(q.micros()) * static_cast<double>(q.chunks);
-  if (q.pipelined() && slots > static_cast<double>(limits.slots)) {
-    throw UsageError(Flag("grad-accum"),
-                     str("got ", q.micros(), " micro-batches in ", q.pp(),
-                         " stages; their product must be at most ", limits.slots,
-                         " on this page. tessera plan accepts more."));
+  if (q.pipelined()) {
+    check_passes(q, limits.slots,
+                 str("their product must be at most ", limits.slots,
+                     " on this page. tessera plan accepts more."));
   }
+}
+
+void check_passes(const planner::RunConfig& q, std::int64_t most, const std::string& rule) {
+  if (q.passes() <= most) return;
+  throw UsageError(Flag("grad-accum"),
+                   str("got ", q.micros(), " micro-batches in ", q.pp(), " stages; ", rule));
 }
 
 std::string exact_word(double value) { return Json(value).dump(); }

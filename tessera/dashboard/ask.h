@@ -67,6 +67,8 @@ class Ask {
 };
 
 void check_limits(const planner::RunConfig& resolved, const Limits& limits);
+// Throws UsageError, which ends with `rule`, if a replica has more forward passes in a step.
+void check_passes(const planner::RunConfig& resolved, std::int64_t most, const std::string& rule);
 
 // Quotes a word for a shell if necessary.
 std::string shell_word(const std::string& text);

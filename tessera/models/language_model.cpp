@@ -146,7 +146,9 @@ BlockImpl::BlockImpl(const ModelShape& shape, const Axis& axis, const std::strin
                      const context_parallel::Axis& cp, const comm::Group& ep)
     : shape_(shape),
       axis_(axis),
-      cp_{cp.group, context_kind_for(shape, cp.kind, axis.size(), cp.size())},
+      cp_{cp.group,
+          context_kind_for(shape, cp.kind,
+                           {{tessera::Axis::tp, axis.size()}, {tessera::Axis::cp, cp.size()}})},
       name_(name),
       heads_(shape.heads / axis.size()),
       kv_heads_(std::max<std::int64_t>(1, shape.kv_heads / axis.size())),

@@ -108,7 +108,7 @@ void expect_same_ties(const comm::Group& world, const Start& start) {
 void expect_same_list(const std::vector<Layer>& layers, const comm::Mesh& mesh,
                       const ParallelOptions& options) {
   std::vector<std::string> lines;
-  const bool pipelined = mesh.axes().pp() > 1;
+  const bool pipelined = mesh.axes().ranks(kLayerAxes) > 1;
   if (pipelined) {
     lines.push_back(str("schedule ", options.schedule, ", model_chunks ", options.model_chunks));
     std::string split = "split";
@@ -150,12 +150,11 @@ void expect_same_layers(const comm::Mesh& mesh, const std::string& problem, cons
     const std::string text = gather_texts(world, problem, "layers were made")[rank];
     throw UsageError(str(text, " (Found on rank ", rank, ".)"));
   }
-  const int ep = mesh.axes().size(Axis::ep);
   for (const bool experts : {false, true}) {
     std::vector<int> colors;
     for (int r = 0; r < world.size(); ++r) {
-      const Coordinate at = mesh.axes().coordinate_of(r);
-      colors.push_back(experts ? at.pp() * ep + at[Axis::ep] : at.pp());
+      const AxisSet axes = experts ? kLayerAxes.with(Axis::ep) : kLayerAxes;
+      colors.push_back(mesh.axes().index(axes, mesh.axes().coordinate_of(r)));
     }
     const Difference found =
         find_difference(world, colors, start.lines(experts), "parameters of the layers");
@@ -299,7 +298,9 @@ void expect_replicated(const comm::Mesh& mesh, const comm::Group& model, const c
     const std::vector<int> ranks =
         mesh.axes().ranks_along(AxisSet::all().without(other), mesh.coordinate());
     std::vector<int> stages;
-    for (const int rank : ranks) stages.push_back(mesh.axes().coordinate_of(rank).pp());
+    for (const int rank : ranks) {
+      stages.push_back(mesh.axes().index(kLayerAxes, mesh.axes().coordinate_of(rank)));
+    }
     Difference found = find_difference(group, stages, lines, label);
     if (found.rank < 0) return found;
     found.rank = ranks[static_cast<std::size_t>(found.rank)];

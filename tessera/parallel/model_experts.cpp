@@ -132,7 +132,8 @@ std::vector<ExpertLoad> ModelExperts::take_loads(const comm::Mesh& mesh) {
     entry.sums.clear();
   }
   std::map<std::pair<std::size_t, std::string>, ExpertLoad> by_layer;
-  for (const std::string& text : gather_texts(mesh.pp(), lines.str(), "use of experts")) {
+  for (const std::string& text :
+       gather_texts(mesh.group(kLayerAxes), lines.str(), "use of experts")) {
     std::istringstream stage(text);
     for (std::string line; std::getline(stage, line);) {
       std::istringstream words(line);

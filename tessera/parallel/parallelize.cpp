@@ -325,7 +325,7 @@ void ParallelModel::Impl::start_passes(const std::vector<MicroBatch>& given, std
 
 // Called between two steps, so that no graph includes it.
 void ParallelModel::Impl::check_replicas(const std::vector<MicroBatch>& given) {
-  if (mesh.axes().ranks({Axis::tp, Axis::cp}) == 1 || options.check_replicas == 0) return;
+  if (mesh.axes().ranks(kLockstepAxes) == 1 || options.check_replicas == 0) return;
   const std::int64_t step = checked++;
   int every = options.check_replicas;
   if (every < 0) every = options.device.is_cpu() ? 100 : 0;

@@ -97,7 +97,7 @@ struct MicroBatch {
 };
 
 // Part of a model on one rank of a mesh: its layers, the engine that trains them, and the pipeline,
-// if there is one.
+// if there is one. Not thread-safe: use a model from one thread at a time, as its engine.
 class ParallelModel {
  public:
   // Collective over the mesh. `layers` must be the same on all ranks.

@@ -126,7 +126,8 @@ Loaded load(const Checkpointable& what, const std::string& dir, const LoadOption
                                                 const LoadOptions& options = {});
 
 // Asynchronous saving: start() copies the state, and a thread writes and publishes it while
-// training continues. One save at a time: a second start() first waits for the first.
+// training continues. One save at a time: a second start() first waits for the first. Not
+// thread-safe: call it from the thread that trains.
 //   AsyncSave saver(engine, "runs/a", {.keep_last = 3});
 //   saver.start(engine, {{"epoch", "7"}});
 //   …                 // further steps

@@ -108,7 +108,7 @@ std::string replica_text(const RunConfig& q, const Plan& plan) {
 // Returns "; tp 16 goes across hosts of 8 GPUs" for axes whose ranks communicate in every layer.
 std::string beyond_hosts(const RunConfig& q) {
   std::string text;
-  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
+  for (const Axis axis : kInLayerAxes) {
     if (places(q).along[axis].nodes() <= 1) continue;
     text += str("; ", axis_name(axis), " ", q.axes.size(axis), " goes across hosts of ", q.per_node,
                 " GPUs");

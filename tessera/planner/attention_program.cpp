@@ -58,7 +58,7 @@ TensorId ProgramBuilder::repeat_keys(TensorId qkv) {
 //   the exchanged queries, keys and values instead of its own.
 // Full recomputation repeats what forward sends. Selective recomputation sends nothing again.
 void ProgramBuilder::ring(Operation& op, TensorId heads_apart, double head) {
-  const double messages = in.cp - 1, block = rows * 2 * kv * head;
+  const double messages = in.axes.size(Axis::cp) - 1, block = rows * 2 * kv * head;
   op.sends.push_back(
       {Axis::cp, Collective::send, Sent::ring, false, heads_apart, block, in.element, messages});
   op.sends.push_back(
@@ -68,10 +68,11 @@ void ProgramBuilder::ring(Operation& op, TensorId heads_apart, double head) {
   // Results of blocks, and gradients of queries and of keys and values, are summed in fp32.
   op.forward.bytes += messages * rows * context * (8 + e);
   op.backward_input.bytes += messages * (rows * context + block) * (8 + e);
-  op.forward.launches *= in.cp, op.backward_input.launches *= in.cp;
+  op.forward.launches *= in.axes.size(Axis::cp),
+      op.backward_input.launches *= in.axes.size(Axis::cp);
   // Gradients in fp32 of the rank's own block, of the block in use, of the one that arrives next
   // and, with more than two ranks, of the one that arrives now or leaves.
-  op.temporary += block * (in.cp == 2 ? 3 : 4) * 4;
+  op.temporary += block * (in.axes.size(Axis::cp) == 2 ? 3 : 4) * 4;
   if (!ledger_ || in.fused) {
     // The blocks in use and in transit. With fused kernels also the queries without the keys
     // between them and their gradient in fp32, otherwise the gradients of the result and of qkv.
@@ -83,7 +84,7 @@ void ProgramBuilder::ring(Operation& op, TensorId heads_apart, double head) {
   // when the first gradients leave. The gradients of the result and, in fp32, of the queries. Of a
   // pair of chunks, the gradients, and keys and values that are repeated for the heads that share
   // them. Two sums per query and head, for all queries, and copies of them for a chunk.
-  op.temporary += block * (in.cp > 3 ? 2 : 1) * e + rows * context * (e + 4);
+  op.temporary += block * (in.axes.size(Axis::cp) > 3 ? 2 : 1) * e + rows * context * (e + 4);
   op.temporary += rows / 2 * context * 4 * (kv < heads ? 5 : 3) + 2 * rows * heads * 4;
 }
 
@@ -94,10 +95,11 @@ double ProgramBuilder::score_blocks() const {
   for (std::int64_t layer = 0; layer < m.layers && window > 0; ++layer) {
     if (m.window_of(layer) == 0) window = 0;  // the widest layer counts
   }
-  const auto here = static_cast<std::int64_t>(exchanges() ? tokens * in.cp : tokens);
+  const auto here =
+      static_cast<std::int64_t>(exchanges() ? tokens * in.axes.size(Axis::cp) : tokens);
   const std::int64_t queries = rings() ? here / 2 : here;
   const std::int64_t scores = scores_of_block(queries, keys_of_block(queries, window));
-  const auto most = static_cast<std::int64_t>(exchanges() ? heads / in.cp : heads);
+  const auto most = static_cast<std::int64_t>(exchanges() ? heads / in.axes.size(Axis::cp) : heads);
   return 2 * 4 * real(scores * heads_of_group(std::max<std::int64_t>(1, most), scores));
 }
 
@@ -107,8 +109,8 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
   const TensorId out = tensor(rows * context, e);
   Operation& op = add(OpKind::attention, "attention", {heads_apart}, {out});
   // Tokens of a padded sequence.
-  const double head = real(m.head_dim()), seq = tokens * in.cp;
-  const double batch = real(in.batch) * heads / (exchanges() ? in.cp : 1);
+  const double head = real(m.head_dim()), seq = tokens * in.axes.size(Axis::cp);
+  const double batch = real(in.batch) * heads / (exchanges() ? in.axes.size(Axis::cp) : 1);
   const double scores =
       real(in.batch) * heads * tokens * m.keys_seen(static_cast<std::int64_t>(seq));
   op.square_flops = 4 * scores * head;
@@ -118,7 +120,7 @@ TensorId ProgramBuilder::attention(TensorId heads_apart) {
   if (matrix) {
     const bool separate = static_cast<std::int64_t>(batch) % kSoftmaxGroup != 0;
     // A ring multiplies block by block.
-    const double length = rings() ? tokens : seq, blocks = rings() ? in.cp : 1;
+    const double length = rings() ? tokens : seq, blocks = rings() ? in.axes.size(Axis::cp) : 1;
     const Product with_keys{length, length, head, batch, blocks};
     const Product with_values{length, head, length, batch, blocks};
     op.forward.products = {with_keys, with_values};

@@ -20,8 +20,7 @@ double chunk_work(const std::vector<int>& queries, const std::vector<int>& keys)
 }
 
 void set_formula(ContextCost& cost, const RunConfig& q) {
-  const std::int64_t heads = q.model.heads / q.tp();
-  const std::int64_t kv = std::max<std::int64_t>(1, q.model.kv_heads / q.tp());
+  const auto [heads, kv] = heads_on_rank(q.model, q.axes);
   const std::int64_t cp = q.cp(), d = q.model.head_dim(), e = element_bytes(q);
   const std::string rows = str(q.micro_batch, " · ", q.rank_tokens(), " · ");
   if (cost.kind == ContextKind::ring) {
@@ -64,9 +63,9 @@ double attention_work(ChunkOrder order, int cp, int rank) {
   return sum;
 }
 
-ContextKind context_kind(const RunConfig& q, ContextKind asked, int tp, int cp) {
+ContextKind context_kind(const RunConfig& q, ContextKind asked, const Axes& axes) {
   const bool on_gpu = q.fused_activations() || (q.gpu.value_or(false) && q.model.attention_cap > 0);
-  return context_kind_for(q.model, asked, tp, cp, on_gpu);
+  return context_kind_for(q.model, asked, axes, on_gpu);
 }
 
 ContextCost context_cost(const RunConfig& resolved, ContextKind kind) {
@@ -80,13 +79,13 @@ ContextCost context_cost(const RunConfig& resolved, ContextKind kind) {
   cost.question = resolved;
   RunConfig& q = cost.question;
   try {
-    q.cp_kind = context_kind(q, kind, q.tp(), q.cp());
+    q.cp_kind = context_kind(q, kind, q.axes);
   } catch (const UsageError& error) {
     cost.refused = error.what();
     return cost;
   }
   const bool exchanges = kind == ContextKind::ulysses;
-  cost.heads = q.model.heads / q.tp() / (exchanges ? q.cp() : 1);
+  cost.heads = heads_on_rank(q.model, q.axes).all / (exchanges ? q.cp() : 1);
   cost.tokens = q.rank_tokens() * (exchanges ? q.cp() : 1);
   cost.sent = layer_traffic(q);
   RunConfig again = q;

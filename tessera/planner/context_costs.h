@@ -27,7 +27,7 @@ double attention_work(ChunkOrder order, int cp, int rank);
 
 // Returns context_kind_for() for a run with these ranks. On a GPU, other software takes rings where
 // a run on the CPU would, but no software has capped scores there.
-ContextKind context_kind(const RunConfig& q, ContextKind asked, int tp, int cp);
+ContextKind context_kind(const RunConfig& q, ContextKind asked, const Axes& axes);
 
 // Cost of one kind of attention with the other settings of a run.
 struct ContextCost {

@@ -40,8 +40,8 @@ double routed_rows(const ProgramInput& in, double rows, std::int64_t own) {
   if (!experts.any()) return 0;
   const double most = experts.capacity > 0 ? experts.capacity : in.imbalance;
   const double load = std::min(in.imbalance, most);  // RunConfig::expert_load()
-  return std::floor(rows * real(experts.per_token) * real(own) * in.ep / real(experts.count) *
-                    load);
+  return std::floor(rows * real(experts.per_token) * real(own) * in.axes.size(Axis::ep) /
+                    real(experts.count) * load);
 }
 
 bool ProgramBuilder::has_experts() const {
@@ -91,8 +91,8 @@ TensorId ProgramBuilder::route(TensorId z) {
   const int always = kUnlessAgain | kSelective;
   keep(op, z, kUnlessAgain | (cuts_sequence_ ? kSelective : 0));
   keep(op, logits, always);
-  if (in.ep == 1) keep(op, tensor(selected, 4), kUnlessAgain);  // weights
-  keep(op, tensor(selected, 4, 2), always);                     // expert numbers, sorted order
+  if (in.axes.size(Axis::ep) == 1) keep(op, tensor(selected, 4), kUnlessAgain);  // weights
+  keep(op, tensor(selected, 4, 2), always);  // expert numbers, sorted order
   if (m.experts.balance_loss > 0) {
     keep(op, tensor(real(in.batch) * count, 4), always);  // rows of each expert
   }
@@ -101,7 +101,7 @@ TensorId ProgramBuilder::route(TensorId z) {
 
 // Adds the all-to-alls of rows over the expert-parallel ranks, in forward and in backward.
 void ProgramBuilder::exchange_rows(Operation& op, Sent sent, TensorId of) const {
-  if (in.ep == 1) return;
+  if (in.axes.size(Axis::ep) == 1) return;
   const double sent_rows = rows * real(m.experts.per_token) *
                            (m.experts.capacity > 0 ? std::min(1.0, m.experts.capacity) : 1);
   for (const bool backward : {false, true}) {
@@ -118,7 +118,7 @@ TensorId ProgramBuilder::dispatch(TensorId z) {
   const double selected = rows * real(m.experts.per_token);
   const TensorId received = tensor(routed_ * h, e);
   Operation& op = add(OpKind::exchange, "dispatch", {z}, {received});
-  const bool regroups = in.ep > 1 && own_experts_.count() > 1;
+  const bool regroups = in.axes.size(Axis::ep) > 1 && own_experts_.count() > 1;
   const double regrouped = regroups ? 2 * routed_ * h * e : 0;
   op.forward.bytes = (rows + selected) * h * e + regrouped;
   op.forward.launches = regroups ? 2 : 1;
@@ -126,18 +126,19 @@ TensorId ProgramBuilder::dispatch(TensorId z) {
   exchange_rows(op, Sent::to_experts, z);
   if (ledger_ && !in.fused) {
     const double up = (m.swiglu ? 2 : 1) * expert_.columns * e;
-    op.frees = up + (in.ep > 1 ? routed_ * (h * e + 4) : 0);
+    op.frees = up + (in.axes.size(Axis::ep) > 1 ? routed_ * (h * e + 4) : 0);
     op.frees_kept = kUnlessAgain | kSelective;
   }
-  if (in.ep > 1 || !ledger_) keep(op, received, kUnlessAgain | kSelective);
-  if (in.ep > 1) keep(op, tensor(routed_, 4), kUnlessAgain | kSelective);  // their weights
+  if (in.axes.size(Axis::ep) > 1 || !ledger_) keep(op, received, kUnlessAgain | kSelective);
+  if (in.axes.size(Axis::ep) > 1)
+    keep(op, tensor(routed_, 4), kUnlessAgain | kSelective);  // their weights
   return received;
 }
 
 // Product of the rows of each expert with its matrix.
 TensorId ProgramBuilder::grouped(const char* name, std::int64_t in_width, std::int64_t out_width,
                                  bool row, TensorId x) {
-  const double tp = in.tp, count = real(own_experts_.count());
+  const double tp = in.axes.size(Axis::tp), count = real(own_experts_.count());
   const double n = real(in_width) / (row ? tp : 1), k = real(out_width) / (row ? 1 : tp);
   const TensorId out = tensor(routed_ * k, e);
   Operation& op = add(OpKind::linear, name, {x}, {out});
@@ -146,7 +147,7 @@ TensorId ProgramBuilder::grouped(const char* name, std::int64_t in_width, std::i
   if (!row) {
     const std::int64_t width = m.experts.width;
     for (std::int64_t i = 0; i < out_width / width; ++i) {
-      weight.segments.push_back({width, std::min<std::int64_t>(width, in.tp)});
+      weight.segments.push_back({width, std::min<std::int64_t>(width, in.axes.size(Axis::tp))});
     }
     bias.segments = weight.segments;
   }
@@ -191,11 +192,11 @@ TensorId ProgramBuilder::grouped(const char* name, std::int64_t in_width, std::i
 double ProgramBuilder::experts_temporary() const {
   const double count = real(own_experts_.count());
   if (count == 0) return 0;
-  const double gates = m.swiglu ? 2 : 1, width = real(m.experts.width / in.tp);
+  const double gates = m.swiglu ? 2 : 1, width = real(m.experts.width / in.axes.size(Axis::tp));
   const double n = routed_ / count, wide = expert_.columns / count;
   const double all = e * routed_ * h;                            // rows of all experts
   const double sent = e * rows * real(m.experts.per_token) * h;  // on the way back
-  const bool apart = in.ep > 1, copies = e < 4;
+  const bool apart = in.axes.size(Axis::ep) > 1, copies = e < 4;
   const bool kept = !frozen_ && !in.expert_grads_in_place;
   const double down = kept ? e * h * width : 0, up = gates * down;  // gradients of the matrices
   // fp32 copies of a product's operands and result.
@@ -238,7 +239,7 @@ TensorId ProgramBuilder::combine(TensorId results, TensorId shared) {
   const double selected = rows * real(m.experts.per_token);
   const TensorId out = tensor(own * h, e);
   Operation& op = add(OpKind::exchange, "combine", {results, shared}, {out});
-  const bool regroups = in.ep > 1 && own_experts_.count() > 1;
+  const bool regroups = in.axes.size(Axis::ep) > 1 && own_experts_.count() > 1;
   const double summed = shared == results ? 0 : rows * h * e;
   op.forward.bytes = (rows + selected) * h * e + (regroups ? 2 * routed_ * h * e : 0) + summed;
   op.forward.launches = regroups ? 2 : 1;

@@ -34,7 +34,7 @@ constexpr double kLogitBlock = 256.0 * (1 << 20), kLogitRows = 128;
 // the head keeps the gradient of its input, and that of its table in fp32.
 void ProgramBuilder::layer() {
   const auto cut = [&](std::int64_t length, std::int64_t most) {
-    return ParamSpec::Segment{length, std::min<std::int64_t>(most, in.tp)};
+    return ParamSpec::Segment{length, std::min<std::int64_t>(most, in.axes.size(Axis::tp))};
   };
   const ParamSpec::Segment queries = cut(m.q_width(), m.heads),
                            keys = cut(m.kv_width(), m.kv_heads);
@@ -84,7 +84,7 @@ void ProgramBuilder::layer() {
     sum_gradients("router", Sent::expert_weights, real(m.experts.count) * h + gate, 1);
   }
   if (!frozen_ && m.qk_norm) sum_gradients("qk_norm", Sent::norms, real(2 * m.head_dim()), 1);
-  if (!frozen_ && m.kv_heads < in.tp) {
+  if (!frozen_ && m.kv_heads < in.axes.size(Axis::tp)) {
     sum_gradients("kv-heads", Sent::shared, kv_width * (h + (m.biases.qkv ? 1 : 0)), 0);
   }
   sum_gradients("kv-heads of adapters", Sent::adapters, shared_adapters_, 1);
@@ -93,7 +93,7 @@ void ProgramBuilder::layer() {
 TensorId ProgramBuilder::mlp(const char* fc_name, const char* fc_bias, const char* proj2,
                              const char* proj2_bias, std::int64_t width, TensorId z,
                              bool of_experts) {
-  const MlpSizes sizes = mlp_sizes(width, rows, m.swiglu, in.tp);
+  const MlpSizes sizes = mlp_sizes(width, rows, m.swiglu, in.axes.size(Axis::tp));
   const double wide = sizes.wide, wide_columns = sizes.columns, ffn = sizes.width;
   // Backward of the MLP sets the peak. For Megatron-LM's layer, it holds the gradients of the
   // tensors between the products, and of the scores.
@@ -103,13 +103,13 @@ TensorId ProgramBuilder::mlp(const char* fc_name, const char* fc_bias, const cha
     down_temporary = rows * e * (3 * h + (gates + 1) * ffn);
     if (in.attention == Attention::unfused) down_temporary += 2 * e * rows * heads * real(in.seq);
   } else if (!in.fused) {
-    const double weight = h * real(width / in.tp);
+    const double weight = h * real(width / in.axes.size(Axis::tp));
     down_temporary = product_temporary(wide_columns, own * h, weight);
     up_temporary = e * gates * wide_columns +
                    product_temporary(rows * h, gates * wide_columns, gates * weight);
   }
   Linear fc{"fc", fc_name, fc_bias, m.biases.mlp, false, m.hidden, gates * width, h, sizes.up};
-  const ParamSpec::Segment columns{width, std::min<std::int64_t>(width, in.tp)};
+  const ParamSpec::Segment columns{width, std::min<std::int64_t>(width, in.axes.size(Axis::tp))};
   for (int i = 0; i < gates; ++i) fc.segments.push_back(columns);
   fc.temporary = up_temporary;
   fc.of_experts = of_experts;
@@ -130,7 +130,7 @@ void ProgramBuilder::embedding() {
   Param table{"tok.weight", m.vocab, m.hidden, 0};
   table.padded = true;
   add_params(op, table, m.positions > 0 ? &positions : nullptr);
-  if (in.fused && in.tp == 1) {
+  if (in.fused && in.axes.size(Axis::tp) == 1) {
     op.forward.bytes = 3 * rows * h * e, op.forward.launches = 4;
     // Rows are sorted and summed into a zeroed table, which is added to the gradient.
     op.backward_weight.bytes = (3 * rows + 4 * vocab) * h * e, op.backward_weight.launches = 20;
@@ -143,9 +143,10 @@ void ProgramBuilder::embedding() {
     op.backward_weight.launches = 12;
   }
   // Positions of the tokens of this rank, which index the table.
-  if (in.cp > 1 && m.positions > 0) keep_held(op, tensor(rows / real(in.batch), 4), kIfTrained);
+  if (in.axes.size(Axis::cp) > 1 && m.positions > 0)
+    keep_held(op, tensor(rows / real(in.batch), 4), kIfTrained);
   cut(op, true, Sent::embedding, x, x);
-  if (in.tp > 1) {
+  if (in.axes.size(Axis::tp) > 1) {
     // Rows that this rank looks up, and the mask of rows that belong to other ranks.
     keep_held(op, tensor(rows, 8), kIfTrained);
     keep_held(op, tensor(rows, 1), kIfTrained);
@@ -198,7 +199,7 @@ void ProgramBuilder::head() {
     // Capped logits on a GPU: the fp32 logits and the slope of the cap, in forward.
     if (in.fused) loss.temporary = std::max(8 * values, e * (stream + own_table));
   }
-  if (in.tp > 1) {
+  if (in.axes.size(Axis::tp) > 1) {
     // First the maximum, then the sum and the target logit.
     loss.sends.push_back({Axis::tp, Collective::all_reduce, Sent::loss, false, 0, rows, 4, 1});
     loss.sends.push_back({Axis::tp, Collective::all_reduce, Sent::loss, false, 0, 2 * rows, 4, 2});
@@ -231,15 +232,16 @@ void ProgramBuilder::fused_head(TensorId y) {
   if (!frozen_) keep(op, tensor(vocab * h, 4), kUnlessAgain);
   keep(op, tensor(1, 4), kUnlessAgain);
   op.temporary = std::max(at_once * row + rows * h * e, 2 * rows * h * e);
-  if (in.tp == 1) return;
+  if (in.axes.size(Axis::tp) == 1) return;
   cut(op, false, Sent::head, y, y);
   // Every chunk sends the maximum of each row, then the sum and the target logit. The buffers of a
   // chunk are padded to a multiple of the ranks.
   Operation& loss = add(OpKind::collective, "sums of the loss", {}, {});
   for (const double values : {1, 2}) {
     const double whole_chunks = std::floor(times), rest = rows - whole_chunks * at_once;
-    const double elements = in.tp * (whole_chunks * std::ceil(values * at_once / in.tp) +
-                                     std::ceil(values * rest / in.tp));
+    const double elements = in.axes.size(Axis::tp) *
+                            (whole_chunks * std::ceil(values * at_once / in.axes.size(Axis::tp)) +
+                             std::ceil(values * rest / in.axes.size(Axis::tp)));
     loss.sends.push_back(
         {Axis::tp, Collective::all_reduce, Sent::loss, false, 0, elements, 4, values * chunks});
   }

@@ -51,7 +51,7 @@ struct ProgramInput {
   std::int64_t seq = 1;  // Tokens of a whole sequence.
   int element = 4;       // Bytes per activation value and per parameter.
   Recompute recompute = Recompute::none;
-  int tp = 1;
+  Axes axes;
   int sequence_ranks = 1;  // As in RunConfig.
   bool fused = false;      // Fused operations of a GPU: [Note: fused operations].
   bool gpu = false;
@@ -62,16 +62,13 @@ struct ProgramInput {
   bool head = true;
   Software software = Software::tessera;
   Attention attention = Attention::fused;
-  int grad = 4;                  // Bytes per gradient value.
-  double accumulate_passes = 2;  // As in SoftwareFigures.
-  double logit_bytes = 0;        // As in SoftwareFigures.
-  int cp = 1;
+  int grad = 4;                             // Bytes per gradient value.
+  double accumulate_passes = 2;             // As in SoftwareFigures.
+  double logit_bytes = 0;                   // As in SoftwareFigures.
   ContextKind cp_kind = ContextKind::ring;  // With cp > 1: ring or ulysses.
   std::int64_t tokens = 0;  // Of a sequence on this rank: RunConfig::rank_tokens(). 0: all.
-  // Expert-parallel ranks, and the index among them; -1: one with the most experts.
-  int ep = 1;
-  int ep_rank = -1;
-  double imbalance = 1;  // RunConfig::expert_received()
+  int ep_rank = -1;         // Index along ep; -1: one with the most experts.
+  double imbalance = 1;     // RunConfig::expert_received()
   // Weight gradients of experts are written directly to the engine's buffers on a CPU too.
   bool expert_grads_in_place = false;
   // Of the layers above, number of the first without experts; -1: those of the whole model.
@@ -247,7 +244,7 @@ enum class ProgramPart : std::uint8_t { embedding, first_layer, layer, head, den
 // Operations of one part of a model on one rank, in forward order.
 struct Program {
   ProgramPart part = ProgramPart::layer;
-  int tp = 1, cp = 1;
+  Axes axes;
   std::int64_t first_expert = 0;  // number of this rank's first expert
   std::vector<Tensor> tensors;
   std::vector<Operation> operations;

@@ -89,7 +89,7 @@ ModelShape grown(const RunConfig& q, std::int64_t n) {
   m.hidden = base.hidden * m.heads / base.heads;
   m.ffn = m.hidden * base.ffn / base.hidden;
   const double layers = real(base.layers) * real(m.hidden) / real(base.hidden);
-  m.layers = std::max<std::int64_t>(std::llround(layers), std::int64_t{q.pp()} * q.chunks);
+  m.layers = std::max<std::int64_t>(std::llround(layers), q.stages());
   return m;
 }
 

@@ -91,8 +91,7 @@ std::vector<Memory> memory_by_rank(const RunConfig& q) {
 std::vector<Memory> memory_by_rank(const RunConfig& q, const Programs& programs) {
   std::vector<Memory> all;
   if (q.software == Software::tessera && !q.state_only()) {
-    for (int r = 0; r < q.pp(); ++r) {
-      const RunMemory run = run_memory(q, {{Axis::pp, r}}, programs);
+    for (const RunMemory& run : run_memory_by_rank(q, programs)) {
       all.push_back({real(run.params), real(run.grads), real(run.optimizer), real(run.activations),
                      real(run.buffers), real(run.temporary) + q.hardware.reserve,
                      real(run.not_at_once), real(run.on_disk)});
@@ -162,7 +161,7 @@ Memory memory_of(const RunConfig& q, const Programs& programs) {
 
 std::optional<Assumed> assumed_for(const RunConfig& q) {
   if (!q.state_only()) return std::nullopt;
-  const auto shape = usual_gpt(q.params, q.tp(), std::int64_t{q.pp()} * q.chunks);
+  const auto shape = usual_gpt(q.params, q.tp(), q.stages());
   if (!shape) return std::nullopt;
   RunConfig other = q;
   other.params = 0;

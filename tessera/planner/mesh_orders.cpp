@@ -66,9 +66,10 @@ MeshOrders mesh_orders(const RunConfig& q, bool fixed) {
   }
   for (std::size_t i = 0; i < all.size() && mesh.for_layers.empty(); ++i) {
     const bool best = std::all_of(all.begin(), all.end(), [&](const Places& other) {
-      return never_slower(topology, all[i].along[Axis::tp], other.along[Axis::tp]) &&
-             never_slower(topology, all[i].along[Axis::cp], other.along[Axis::cp]) &&
-             never_slower(topology, all[i].along[Axis::ep], other.along[Axis::ep]);
+      for (const Axis axis : kInLayerAxes) {
+        if (!never_slower(topology, all[i].along[axis], other.along[axis])) return false;
+      }
+      return true;
     });
     if (best) mesh.for_layers = {mesh.orders[i]};
   }

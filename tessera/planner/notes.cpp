@@ -155,10 +155,10 @@ void about_bubble(const Plan& plan, Lines& out) {
     out.push_back(str(numbers, "; ", five, " would reduce it to 5%",
                       more ? ", or more --chunks with interleaved" : ""));
   }
-  const bool even = q.model.layers % (std::int64_t{q.pp()} * q.chunks) == 0;
+  const bool even = q.model.layers % q.stages() == 0;
   if (!q.state_only() && q.split == "even" && !even) {
     out.push_back(
-        str(q.model.layers, " layers do not divide evenly over ", q.pp() * q.chunks,
+        str(q.model.layers, " layers do not divide evenly over ", q.stages(),
             " stages: the first stages have one more layer, and the others wait for them"));
   }
 }
@@ -177,7 +177,7 @@ void about_context(const Plan& plan, Lines& out) {
     out.push_back(str("sequences of ", q.seq, " tokens are padded to ", padded,
                       ", so that each of ", q.cp(), " ranks has two chunks of equal length"));
   }
-  const std::int64_t kv = std::max<std::int64_t>(1, q.model.kv_heads / q.tp());
+  const std::int64_t kv = heads_on_rank(q.model, q.axes).kv;
   if (q.cp_kind == ContextKind::ulysses && q.cp() > kv) {
     out.push_back(str("ulysses sends each of the ", kv, " KV heads of a rank ", q.cp() / kv,
                       " times, because cp ", q.cp(),

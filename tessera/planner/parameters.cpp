@@ -37,8 +37,7 @@ std::vector<ParamSpec> model_params(const ModelShape& shape, int tp, const Model
   ProgramInput in;
   in.model = shape;
   in.model.lora = {};
-  in.tp = tp;
-  in.ep = experts.ranks;
+  in.axes = {{Axis::tp, tp}, {Axis::ep, experts.ranks}};
   in.ep_rank = experts.rank;
   std::vector<ParamSpec> all;
   const auto add = [&](const Program& program, const std::string& block) {

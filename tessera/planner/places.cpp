@@ -115,7 +115,7 @@ std::vector<AxisSize> axis_order(const RunConfig& q) { return in_order(q.order, 
 static std::vector<AxisSize> divided_by_experts(const std::vector<AxisSize>& order, int ep) {
   PerAxis<int> inside{1};
   int left = ep;
-  for (const Axis axis : {Axis::cp, Axis::dp_shard}) {
+  for (const Axis axis : kShardAxes) {
     for (const AxisSize& each : order) {
       if (each.axis == axis) inside[axis] = std::gcd(left, std::max(1, each.size));
     }
@@ -163,10 +163,11 @@ std::vector<int> replica_counts(const RunConfig& q) {
     if (each.axis == Axis::dp_shard) break;
     if (each.axis != Axis::dp_replicate) inner *= each.size;
   }
+  const std::int64_t ranks = q.axes.ranks(kDataAxes);
   std::vector<int> all;
   if (inner >= q.per_node || q.per_node % inner != 0) return all;
-  for (std::int64_t shards = q.per_node / inner; shards < q.dp(); shards *= 2) {
-    if (q.dp() % shards == 0) all.push_back(static_cast<int>(q.dp() / shards));
+  for (std::int64_t shards = q.per_node / inner; shards < ranks; shards *= 2) {
+    if (ranks % shards == 0) all.push_back(static_cast<int>(ranks / shards));
   }
   return all;
 }
@@ -183,7 +184,7 @@ std::vector<int> expert_rank_counts(const ModelShape& model, const Axes& mesh) {
 // [Note: collectives]: the bytes that a ring sends per rank leave the node once for each group.
 double dp_bytes_out_of_node(const Places& places, const PerAxis<double>& sent) {
   double bytes = 0;
-  for (const Axis axis : {Axis::dp_shard, Axis::dp_replicate}) {
+  for (const Axis axis : kDataAxes) {
     const GroupPlace& place = axis == Axis::dp_shard ? places.shard : places.along[axis];
     if (place.nodes() > 1) bytes += sent[axis] * places.topology.per_node / place.in_node;
   }
@@ -248,7 +249,8 @@ std::string topology_svg(const RunConfig& q) {
       const double x = kLeft + d * (kBox + kGap);
       const char* const palette[] = {colors::kForward, colors::kParams, colors::kActivations,
                                      colors::kGrads};
-      svg.box(x, y, kBox, 44, palette[(q.pipelined() ? at.pp() : at[Axis::dp_shard]) % 4],
+      svg.box(x, y, kBox, 44,
+              palette[q.axes.index(q.pipelined() ? kLayerAxes : Axis::dp_shard, at) % 4],
               str("rank ", rank));
       svg.text(x + kBox / 2, y + 27, coordinate_text(q.axes, at), Svg::Anchor::middle);
       svg.line(x + kBox / 2, y + 44, x + kBox / 2, y + 58, colors::kStep);

@@ -33,7 +33,8 @@ double model_flops(const RunConfig& q) {
   if (q.state_only()) return 0;
   // The whole model on one rank, for one sequence.
   ProgramInput in = program_input(q);
-  in.batch = in.tp = in.sequence_ranks = in.cp = in.ep = 1;
+  in.axes = {};
+  in.batch = in.sequence_ranks = 1;
   in.imbalance = 1;
   in.model.experts.capacity = 0;
   in.tokens = in.seq;

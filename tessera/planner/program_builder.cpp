@@ -31,25 +31,25 @@ ProgramBuilder::ProgramBuilder(const ProgramInput& input, ProgramPart part)
       ledger_(input.software == Software::tessera),
       frozen_(m.lora.any()),
       cuts_sequence_(input.sequence_ranks > 1),
-      adds_residual_(input.fused && input.tp == 1 && !input.model.post_norms),
+      adds_residual_(input.fused && input.axes.size(Axis::tp) == 1 && !input.model.post_norms),
       tokens(real(input.tokens > 0 ? input.tokens : input.seq)),
       rows(real(input.batch) * tokens),
       h(real(m.hidden)),
-      heads(real(m.heads) / in.tp),
-      kv(std::max(1.0, real(m.kv_heads) / in.tp)),
-      vocab(real((m.vocab + in.tp - 1) / in.tp)),
+      heads(real(m.heads) / in.axes.size(Axis::tp)),
+      kv(std::max(1.0, real(m.kv_heads) / in.axes.size(Axis::tp))),
+      vocab(real((m.vocab + in.axes.size(Axis::tp) - 1) / in.axes.size(Axis::tp))),
       context(heads * real(m.head_dim())),
       qkv_width((heads + 2 * kv) * real(m.head_dim())),
-      exchanged_width((heads + 2 * std::max(kv, real(input.cp))) * real(m.head_dim())),
+      exchanged_width((heads + 2 * std::max(kv, real(input.axes.size(Axis::cp)))) *
+                      real(m.head_dim())),
       own(ledger_ ? std::floor(rows / in.sequence_ranks) : rows / in.sequence_ranks),
       whole(rows * h / in.sequence_ranks),
       accumulate_(e + in.accumulate_passes * in.grad),
-      own_experts_(experts_on_rank(m.experts.count, in.ep, in.ep_rank)),
+      own_experts_(experts_on_rank(m.experts.count, in.axes.size(Axis::ep), in.ep_rank)),
       routed_(routed_rows(in, rows, own_experts_.count())),
-      expert_(mlp_sizes(m.experts.width, routed_, m.swiglu, in.tp)) {
+      expert_(mlp_sizes(m.experts.width, routed_, m.swiglu, in.axes.size(Axis::tp))) {
   program_.part = part;
-  program_.tp = in.tp;
-  program_.cp = in.cp;
+  program_.axes = in.axes;
   program_.first_expert = own_experts_.first;
   program_.tensors.reserve(32);
   program_.operations.reserve(frozen_ ? 48 : 16);
@@ -85,7 +85,7 @@ Program ProgramBuilder::take() {
 // is replicated on all ranks unless the sequence is sharded: [Note: tensor-parallel traffic]. The
 // time of a reduction includes that of the gather that goes with it.
 void ProgramBuilder::cut(Operation& op, bool row, Sent sent, TensorId x, TensorId out) const {
-  if (in.tp == 1) return;
+  if (in.axes.size(Axis::tp) == 1) return;
   const double elements = rows * h;
   const Collective sum = cuts_sequence_ ? Collective::reduce_scatter : Collective::all_reduce;
   const TensorId of = row ? out : x;
@@ -104,7 +104,7 @@ void ProgramBuilder::gather_again(Operation& op, TensorId out) const {
 
 // Sums the gradients of parameters that several ranks hold, once per micro-batch.
 void ProgramBuilder::sum_gradients(const char* name, Sent sent, double elements, double calls) {
-  if (in.tp == 1 || elements <= 0) return;
+  if (in.axes.size(Axis::tp) == 1 || elements <= 0) return;
   Operation& op = add(OpKind::collective, name, {}, {});
   op.sends.push_back(
       {Axis::tp, Collective::all_reduce, sent, true, 0, elements, in.element, calls});
@@ -220,16 +220,17 @@ void ProgramBuilder::adapters(const Linear& spec, TensorId x, TensorId out) {
     Param b{"B", adapter.out, m.lora.rank, row ? -1 : 0};
     for (const ParamSpec::Segment& segment : adapter.segments) {
       b.segments.push_back(segment);
-      if (segment.parts < in.tp) shared_adapters_ += r * real(segment.length);
+      if (segment.parts < in.axes.size(Axis::tp)) shared_adapters_ += r * real(segment.length);
     }
     summed += r * real(row ? adapter.out : adapter.in);
-    const double n = a.share_on_rank(in.tp) / r, k = b.share_on_rank(in.tp) / r;
+    const double n = a.share_on_rank(in.axes.size(Axis::tp)) / r,
+                 k = b.share_on_rank(in.axes.size(Axis::tp)) / r;
     const auto thin = [&](const char* name, const Param& param, TensorId from, TensorId to) {
       Operation& op = add(OpKind::adapter, name, {from}, {to});
       op.params.push_back(param);
       op.trained = true;
       op.adapter = static_cast<int>(i);
-      op.backward_weight.bytes = param.share_on_rank(in.tp) * accumulate_;
+      op.backward_weight.bytes = param.share_on_rank(in.axes.size(Axis::tp)) * accumulate_;
       op.backward_weight.launches = 1;
       if (!in.fused || from == low) keep(op, from, kIfTrained);
       return &op;
@@ -240,7 +241,7 @@ void ProgramBuilder::adapters(const Linear& spec, TensorId x, TensorId out) {
     op->backward_input.bytes = 3 * rows * n * e, op->backward_input.launches = 1;
     op->backward_weight.products = {{r, n, rows}};
     keep_held(*op, low, kSelective);
-    if (spec.row && in.tp > 1 && !in.fused) keep_held(*op, unsummed, kSelective);
+    if (spec.row && in.axes.size(Axis::tp) > 1 && !in.fused) keep_held(*op, unsummed, kSelective);
     op = thin("B", b, low, out);
     op->forward.products = {{rows, k, r}};
     op->forward.bytes = 3 * rows * k * e, op->forward.launches = 1;
@@ -270,7 +271,8 @@ TensorId ProgramBuilder::head_norms(TensorId qkv) {
 // for every query head. Fused operations work in place.
 TensorId ProgramBuilder::split_heads(TensorId qkv) {
   if (in.fused && !m.rotary()) return qkv;
-  const bool repeats = ledger_ && in.cp == 1;  // ring never repeats them, ulysses does later
+  const bool repeats =
+      ledger_ && in.axes.size(Axis::cp) == 1;  // ring never repeats them, ulysses does later
   const TensorId split = in.fused ? qkv : tensor(rows * (repeats ? 3 * context : qkv_width), e);
   Operation& op = add(OpKind::rotary, "heads", {qkv}, {split});
   if (in.fused) {

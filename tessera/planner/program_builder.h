@@ -71,7 +71,7 @@ class ProgramBuilder {
   double share(const Operation& op) const {
     double elements = 0;
     for (const Param& param : op.params) {
-      elements += param.share_on_rank(in.tp) * real(param.count());
+      elements += param.share_on_rank(in.axes.size(Axis::tp)) * real(param.count());
     }
     return elements;
   }
@@ -87,8 +87,10 @@ class ProgramBuilder {
   TensorId attention(TensorId heads);
   void ring(Operation& op, TensorId heads, double flops);
   double score_blocks() const;
-  bool rings() const { return in.cp > 1 && in.cp_kind == ContextKind::ring; }
-  bool exchanges() const { return in.cp > 1 && in.cp_kind == ContextKind::ulysses; }
+  bool rings() const { return in.axes.size(Axis::cp) > 1 && in.cp_kind == ContextKind::ring; }
+  bool exchanges() const {
+    return in.axes.size(Axis::cp) > 1 && in.cp_kind == ContextKind::ulysses;
+  }
   TensorId mlp(const char* fc, const char* fc_bias, const char* proj2, const char* proj2_bias,
                std::int64_t width, TensorId z, bool of_experts = false);
   TensorId activation(TensorId up, const MlpSizes& sizes);

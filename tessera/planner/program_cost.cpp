@@ -181,8 +181,7 @@ ProgramInput program_input(const RunConfig& q) {
   in.tokens = q.rank_tokens();
   in.element = element_bytes(q);
   in.recompute = q.recompute;
-  in.tp = q.tp();
-  in.cp = q.cp();
+  in.axes = q.axes;
   in.cp_kind = q.cp_kind;
   in.sequence_ranks = q.sequence_ranks();
   in.fused = q.fused_activations();
@@ -193,7 +192,6 @@ ProgramInput program_input(const RunConfig& q) {
   in.grad = q.layout.grad;
   in.accumulate_passes = q.hardware.accumulate_passes;
   in.logit_bytes = q.hardware.logit_bytes;
-  in.ep = q.ep();
   in.imbalance = q.expert_received();
   in.expert_grads_in_place = q.policy() == ReducePolicy::last && q.layout.grad == q.layout.param;
   return in;
@@ -271,10 +269,7 @@ OperationTraffic tensor_parallel_traffic(const ProgramInput& in) {
 
 OperationTraffic operation_traffic(const ProgramInput& in, Axis axis) {
   OperationTraffic sent;
-  const int ranks = axis == Axis::tp   ? in.tp
-                    : axis == Axis::cp ? in.cp
-                    : axis == Axis::ep ? in.ep
-                                       : 1;
+  const int ranks = in.axes.size(axis);
   if (ranks == 1) return sent;
   each_program(all_programs(in), share_of(in), [&](const Program& program, std::int64_t times) {
     const bool again = in.recompute == Recompute::full && is_layer(program);
@@ -390,7 +385,7 @@ double adapters_on_rank(const Program& program) {
   double elements = 0;
   for (const Operation& op : program.operations) {
     for (const Param& param : op.params) {
-      if (op.adapter >= 0) elements += param.share_on_rank(program.tp);
+      if (op.adapter >= 0) elements += param.share_on_rank(program.axes.size(Axis::tp));
     }
   }
   return elements;

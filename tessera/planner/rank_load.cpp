@@ -171,10 +171,11 @@ double boundary_on_rank(const RunConfig& q) {
                         element_bytes(q), q.sequence_ranks());
 }
 
-double hop_bytes(const RunConfig& q) {
-  return boundary_on_rank(q) /
-         (q.slice_hops.value_or(false) && q.sequence_ranks() == 1 ? q.tp() : 1);
+int hop_slices(const RunConfig& q) {
+  return q.slice_hops.value_or(false) && q.sequence_ranks() == 1 ? q.tp() : 1;
 }
+
+double hop_bytes(const RunConfig& q) { return boundary_on_rank(q) / hop_slices(q); }
 
 double tied_bytes(const RunConfig& q) {
   if (!q.model.tied || q.model.lora.any()) return 0;

@@ -93,8 +93,9 @@ inline double pipeline_bytes(const schedule::Schedule& schedule, int rank, doubl
 }
 
 // Return the bytes of one micro-batch that a rank has at the boundary of two stages, and those that
-// it sends to the other stage: [Note: slices].
+// it sends to the other stage: one of hop_slices() equal slices, [Note: slices].
 double boundary_on_rank(const RunConfig& resolved);
+int hop_slices(const RunConfig& resolved);
 double hop_bytes(const RunConfig& resolved);
 // Returns the gradient bytes that the two ranks with a tied embedding sum once per step.
 double tied_bytes(const RunConfig& resolved);

@@ -23,7 +23,7 @@ schedule::Schedule schedule_of(const RunConfig& q) {
 
 std::vector<ModelPart> parts_on_rank(const RunConfig& q, const Coordinate& at) {
   if (!q.pipelined()) return {{0, q.model.layers, true, true}};
-  const std::vector<int> layers = layers_of_stages(q.model, q.pp() * q.chunks, q.split);
+  const std::vector<int> layers = layers_of_stages(q.model, q.stages(), q.split);
   std::vector<ModelPart> parts;
   for (int c = 0; c < q.chunks; ++c) {
     parts.push_back(part_of_stage(layers, stage_of(q, at.pp(), c)));
@@ -31,7 +31,19 @@ std::vector<ModelPart> parts_on_rank(const RunConfig& q, const Coordinate& at) {
   return parts;
 }
 
-ExpertRank expert_rank(const RunConfig& q, const Coordinate& at) { return {q.ep(), at[Axis::ep]}; }
+static ExpertRank expert_rank(const RunConfig& q, const Coordinate& at) {
+  return {q.ep(), at[Axis::ep]};
+}
+
+std::vector<ParamSpec> model_params(const RunConfig& q, const ModelPart& part,
+                                    const Coordinate& at) {
+  return model_params(q.model, q.tp(), part, expert_rank(q, at));
+}
+
+std::vector<ParamSpec> trained_params(const RunConfig& q, const ModelPart& part,
+                                      const Coordinate& at) {
+  return trained_params(q.model, q.tp(), part, expert_rank(q, at));
+}
 
 StageLayers layers_of_part(const ModelShape& model, const ModelPart& part) {
   return stage_layers(model, part.first_layer, part.last_layer - part.first_layer, part.embedding,
@@ -68,14 +80,15 @@ RunPlan plan_run(const RunConfig& q, const Coordinate& at) {
   // Sharded elements of all chunks of a rank outside experts and in experts, and those of adapters.
   std::int64_t part = 0, of_experts = 0, of_adapters = 0;
   for (const ModelPart& each : parts_on_rank(q, at)) {
-    for (const ParamSpec& spec : model_params(q.model, q.tp(), each, expert_rank(q, at))) {
+    for (const ParamSpec& spec : model_params(q, each, at)) {
       const std::int64_t own = elements_on_rank(q, spec);
       (spec.of_expert ? of_experts : part) +=
           shard_size(own, spec.of_expert ? q.expert_shards() : q.shards());
       const bool tied = q.pipelined() && q.model.tied && spec.name == "tok.weight" && !adapted;
       if (!tied) continue;
       plan.sent[Axis::pp] +=
-          tied_elements(own, q.shards(), q.axes.shard_index(at), sharded.optimizer) * q.layout.grad;
+          tied_elements(own, q.shards(), q.axes.index(kShardAxes, at), sharded.optimizer) *
+          q.layout.grad;
     }
     for (const ParamSpec& spec : adapter_params(q.model, each)) {
       of_adapters += shard_size(elements_on_rank(q, spec), q.shards());
@@ -87,7 +100,7 @@ RunPlan plan_run(const RunConfig& q, const Coordinate& at) {
     in.head = each.head;
     in.dense = layers.dense;
     in.ep_rank = at[Axis::ep];
-    for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
+    for (const Axis axis : kInLayerAxes) {
       plan.sent[axis] += std::llround(operation_traffic(in, axis).total()) * q.micros();
     }
   }

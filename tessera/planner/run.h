@@ -44,6 +44,9 @@ RunMemory run_memory(const RunConfig& run, const Coordinate& at = {});
 // experts count, not those of `at`.
 struct Programs;
 RunMemory run_memory(const RunConfig& run, const Coordinate& at, const Programs& programs);
+// Returns the memory of each pipeline rank.
+std::vector<RunMemory> run_memory_by_rank(const RunConfig& run);
+std::vector<RunMemory> run_memory_by_rank(const RunConfig& run, const Programs& programs);
 
 // Bytes that one rank holds and sends.
 struct RunPlan : RunMemory {
@@ -58,8 +61,11 @@ RunPlan plan_run(const RunConfig& run, const Coordinate& at = {});
 schedule::Schedule schedule_of(const RunConfig& run);
 // Consecutive layers of each chunk on a pipeline rank; one chunk without a pipeline.
 std::vector<ModelPart> parts_on_rank(const RunConfig& run, const Coordinate& at);
-// Returns the position of a rank among those that share experts.
-ExpertRank expert_rank(const RunConfig& run, const Coordinate& at);
+// Returns the parameters of a part of the model as a rank has them, and those with gradients.
+std::vector<ParamSpec> model_params(const RunConfig& run, const ModelPart& part,
+                                    const Coordinate& at);
+std::vector<ParamSpec> trained_params(const RunConfig& run, const ModelPart& part,
+                                      const Coordinate& at);
 // Returns the layers of a part of the model.
 StageLayers layers_of_part(const ModelShape& model, const ModelPart& part);
 // Shape of a rank's tensor of a parameter. Sizes that an axis does not divide are rounded up.

@@ -231,14 +231,14 @@ void resolve_cuts(RunConfig& q) {
                                      " tokens, and each rank holds two chunks of them; must be at "
                                      "most half of --seq"));
   }
-  q.cp_kind = context_kind(q, q.cp_kind, q.tp(), q.cp());
-  const std::int64_t stages = std::int64_t{q.pp()} * q.chunks;
+  q.cp_kind = context_kind(q, q.cp_kind, q.axes);
+  const int stages = q.stages();
   if (q.model.layers < stages) {
     throw UsageError(Flag("layers"), str("got ", q.model.layers, " for pp ", q.pp(), " · chunks ",
                                          q.chunks, " = ", stages, " stages", whose(),
                                          "; each needs a layer: lower --pp or --chunks"));
   }
-  layers_of_stages(q.model, static_cast<int>(stages), q.split);
+  layers_of_stages(q.model, stages, q.split);
 }
 
 void resolve_software(RunConfig& q) {
@@ -470,7 +470,7 @@ int stage_of(const RunConfig& q, int rank, int chunk) {
 }
 
 std::vector<std::vector<StageLayers>> chunk_layers(const RunConfig& q) {
-  const std::vector<int> layers = layers_of_stages(q.model, q.pp() * q.chunks, q.split);
+  const std::vector<int> layers = layers_of_stages(q.model, q.stages(), q.split);
   std::vector<std::vector<StageLayers>> shares(static_cast<std::size_t>(q.pp()));
   std::vector<std::int64_t> first = {0};  // layer of each stage
   for (const int count : layers) first.push_back(first.back() + count);

@@ -232,6 +232,9 @@ struct RunConfig {
   int tp() const { return axes.tp(); }
   int pp() const { return axes.pp(); }
   bool pipelined() const { return pp() > 1; }
+  // Number of pipeline stages of the model, and of forward passes of a replica in a step.
+  int stages() const { return pp() * chunks; }
+  std::int64_t passes() const { return stages() * micros(); }
   // Number of ranks that hold the same parameters, whose gradients are averaged.
   int copies() const { return static_cast<int>(axes.ranks(kTokenAxes)); }
   bool averages_gradients() const { return copies() > 1; }

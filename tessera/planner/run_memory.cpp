@@ -43,7 +43,7 @@ std::vector<SizedParam> sized_params(const RunConfig& q, const Program& program,
   const bool frozen = q.model.lora.any();
   each_param(program, [&](const Operation& op, const Param& param, std::int64_t expert) {
     if ((op.adapter >= 0) != adapters || (param.tied && part.embedding)) return;
-    all.push_back({param.elements_on_rank(program.tp),
+    all.push_back({param.elements_on_rank(program.axes.size(Axis::tp)),
                    std::string_view(param.name).ends_with("proj2.weight"), frozen && !adapters,
                    expert >= 0});
   });
@@ -226,8 +226,7 @@ std::int64_t kept_in_flight(const RunConfig& q, const Coordinate& at, const Prog
   }
   if (!q.pipelined()) return each.front();
   const std::int64_t closed = in_flight(q, at.pp()) * *std::max_element(each.begin(), each.end());
-  const std::int64_t actions = std::int64_t{q.pp()} * q.micros() * q.chunks;
-  if (each.size() == 1 || actions > kMaxActions) return closed;
+  if (each.size() == 1 || q.passes() > kMaxActions) return closed;
   std::int64_t now = 0, most = 0;
   const auto schedule = schedule_of(q);
   for (const schedule::Action& action : schedule.actions[static_cast<std::size_t>(at.pp())]) {
@@ -279,7 +278,8 @@ std::vector<Moment> moments_of_part(const RunConfig& q, const Programs& programs
   const std::int64_t e = q.layout.param, stream = in_place ? 0 : boundary(q);
   const std::int64_t batch =
       static_cast<std::int64_t>(layer.workspace) + layer.batches * batch_bytes(q);
-  const std::int64_t always = batch + (table_waits ? e * table.elements_on_rank(layer.tp) : 0);
+  const std::int64_t always =
+      batch + (table_waits ? e * table.elements_on_rank(layer.axes.size(Axis::tp)) : 0);
   struct Block {
     const Program* program = nullptr;
     std::int64_t held = 0;
@@ -336,6 +336,16 @@ std::int64_t replica_traffic(const RunConfig& q, const Coordinate& at) {
 
 RunMemory run_memory(const RunConfig& q, const Coordinate& at) {
   return run_memory(q, at, programs_in_memory(q, at[Axis::ep]));
+}
+
+std::vector<RunMemory> run_memory_by_rank(const RunConfig& q) {
+  return run_memory_by_rank(q, programs_in_memory(q, 0));
+}
+
+std::vector<RunMemory> run_memory_by_rank(const RunConfig& q, const Programs& programs) {
+  std::vector<RunMemory> all;
+  for (int r = 0; r < q.pp(); ++r) all.push_back(run_memory(q, {{Axis::pp, r}}, programs));
+  return all;
 }
 
 RunMemory run_memory(const RunConfig& q, const Coordinate& at, const Programs& programs) {

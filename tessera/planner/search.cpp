@@ -70,7 +70,7 @@ class Search {
     if (base_.schedule == ScheduleChoice::one_f_one_b && base_.chunks > 1)
       base_.schedule = ScheduleChoice::interleaved;
     if (base_.gpus == 0) {
-      if (base_.dp() > 0) base_.gpus = base_.dp() * static_cast<int>(base_.axes.model_ranks());
+      if (base_.dp() > 0) base_.gpus = base_.world();
       if (base_.gpus == 0) base_.gpus = base_.nodes * std::max(1, node_size());
       if (base_.gpus == 0) base_.gpus = std::max(1, node_size());
     }
@@ -170,7 +170,7 @@ bool Search::divides_heads(std::int64_t tp) const {
 bool Search::shares_sequences(const Axes& mesh, std::int64_t cp) const {
   if (!ask_.fixed.axes[Axis::cp] && sequence_ / cp < kLeastContextTokens) return false;
   try {
-    context_kind(base_, base_.cp_kind, mesh.tp(), static_cast<int>(cp));
+    context_kind(base_, base_.cp_kind, mesh.with(Axis::cp, static_cast<int>(cp)));
   } catch (const UsageError&) {  // --cp-kind ulysses
     return false;
   }
@@ -295,7 +295,7 @@ void Search::try_memory(RunConfig q) {
                      "gpus");
   }
   const bool by_hand = q.split != "even" && q.split != "work";
-  if (by_hand && std::count(q.split.begin(), q.split.end(), ',') + 1 != q.pp() * q.chunks) {
+  if (by_hand && std::count(q.split.begin(), q.split.end(), ',') + 1 != q.stages()) {
     rule_out("--split is for another number of stages");
     return;
   }

@@ -150,9 +150,7 @@ std::string stages_svg(const std::vector<StageAnswer>& stages) {
           str(sized && !q.model.name.empty()
                   ? q.model.name
                   : format_count(std::llround(stages.front().plan.parameters)) + " parameters",
-              " over dp ", q.dp(),
-              q.axes.size(Axis::cp) > 1 ? str(" · cp ", q.axes.size(Axis::cp)) : "", ", layout ",
-              q.layout.name));
+              " over ", q.axes.words(" · ", kShardAxes), ", layout ", q.layout.name));
   constexpr double kBars = 130, kWide = 500, kHigh = 26, kEach = 34;
   svg.text(20, 56, "Memory of a rank");
   double y = 66;

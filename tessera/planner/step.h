@@ -166,6 +166,10 @@ struct Step {
   // Returns the seconds to send from one stage to the next at that placement.
   double hop_seconds(const GroupPlace& place) const;
 
+  // Returns its schedule with another number of micro-batches.
+  schedule::Schedule make_schedule(std::int64_t of_micros) const {
+    return schedule::make(schedule, pp(), static_cast<int>(of_micros), chunks_per_rank());
+  }
   // Returns the parameter gathers of one pass over the chunk (stage 3), or of the updated
   // parameters (stages 1 and 2). Empty at stage 0.
   Transfers gathers(const StepChunk& chunk, const Places& places) const;

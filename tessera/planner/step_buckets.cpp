@@ -95,7 +95,8 @@ GradSizes::GradSizes(const RunConfig& resolved, const Programs& programs) : q_(r
   const auto list = [&](const Program& program, Grads& to) {
     each_param(program, [&](const Operation& op, const Param& param, std::int64_t expert) {
       if (op.adapter < 0 && q_.model.lora.any()) return;
-      add(param.tied ? copy_ : to, param.elements_on_rank(program.tp), expert >= 0);
+      add(param.tied ? copy_ : to, param.elements_on_rank(program.axes.size(Axis::tp)),
+          expert >= 0);
     });
   };
   layer_.reserve(16);

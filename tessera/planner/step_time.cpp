@@ -94,9 +94,9 @@ using schedule::Kind;
 
 class StepPlayer {
  public:
-  StepPlayer(const Step& step, const Places& places, int micros)
+  StepPlayer(const Step& step, const Places& places, std::int64_t micros)
       : s_(step),
-        schedule_(schedule::make(step.schedule, step.pp(), micros, step.chunks_per_rank())),
+        schedule_(step.make_schedule(micros)),
         programs_(make_rank_programs(step, places, schedule_)) {
     ranks_.reserve(programs_.size());
     channels_.resize(programs_.size() * static_cast<std::size_t>(schedule_.chunks) * 2);
@@ -161,7 +161,8 @@ class StepPlayer {
   // Returns the seconds of a hop. If only some replicas have both ends on one node, the slower hop
   // counts.
   double hop(std::size_t from, int to) const {
-    const int replicas = std::min(s_.dp(), s_.topology.per_node);
+    const std::int64_t ranks = s_.axes.ranks(kDataAxes);
+    const auto replicas = static_cast<int>(std::min<std::int64_t>(ranks, s_.topology.per_node));
     for (int d = 0; d < replicas; ++d) {
       if (s_.node(strides_.rank(static_cast<int>(from), d)) != s_.node(strides_.rank(to, d))) {
         return far_;
@@ -324,18 +325,18 @@ double least_step_time(const Step& s) {
 StepTime step_time(const RunConfig& q) { return step_time(describe_step(q)); }
 
 PlayedStep play_whole_step(const Step& step, const Places& places) {
-  return StepPlayer(step, places, static_cast<int>(step.micros)).play();
+  return StepPlayer(step, places, step.micros).play();
 }
 
 PlayedStep play_step(const Step& step, const Places& places) {
-  const std::int64_t pp = step.pp(), k = step.micros;
+  const std::int64_t stages = std::ssize(step.chunks), k = step.micros;
   // Enough micro-batches for the schedule to reach its steady state, with the same remainder as the
   // full step when micro-batches are grouped by pp.
-  const std::int64_t group = std::max<std::int64_t>(pp, 2);
+  const std::int64_t group = std::max<std::int64_t>(stages, 2);
   const std::int64_t few = 2 * group + k % group, more = few + group;
   if (k <= more) return play_whole_step(step, places);
-  const PlayedStep shorter = StepPlayer(step, places, static_cast<int>(few)).play();
-  PlayedStep played = StepPlayer(step, places, static_cast<int>(more)).play();
+  const PlayedStep shorter = StepPlayer(step, places, few).play();
+  PlayedStep played = StepPlayer(step, places, more).play();
   const double times = static_cast<double>(k - more) / static_cast<double>(group);
   const double more_end = played.end;
   const auto grow = [&](double& value, double before) { value += times * (value - before); };

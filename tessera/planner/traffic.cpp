@@ -43,9 +43,11 @@ void add_dp(Traffic& traffic, const RunConfig& q) {
   traffic.dp_last = of(ReducePolicy::last).total();
 }
 
-bool is_on(const RunConfig& q, int stage, int rank) {
-  const bool way_up = q.schedule == ScheduleChoice::zb_v && stage >= q.pp();
-  return (way_up ? q.pp() * q.chunks - 1 - stage : stage % q.pp()) == rank;
+// Returns whether a chunk next to chunk c of a rank has this stage. If a rank has two stages in
+// sequence, they are in chunks next to each other.
+bool is_beside(const RunConfig& q, int stage, int rank, int c) {
+  return (c > 0 && stage_of(q, rank, c - 1) == stage) ||
+         (c + 1 < q.chunks && stage_of(q, rank, c + 1) == stage);
 }
 
 // Number of sends of a rank to other ranks for each micro-batch.
@@ -57,8 +59,8 @@ Hops hops_of(const RunConfig& q, int rank) {
   if (!q.pipelined()) return hops;
   for (int c = 0; c < q.chunks; ++c) {
     const int stage = stage_of(q, rank, c);
-    if (stage < q.pp() * q.chunks - 1 && !is_on(q, stage + 1, rank)) ++hops.forward;
-    if (stage > 0 && !is_on(q, stage - 1, rank)) ++hops.backward;
+    if (stage < q.stages() - 1 && !is_beside(q, stage + 1, rank, c)) ++hops.forward;
+    if (stage > 0 && !is_beside(q, stage - 1, rank, c)) ++hops.backward;
   }
   return hops;
 }
@@ -85,7 +87,6 @@ OperationTraffic operations_of(const RunConfig& q, const std::vector<StageLayers
 // Adds the traffic of the layers on this rank: [Note: tensor-parallel traffic].
 void add_tp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>& chunks,
             int rank) {
-  if (q.tp() == 1) return;
   const OperationTraffic sent = operations_of(q, chunks, Axis::tp);
   double layers = 0, heads = 0;
   for (const StageLayers& chunk : chunks) {
@@ -108,12 +109,10 @@ void add_tp(Traffic& traffic, const RunConfig& q, const std::vector<StageLayers>
   add("all-reduce of the gradients of routers", sent.calls_of(Sent::expert_weights),
       of(Sent::expert_weights));
   add("all-reduce of the gradients of adapters", layers, of(Sent::adapters));
-  if (q.slice_hops.value_or(false) && q.sequence_ranks() == 1) {
-    // A rank that sends to a neighbor also receives from it.
-    const Hops hops = hops_of(q, rank);
-    const double count = hops.forward + hops.backward;
-    add("all-gather of slices between stages", count, count * (q.tp() - 1) * hop_bytes(q));
-  }
+  // A rank that sends to a neighbor also receives from it.
+  const Hops hops = hops_of(q, rank);
+  const double count = hops.forward + hops.backward;
+  add("all-gather of slices between stages", count, count * (hop_slices(q) - 1) * hop_bytes(q));
 }
 
 using SentRow = std::pair<const char*, Sent>;
@@ -139,17 +138,30 @@ void add_operations(Traffic& traffic, const RunConfig& q, const std::vector<Stag
 }
 
 void add_pp(Traffic& traffic, const RunConfig& q, int rank) {
-  if (!q.pipelined()) return;
   const auto [forward, backward] = hops_of(q, rank);
   const double k = real(q.micros());
   const double bytes = hop_bytes(q);
   add_row(traffic, Axis::pp, "send of activations", forward * k, forward * k * bytes);
   add_row(traffic, Axis::pp, "send of gradients", backward * k, backward * k * bytes);
   // A tied embedding and head are one parameter on two ranks, which sum its gradients.
-  const bool ends = is_on(q, 0, rank) != is_on(q, q.pp() * q.chunks - 1, rank);
-  if (tied_bytes(q) > 0 && ends) {
+  const bool first = stage_of(q, rank, 0) == 0;
+  const bool last = stage_of(q, rank, q.chunks - 1) == q.stages() - 1;
+  if (tied_bytes(q) > 0 && first != last) {
     add_row(traffic, Axis::pp, "all-reduce of the tied embedding's gradient", 1,
             tied_bytes(q));  // a ring over two ranks sends the size of the buffer
+  }
+}
+
+// Adds the traffic of a pipeline rank along an axis of several ranks.
+void add_along(Axis axis, Traffic& traffic, const RunConfig& q,
+               const std::vector<StageLayers>& chunks, int rank) {
+  switch (axis) {
+    case Axis::tp: return add_tp(traffic, q, chunks, rank);
+    case Axis::cp: return add_operations(traffic, q, chunks, axis, kContextRows);
+    case Axis::ep: return add_operations(traffic, q, chunks, axis, kExpertRows);
+    case Axis::pp: return add_pp(traffic, q, rank);
+    case Axis::dp_shard:
+    case Axis::dp_replicate: return;  // add_dp() adds that of the rank that sends most
   }
 }
 
@@ -161,14 +173,12 @@ Traffic traffic_of(const RunConfig& q) {
   const auto shares = chunk_layers(q);
   Traffic most;
   PerAxis<std::vector<TrafficRow>> rows;
-  for (int r = 0; r < q.pp(); ++r) {
-    const auto& chunks = shares[static_cast<std::size_t>(r)];
+  for (std::size_t r = 0; r < shares.size(); ++r) {
     if (q.state_only()) continue;
     Traffic mine;
-    add_tp(mine, q, chunks, r);
-    if (q.cp() > 1) add_operations(mine, q, chunks, Axis::cp, kContextRows);
-    if (q.ep() > 1) add_operations(mine, q, chunks, Axis::ep, kExpertRows);
-    add_pp(mine, q, r);
+    for (const Axis axis : kAllAxes) {
+      if (q.axes.size(axis) > 1) add_along(axis, mine, q, shares[r], static_cast<int>(r));
+    }
     for (const Axis axis : kAllAxes) {
       if (mine.sent[axis] <= most.sent[axis]) continue;
       most.sent[axis] = mine.sent[axis];

@@ -9,6 +9,7 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/advice.h"
+#include "tessera/planner/axis_words.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/search.h"
 
@@ -57,22 +58,17 @@ bool runs(const Way& way) { return way.refused.empty() && way.plan.fits; }
 // Names the largest part of the step that is not computation.
 std::string largest_loss(const Plan& plan) {
   const StepTime& t = plan.time;
-  const std::pair<double, const char*> parts[] = {
-      {t.comm[Axis::tp], "waiting for tensor-parallel sums"},
-      {t.comm[Axis::cp], "waiting for keys and values"},
-      {t.comm[Axis::ep], "waiting for tokens on their way to experts"},
-      {t.comm[Axis::dp_shard], "waiting for gradients and parameters"},
-      {t.comm[Axis::dp_replicate], "waiting for sums over replicas"},
-      {t.bubble, "bubble"},
-      {t.comm[Axis::pp], "hops between stages"},
-      {t.optimizer, "the optimizer"}};
-  const auto* most = std::max_element(std::begin(parts), std::end(parts));
+  std::vector<std::pair<double, const char*>> parts = {{t.bubble, "bubble"},
+                                                       {t.optimizer, "the optimizer"}};
+  for (const Axis axis : kAllAxes) parts.emplace_back(t.comm[axis], words_of(axis).loss);
+  const auto most = std::max_element(
+      parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   return str(percent(most->first / t.step()), " is ", most->second);
 }
 
 // Returns a warning for a recommended configuration, or "".
 std::string across_hosts(const RunConfig& q) {
-  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
+  for (const Axis axis : kInLayerAxes) {
     if (places(q).along[axis].nodes() > 1) return str(" (", axis_name(axis), " goes across hosts)");
   }
   return "";

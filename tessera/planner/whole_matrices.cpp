@@ -24,7 +24,7 @@ struct Exchange {
 
 std::vector<Exchange> exchanges(const RunConfig& q, const Coordinate& at) {
   const bool cut = sharding_of_stage(q.zero).optimizer;
-  const int index = q.axes.shard_index(at);
+  const int index = q.axes.index(kShardAxes, at);
   std::vector<Exchange> all = {{{}, q.shards(), index, cut && q.shards() > 1}};
   if (q.ep() > 1) {
     all.push_back({{}, q.expert_shards(), index / q.ep(), cut && q.expert_shards() > 1});
@@ -110,7 +110,7 @@ bool needs_whole_matrices(const RunConfig& q) { return q.layout.matrix_moments >
 std::vector<HiddenMatrix> hidden_matrices(const RunConfig& q, const Coordinate& at) {
   std::vector<HiddenMatrix> all;
   for (const ModelPart& part : parts_on_rank(q, at)) {
-    for (const ParamSpec& spec : trained_params(q.model, q.tp(), part, expert_rank(q, at))) {
+    for (const ParamSpec& spec : trained_params(q, part, at)) {
       if (spec.shape.size() != 2 || !spec.name.starts_with("blocks.")) continue;
       all.push_back(
           {elements_on_rank(q, spec), std::min(spec.shape[0], spec.shape[1]), spec.of_expert});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "tessera/core/philox.h"
 #include "tessera/core/portable_math.h"
@@ -95,10 +96,10 @@ Result run_group(const Scenario& s, int replicas) {
 
 double charge_op(RankTime& time, const Scenario& s, const planner::StepOp& op, const Pace& pace) {
   time.compute += op.work * pace.mean;
-  const Axis waits = s.tp() == 1 && s.axes.size(Axis::cp) > 1 ? Axis::cp : Axis::tp;
+  const AxisSet wide = s.axes.wide(kLockstepAxes);
+  double behind = op.work * (pace.slowest - pace.mean);  // charged to the innermost of these axes
   for (const Axis axis : kAllAxes) {
-    const double behind = axis == waits ? op.work * (pace.slowest - pace.mean) : 0;
-    time.comm[axis] += behind + op.comm[axis];
+    time.comm[axis] += (wide.contains(axis) ? std::exchange(behind, 0.0) : 0) + op.comm[axis];
   }
   return op.work * pace.slowest + sum(op.comm);
 }
@@ -116,9 +117,13 @@ Pace pace_of(const Scenario& s, const std::vector<double>& slow, int first,
              const planner::RankStrides& strides, std::int64_t computed) {
   if (!s.irregular()) return {};
   Pace pace{0, 0};
-  const int neighbors = s.tp() * s.axes.size(Axis::cp);
+  const auto neighbors = static_cast<int>(s.axes.ranks(kLockstepAxes));
   for (int n = 0; n < neighbors; ++n) {
-    const int rank = first + n % s.tp() * strides.of[Axis::tp] + n / s.tp() * strides.of[Axis::cp];
+    int rank = first, outer = n;
+    for (const Axis axis : kLockstepAxes) {
+      rank += outer % s.axes.size(axis) * strides.of[axis];
+      outer /= s.axes.size(axis);
+    }
     double factor = slow.empty() ? 1.0 : slow[static_cast<std::size_t>(rank)];
     if (s.jitter > 0) {
       const Philox random(s.seed, static_cast<std::uint64_t>(rank));

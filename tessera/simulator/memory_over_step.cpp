@@ -57,7 +57,7 @@ MemoryOverStep memory_over_step(const planner::RunConfig& resolved, int rank) {
   Scenario scenario;
   static_cast<planner::Step&>(scenario) = planner::describe_step(resolved);
   Options options;
-  options.traced = resolved.pp();  // the first replica
+  options.traced = rank + 1;  // of the first replica
   const Result result = simulate(scenario, options);
 
   std::vector<Span> spans;

@@ -22,9 +22,9 @@ Run::Run(const Scenario& scenario, int replicas, const Options& options)
       shares_links_(scenario.shares_links(places_)),
       traced_(options.traced),
       programs_(make_rank_programs(scenario, places_, schedule_)),
-      network_(scenario.pp() * parts_, members_, queue_, options.shared_links),
-      workers_(static_cast<std::size_t>(scenario.pp()) * static_cast<std::size_t>(replicas)),
-      groups_(static_cast<std::size_t>(scenario.pp() * (parts_ + 1))),
+      network_(shard_groups(), members_, queue_, options.shared_links),
+      workers_(programs_.size() * static_cast<std::size_t>(replicas)),
+      groups_(programs_.size() * static_cast<std::size_t>(parts_ + 1)),
       waiting_(workers_.size() * static_cast<std::size_t>(schedule_.chunks) * 2, 0),
       slow_(slowness(scenario)) {
   for (std::size_t w = 0; w < workers_.size(); ++w) {
@@ -98,7 +98,7 @@ Result Run::result() {
 // The first and the last pipeline rank sum the gradients of the tied parameter. The transfer is
 // short and at the end, so contention with other flows is not simulated.
 void Run::sum_tied() {
-  const int last = s_.pp() - 1;
+  const int last = stages() - 1;
   if (s_.tied_bytes <= 0 || last == 0) return;
   for (int d = 0; d < replicas_; ++d) {
     const auto a = static_cast<std::uint32_t>(d);
@@ -485,7 +485,7 @@ void Run::finish(std::uint32_t w, double now) {
 Result simulate(const Scenario& scenario, const Options& options) {
   check(scenario);
   const bool one = !options.full && scenario.symmetric();
-  const int replicas = one ? 1 : scenario.dp();
+  const int replicas = one ? 1 : static_cast<int>(scenario.axes.ranks(kDataAxes));
   if (!scenario.pipelined() && options.traced == 0 && !options.by_events) {
     return run_group(scenario, replicas);
   }

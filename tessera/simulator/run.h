@@ -133,7 +133,8 @@ class Run {
   }
   // groups_ has the groups that share state first, by pipeline rank, and then for each pipeline
   // rank the group of its all-reduces over replicas.
-  int shard_groups() const { return s_.pp() * parts_; }
+  int stages() const { return static_cast<int>(programs_.size()); }
+  int shard_groups() const { return stages() * parts_; }
   bool sums_up(int g) const { return g >= shard_groups(); }
   int stage_of_group(int g) const { return sums_up(g) ? g - shard_groups() : g / parts_; }
   Group& group(std::uint32_t w) { return groups_[w / static_cast<std::uint32_t>(members_)]; }
@@ -143,7 +144,7 @@ class Run {
     return own.done >= worker.wait_for && sums(worker.p).done >= worker.wait_for_sums;
   }
   bool traced(std::uint32_t w) const {
-    return static_cast<int>(w) % replicas_ * s_.pp() + static_cast<int>(w) / replicas_ < traced_;
+    return static_cast<int>(w) % replicas_ * stages() + static_cast<int>(w) / replicas_ < traced_;
   }
   void record(std::uint32_t w, Span::Lane lane, const char* what, int micro, int chunk,
               double begin, double end) {

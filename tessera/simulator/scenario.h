@@ -20,9 +20,7 @@ struct Scenario : planner::Step {
   std::vector<Straggler> stragglers;
   std::uint64_t seed = 0;
 
-  schedule::Schedule make_schedule() const {
-    return schedule::make(schedule, pp(), static_cast<int>(micros), chunks_per_rank());
-  }
+  schedule::Schedule make_schedule() const { return Step::make_schedule(micros); }
   bool irregular() const { return jitter > 0 || !stragglers.empty(); }
   // Returns true if all replicas do the same at the same time, so that simulating one suffices.
   bool symmetric() const;

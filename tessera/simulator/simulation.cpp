@@ -107,17 +107,14 @@ std::string simulation_json(const Simulation& s) {
     }
   }
   ordered_json ranks = ordered_json::array();
-  for (int p = 0; p < s.scenario.pp(); ++p) {
-    for (int d = 0; d < r.replicas; ++d) {
-      const RankTime& one = r.at(p, d);
-      ordered_json row = {{"rank", s.scenario.rank(p, d)}, {"pp", p}, {"dp", d}};
-      row["utilization"] = r.step > 0 ? one.compute / r.step : 0;
-      row["time"] = rank_time_json(one, r.step);
-      for (const Axis axis : {Axis::dp_shard, Axis::dp_replicate}) {
-        row[str("sent_", axis_name(axis))] = one.sent[axis];
-      }
-      ranks.push_back(std::move(row));
-    }
+  for (std::size_t i = 0; i < r.ranks.size(); ++i) {
+    const RankTime& one = r.ranks[i];
+    const int p = static_cast<int>(i) / r.replicas, d = static_cast<int>(i) % r.replicas;
+    ordered_json row = {{"rank", s.scenario.rank(p, d)}, {"pp", p}, {"dp", d}};
+    row["utilization"] = r.step > 0 ? one.compute / r.step : 0;
+    row["time"] = rank_time_json(one, r.step);
+    for (const Axis axis : kDataAxes) row[str("sent_", axis_name(axis))] = one.sent[axis];
+    ranks.push_back(std::move(row));
   }
   json["ranks"] = std::move(ranks);
   if (s.reliability) {

@@ -10,6 +10,7 @@
 #include "tessera/core/svg.h"
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
+#include "tessera/planner/axis_words.h"
 #include "tessera/planner/formulas.h"
 
 // Plot of a sweep: throughput on the left, efficiency per GPU on the right.
@@ -46,20 +47,10 @@ std::string largest_growth(const SweepRow& row, const SweepRow& first) {
   const auto part = [&](double now, double before, const char* what) {
     return Part{now / row.step - before / first.step, now, what};
   };
-  const auto comm_words = [](Axis axis) {
-    switch (axis) {
-      case Axis::dp_shard: return "exposed data-parallel communication";
-      case Axis::dp_replicate: return "communication between replicas";
-      case Axis::tp: return "tensor-parallel communication";
-      case Axis::cp: return "context-parallel communication";
-      case Axis::ep: return "exchange of tokens between experts";
-      case Axis::pp: return "messages between stages";
-    }
-    return "";
-  };
   std::vector<Part> parts;
   for (const Axis axis : kPrintedAxes) {
-    parts.push_back(part(row.mean.comm[axis], first.mean.comm[axis], comm_words(axis)));
+    parts.push_back(
+        part(row.mean.comm[axis], first.mean.comm[axis], planner::words_of(axis).growth));
   }
   parts.push_back(part(row.mean.bubble, first.mean.bubble, "bubble"));
   parts.push_back(part(row.mean.optimizer, first.mean.optimizer, "the optimizer"));

@@ -15,7 +15,6 @@
 #include "tessera/kernels/rules.h"
 #include "tessera/planner/step_time.h"
 #include "tessera/planner/toml_text.h"
-#include "tessera/schedule/schedule.h"
 #include "tessera/train/adapters.h"
 #include "tessera/train/config_checks.h"
 #include "tessera/train/init_from.h"
@@ -376,6 +375,12 @@ void parse_config(RunConfig& config, std::string_view text, const std::string& f
   for (const auto& [name, line] : lines) named->push_back(name);
 }
 
+schedule::Schedule schedule_of(const RunConfig& config, const Resolved& resolved) {
+  if (!config.pipelined()) return schedule::one_f_one_b(1, 1);
+  return schedule::make(config.schedule, config.pp(), static_cast<int>(resolved.grad_accum),
+                        config.chunks);
+}
+
 planner::RunConfig question(const RunConfig& config, const Resolved& resolved,
                             std::optional<bool> shares) {
   planner::check_compression(config);
@@ -394,15 +399,10 @@ planner::RunConfig question(const RunConfig& config, const Resolved& resolved,
   if (config.gather != Gather::copy) question.gather.reset();  // the ranks choose
   question.grad_accum = resolved.grad_accum;
   question.global_batch = 0;
-  if (question.pipelined()) {
-    question.chunks =
-        schedule::make(config.schedule, question.pp(), static_cast<int>(resolved.grad_accum),
-                       static_cast<int>(config.chunks))
-            .chunks;
-  } else {
+  question.chunks = schedule_of(config, resolved).chunks;
+  if (!question.pipelined()) {
     question.schedule = ScheduleChoice::one_f_one_b;
     question.split = "even";
-    question.chunks = 1;
   }
   return planner::resolve(question);
 }

@@ -13,6 +13,7 @@
 #include "tessera/data/data_set.h"
 #include "tessera/planner/fields.h"
 #include "tessera/planner/run.h"
+#include "tessera/schedule/schedule.h"
 
 namespace tessera::train {
 
@@ -56,7 +57,7 @@ struct Resolved {
   double base_lr = 0;  // --lr, or planner::default_lr() of the model if it is auto
   double lr = 0;       // peak learning rate: base_lr, scaled for the batch by --lr-scaling
   Axes axes;           // dp: replicas of the model
-  int ranks = 1;       // ranks of the engine's group: dp, or 1 with --comm off
+  int ranks = 1;       // that train on other data: dp, or 1 with --comm off
   std::int64_t seq = 1;
   std::int64_t grad_accum = 1;
   std::int64_t global_batch = 1;   // over all ranks
@@ -77,6 +78,8 @@ std::int64_t steps_in_all(const RunConfig& config, const Resolved& resolved,
                           std::int64_t sample_shift);
 // Returns the link that --link-bandwidth and --link-latency describe.
 comm::LinkOptions link_options(const RunConfig& config);
+// Returns the schedule of the pipeline; one stage without a pipeline.
+schedule::Schedule schedule_of(const RunConfig& config, const Resolved& resolved);
 // Returns the run as a resolved question of the planner. All predictions use this question. Of the
 // device it has only the kind, neither speed nor memory. `shares`: whether the ranks of a dp group
 // share memory; nullopt: as --backend does.

@@ -124,15 +124,15 @@ int ranks_that_fit(const RunConfig& config, const Resolved& resolved, int ranks,
 }
 
 int ranks_wanted(const RunConfig& config) {
-  if (!config.elastic.empty() && config.ranks == 0 && config.axes.dp() == 0) {
-    return parse_elastic(config.elastic).most;
-  }
   if (config.ranks > 0) return static_cast<int>(config.ranks);
-  const std::int64_t parts = config.axes.model_ranks();
-  const std::int64_t dp = config.axes.dp() > 0 ? config.axes.dp()
-                                               : (parts == 1 ? planner::kRunRanks : 1) *
-                                                     config.axes.size(Axis::dp_replicate);
-  return static_cast<int>(std::min<std::int64_t>(dp * parts, 1 << 20));
+  std::int64_t ranks = config.axes.world();  // 0 without --dp
+  if (ranks == 0 && !config.elastic.empty()) return parse_elastic(config.elastic).most;
+  if (ranks == 0) {
+    const std::int64_t parts = config.axes.model_ranks();
+    ranks = (parts == 1 ? planner::kRunRanks : parts) *
+            std::int64_t{config.axes.size(Axis::dp_replicate)};
+  }
+  return static_cast<int>(std::min<std::int64_t>(ranks, 1 << 20));
 }
 
 void check_combinations(const RunConfig& config, int ranks) {
@@ -282,7 +282,7 @@ std::vector<std::string> idle_settings(const RunConfig& config, const Resolved& 
 
   idle.need(config.layout.param >= 4, "to fp32 parameters, with --layout fp32",
             {"matmul-precision"});
-  idle.need(resolved.axes.pp() > 1, "to pipelines, with --pp 2 or more",
+  idle.need(config.pipelined(), "to pipelines, with --pp 2 or more",
             {"schedule", "split", "chunks"});
   idle.need(config.comm == Comm::on && resolved.axes.ranks(kTokenAxes) > 1,
             "between replicas, with --dp 2 or more", {"grad-compression", "overlap-grad-reduce"});

@@ -21,13 +21,14 @@ std::shared_ptr<models::LanguageModel> load_layers(ModelFiles& files, const comm
                                                    const EvaluateOptions& options) {
   ModelShape shape = files.shape();
   shape.lora = {};
-  const int pp = mesh.axes().pp(), stage = mesh.coordinate().pp();
+  const comm::Group& stages = mesh.group(kLayerAxes);
+  const int pp = stages.size(), stage = stages.rank();
   if (pp > shape.layers) {
     throw UsageError(Flag("pp"), str("got ", pp, " for a model of ", plural(shape.layers, "layer"),
                                      "; must be at most ", shape.layers));
   }
   models::Part part;
-  part.tp = mesh.tp();
+  part.tp = mesh.group(Axis::tp);
   part.cp = {mesh.group(Axis::cp), options.context};
   part.ep = mesh.group(Axis::ep);
   part.first_layer = shape.layers * stage / pp;
@@ -91,7 +92,7 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
   const std::int64_t count = batches_of(source, options.batch, options.batches);
   const auto model = load_layers(files, mesh, options);
   const models::Part& part = model->part();
-  const comm::Group& pp = mesh.pp();
+  const comm::Group& pp = mesh.group(kLayerAxes);
   const auto on_device = [&](const at::Tensor& t) {
     return t.defined() ? t.to(options.device) : t;
   };
@@ -99,12 +100,12 @@ Evaluation evaluate(ModelFiles& files, const data::Source& source, const comm::M
   call.label = "evaluation";
   const Coordinate& here = mesh.coordinate();
   const parallel::RankTokens tokens_here{{here[Axis::cp], mesh.axes().size(Axis::cp)}};
-  const std::int64_t replicas = mesh.dp().size();
+  const comm::Group& replicas = mesh.group(kDataAxes);
 
   Evaluation own;
-  const std::int64_t rounds = (count - 1) / replicas + 1;
+  const std::int64_t rounds = (count - 1) / replicas.size() + 1;
   for (std::int64_t round = 0; round < rounds; ++round) {
-    const std::int64_t mine = round * replicas + mesh.dp().rank();
+    const std::int64_t mine = round * replicas.size() + replicas.rank();
     // Layers with experts are collective over replicas: one without a batch computes another's.
     const bool counts = mine < count;
     if (!counts && mesh.axes().size(Axis::ep) == 1) break;

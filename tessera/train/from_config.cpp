@@ -11,18 +11,11 @@
 #include "tessera/models/init.h"
 #include "tessera/models/language_model.h"
 #include "tessera/planner/parameters.h"
-#include "tessera/schedule/schedule.h"
 #include "tessera/train/adapters.h"
 #include "tessera/train/init_from.h"
 
 namespace tessera::train {
 namespace {
-
-schedule::Schedule schedule_of(const RunConfig& config, const Resolved& resolved) {
-  if (!config.pipelined()) return schedule::one_f_one_b(1, 1);
-  return schedule::make(config.schedule, config.axes.pp(), static_cast<int>(resolved.grad_accum),
-                        static_cast<int>(config.chunks));
-}
 
 // Throws UsageError for settings that --cp-kind ring does not support on a GPU.
 void check_ring_on_gpu(const RunConfig& config, const Resolved& resolved) {
@@ -50,8 +43,8 @@ void check_mesh(const RunConfig& config, const Resolved& resolved) {
   if (config.overlap_tp && tp == 1) {
     refuse("--overlap-tp needs --tp 2 or more: it hides the communication along that axis");
   }
-  const ContextKind kind = context_kind_for(
-      resolved.model, config.cp_kind, tp, config.axes.size(Axis::cp), config.device != Device::cpu);
+  const ContextKind kind =
+      context_kind_for(resolved.model, config.cp_kind, config.axes, config.device != Device::cpu);
   if (kind == ContextKind::ring && config.axes.size(Axis::cp) > 1 && config.device != Device::cpu) {
     check_ring_on_gpu(config, resolved);
   }
@@ -165,7 +158,7 @@ ParallelOptions parallel_options(const RunConfig& config, const Resolved& resolv
   ParallelOptions options;
   const int parts = resolved.axes.size(Axis::cp), shards = config.sequence_ranks();
   options.context =
-      context_kind_for(resolved.model, config.cp_kind, config.axes.tp(), parts, !device.is_cpu());
+      context_kind_for(resolved.model, config.cp_kind, resolved.axes, !device.is_cpu());
   options.sequence_parallel = config.sequence_parallel;
   options.overlap_tp = config.overlap_tp;
   options.schedule = std::string(name(config.schedule));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"
@@ -15,28 +16,28 @@
 namespace tessera::train {
 namespace {
 
-// Returns the bytes that a pipeline rank needs. `whole`: with buffers and temporaries, for
+// Returns the bytes that each pipeline rank needs. `whole`: with buffers and temporaries, for
 // suggestions, which must fit.
-std::int64_t need_of(const planner::RunConfig& question, int pp_rank, bool whole) {
-  const planner::RunMemory memory = planner::run_memory(question, {{Axis::pp, pp_rank}});
-  return whole ? memory.total() : memory.state() + memory.activations;
+std::vector<std::int64_t> needs_of(const RunConfig& config, const Resolved& resolved, bool whole) {
+  std::vector<std::int64_t> needs;
+  for (const planner::RunMemory& memory : run_memory_by_rank(question(config, resolved))) {
+    needs.push_back(whole ? memory.total() : memory.state() + memory.activations);
+  }
+  return needs;
 }
 
 std::int64_t host_need(const RunConfig& config, const Resolved& resolved, int ranks, bool whole) {
   if (config.device != Device::cpu) return 0;
-  const planner::RunConfig q = question(config, resolved);
-  std::int64_t all = 0;
-  for (int r = 0; r < q.pp(); ++r) all += need_of(q, r, whole);
+  const std::vector<std::int64_t> needs = needs_of(config, resolved, whole);
+  const std::int64_t all = std::accumulate(needs.begin(), needs.end(), std::int64_t{0});
   // Every stage has the same number of ranks. A host is assumed to have its share of each.
-  const double share = static_cast<double>(ranks) / q.pp();
+  const double share = static_cast<double>(ranks) / static_cast<double>(needs.size());
   return static_cast<std::int64_t>(static_cast<double>(all) * share);
 }
 
 std::int64_t device_need(const RunConfig& config, const Resolved& resolved, bool whole) {
-  const planner::RunConfig q = question(config, resolved);
-  std::int64_t most = 0;
-  for (int r = 0; r < q.pp(); ++r) most = std::max(most, need_of(q, r, whole));
-  return most;
+  const std::vector<std::int64_t> needs = needs_of(config, resolved, whole);
+  return *std::max_element(needs.begin(), needs.end());
 }
 
 // Names the largest known model that fits into `free` bytes with the same other settings; "" if
@@ -45,7 +46,7 @@ using NeedOfRun = std::function<std::int64_t(const RunConfig&, const Resolved&)>
 std::string smaller_model(const RunConfig& config, const Resolved& resolved, std::int64_t free,
                           const NeedOfRun& need) {
   if (config.layers > 0 || config.hidden > 0 || config.heads > 0) return "";
-  const int world = resolved.axes.dp() * static_cast<int>(config.axes.model_ranks());
+  const auto world = static_cast<int>(resolved.axes.world());
   std::int64_t most = 0;
   RunConfig other = config, best;
   for (const ModelShape& shape : model_shapes()) {
@@ -140,14 +141,15 @@ std::int64_t need_of_inference(const ModelShape& shape, const InferenceNeed& how
   const bool dense = shape.expert_layers() < shape.layers;
   const std::int64_t mlp =
       (shape.swiglu ? 2 : 1) * (dense ? shape.ffn : shape.experts.shared_width);
+  const double tp = how.axes.size(Axis::tp);
   const double of_a_token =
-      2.0 * static_cast<double>(shape.hidden) +
-      static_cast<double>(std::max(attention, mlp)) / static_cast<double>(how.tp);
-  const double parts = static_cast<double>(how.tp) * static_cast<double>(how.pp);
+      2.0 * static_cast<double>(shape.hidden) + static_cast<double>(std::max(attention, mlp)) / tp;
+  const double parts = tp * how.axes.size(Axis::pp);
   // Those of the other ranks' experts.
   const double absent = static_cast<double>(shape.expert_layers() * shape.experts.count *
                                             (shape.swiglu ? 3 : 2) * shape.hidden) *
-                        static_cast<double>(shape.experts.width) * (1 - 1.0 / how.ep);
+                        static_cast<double>(shape.experts.width) *
+                        (1 - 1.0 / how.axes.size(Axis::ep));
   const double elements = (static_cast<double>(shape.params()) - absent) / parts +
                           static_cast<double>(how.tokens) * of_a_token;
   return static_cast<std::int64_t>(std::min(

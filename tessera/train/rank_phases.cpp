@@ -33,7 +33,7 @@ std::vector<SlowRank> find_slow_ranks(const std::vector<RankPhases>& ranks, cons
        {"backward", phase_index("backward_s")},
        {"optimizer", phase_index("optimizer_s")}}};
   const auto stage_of = [&](std::size_t rank) {
-    return axes.coordinate_of(static_cast<std::int64_t>(rank)).pp();
+    return axes.index(kLayerAxes, axes.coordinate_of(static_cast<std::int64_t>(rank)));
   };
   std::map<int, std::array<std::vector<double>, kCompared.size()>> times;
   for (std::size_t r = 0; r < ranks.size(); ++r) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "tessera/schedule/schedule.h"
 #include "tessera/train/rank_phases.h"
 #include "tessera/train/trainer_impl.h"
 
@@ -86,11 +85,7 @@ void Trainer::Impl::compare_ranks(Summary& out) const {
   const auto column = [&](std::int64_t which) { return all.select(1, which).sum().item<double>(); };
   const double passes = column(all.size(1) - 1);
   out.bubble = passes > 0 ? column(static_cast<std::int64_t>(phase_index("bubble_s"))) / passes : 0;
-  out.predicted_bubble = schedule::time(schedule::make(config.schedule, config.axes.pp(),
-                                                       static_cast<int>(resolved.grad_accum),
-                                                       static_cast<int>(config.chunks)),
-                                        {})
-                             .bubble;
+  out.predicted_bubble = schedule::time(schedule_of(config, resolved), {}).bubble;
 }
 
 }  // namespace tessera::train

@@ -112,8 +112,9 @@ TEST(Meshes, ReshardEqualsASaveOfTheOtherMesh) {
   const Model model = small_model();
   const TemporaryFolder dir;
   Checkpoint first(save_model(model, dir / "a", 5, "dp=2,tp=2", true));
-  for (const Axes& mesh : {Axes("dp=1"), Axes("dp=4,pp=2"), Axes("tp=4,pp=3"),
-                           Axes("dp=3,tp=2,pp=2"), Axes("cp=4"), Axes("dp=2,cp=3,tp=2,pp=2")}) {
+  for (const Axes& mesh :
+       {Axes("dp=1"), Axes("dp=4,pp=2"), Axes("tp=4,pp=3"), Axes("dp=3,tp=2,pp=2"), Axes("cp=4"),
+        Axes("dp=2,cp=3,tp=2,pp=2"), Axes("dp=2,cp=2,ep=4,pp=2")}) {
     const std::string to = dir / str("b", mesh.text());
     const Saved saved = reshard(first, to, mesh);
     Checkpoint second(saved.folder);

@@ -65,6 +65,26 @@ TEST(Axes, ConvertsToTextAndBack) {
   EXPECT_EQ(Axes("dp=2").with(Axis::tp, 4), Axes("dp=2,tp=4"));
 }
 
+TEST(Axes, SetsIterateOverTheirAxesInnermostFirst) {
+  for (const AxisSet set : {AxisSet(), kDataAxes, kInLayerAxes, AxisSet::all()}) {
+    std::vector<Axis> expected, got;
+    for (const Axis axis : kAllAxes) {
+      if (set.contains(axis)) expected.push_back(axis);
+    }
+    for (const Axis axis : set) got.push_back(axis);
+    EXPECT_EQ(got, expected);
+  }
+  // Every axis that multiplies the ranks is for other data, other layers, or the same work.
+  EXPECT_EQ(kDataAxes.with(kLayerAxes).with(kLockstepAxes), AxisSet::all());
+}
+
+TEST(Axes, WordsNameTheAxesOfASet) {
+  const Axes axes = "dp=4,dp_replicate=2,cp=2,tp=2,ep=2";
+  EXPECT_EQ(axes.words(" · ", kShardAxes), "dp 4 · cp 2");
+  EXPECT_EQ(axes.words(" · ", {Axis::tp, Axis::pp}), "tp 2 · pp 1");
+  EXPECT_EQ(axes.words(", "), "dp 4 (2 replicas) (ep 2), cp 2, tp 2, pp 1");
+}
+
 TEST(Axes, StringsConvertAsLiteralsDo) {
   const std::string text = "dp=2,tp=4";
   const Axes axes = text;
@@ -78,13 +98,18 @@ TEST(Axes, RanksAndCoordinatesAreInverse) {
       const Coordinate at = axes.coordinate_of(rank);
       ASSERT_EQ(axes.rank_of(at), rank) << axes.text();
       // [Note: rank order]: tp innermost, pp outermost.
-      const int replica = at.pp() * axes.dp() + axes.data_index(at);
+      const int replica = at.pp() * axes.dp() + axes.index(kDataAxes, at);
       ASSERT_EQ((replica * axes.size(Axis::cp) + at[Axis::cp]) * axes.tp() + at.tp(), rank);
       for (const Axis axis : kAllAxes) {
         ASSERT_LT(at[axis], axes.size(axis));
         const std::vector<int> along = axes.ranks_along(axis, at);
         ASSERT_EQ(static_cast<int>(along.size()), axes.size(axis));
         ASSERT_EQ(along[static_cast<std::size_t>(at[axis])], rank);
+      }
+      for (const AxisSet set : {AxisSet(), kDataAxes, kShardAxes, kTokenAxes, kLayerAxes,
+                                kLockstepAxes, kLayerAxes.with(Axis::ep)}) {
+        const auto index = static_cast<std::size_t>(axes.index(set, at));
+        ASSERT_EQ(axes.ranks_along(set, at).at(index), rank) << axes.text();
       }
     }
   });

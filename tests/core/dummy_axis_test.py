@@ -14,8 +14,9 @@ MUST_HANDLE = {
     "tessera/core/axis.h",  # its position when axes are printed
     "tessera/core/axes.cpp",  # its noun in help texts
     "tessera/core/param_spec.cpp",  # which rank counts a parameter that is not cut along it
+    "tessera/planner/axis_words.cpp",  # words for its communication
     "tessera/planner/field_table.cpp",  # help text of its flag
-    "tessera/simulator/sweep.cpp",  # its noun in sweeps
+    "tessera/planner/traffic.cpp",  # its traffic
 }
 MODULES = ("core", "planner", "simulator")
 
@@ -27,6 +28,13 @@ def main():
         if re.search(r"\b(Axis|Axes|kAllAxes|kPrintedAxes|PerAxis)\b", path.read_text())
     ]
     assert len(sources) > 10, sources
+    # Tables by axis belong into these modules, where this test sees them.
+    elsewhere = [
+        str(path.relative_to(root)) for path in sorted((root / "tessera").glob("*/**/*"))
+        if path.is_file() and path.relative_to(root).parts[1] not in MODULES
+        and re.search(r"\bcase (tessera::)?Axis::", path.read_text())
+    ]
+    assert not elsewhere, elsewhere
     text = "".join(f'#include "{path.relative_to(root)}"\n' for path in sources)
 
     def compile_with(*flags):

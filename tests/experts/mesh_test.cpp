@@ -85,7 +85,7 @@ void compare(const Case& of, const char* sizes, bool sequence, const std::vector
     MixtureOfExperts layer = test::make_layer(of, {tp, cp, ep}, axes, at);
 
     nn::Pass pass = test::pass_of(of);
-    const Share share = shares.at(static_cast<std::size_t>(axes.data_index(at)));
+    const Share share = shares.at(static_cast<std::size_t>(axes.index(kDataAxes, at)));
     pass.first_sample += static_cast<std::uint64_t>(share.begin);
     if (cp.size() > 1) pass.part = {cp.rank(), cp.size()};
     const nn::PassScope scope(std::make_shared<const nn::Pass>(pass));

@@ -42,8 +42,13 @@ TEST(Activations, EqualTheLedgersOfRanks) {
         for (const auto mode :
              {planner::Recompute::none, planner::Recompute::selective, planner::Recompute::full}) {
           for (const at::ScalarType type : {torch::kFloat, torch::kBFloat16}) {
-            const planner::ProgramInput question{
-                shape, 3, 40, type == torch::kFloat ? 4 : 2, mode, tp, sequence ? tp : 1};
+            const planner::ProgramInput question{shape,
+                                                 3,
+                                                 40,
+                                                 type == torch::kFloat ? 4 : 2,
+                                                 mode,
+                                                 {{Axis::tp, tp}},
+                                                 sequence ? tp : 1};
             const auto planned = planner::held_bytes(question);
             for (const bool overlap : {false, true}) {
               if (overlap && tp == 1) continue;

@@ -63,7 +63,7 @@ inline planner::ProgramInput question_of(const ModelShape& shape, int tp, bool s
                                          const Batch& batch) {
   planner::ProgramInput question;
   question.model = shape;
-  question.tp = tp;
+  question.axes = {{Axis::tp, tp}};
   question.sequence_ranks = sequence ? tp : 1;
   question.batch = batch.ids.size(0);
   question.seq = batch.ids.size(1);

@@ -62,7 +62,7 @@ TEST(MemoryCheck, InferenceNeedsParametersAndTheActivationsOfABatch) {
   // A residual stream, a norm and the MLP's inner width, in fp32.
   const std::int64_t token = 4 * (2 * shape.hidden + shape.ffn);
   EXPECT_EQ(need_of_inference(shape, {.tokens = 1000}), params + 1000 * token);
-  EXPECT_EQ(need_of_inference(shape, {.tp = 2, .pp = 2, .element_bytes = 2, .cache = 77}),
+  EXPECT_EQ(need_of_inference(shape, {.axes = "tp=2,pp=2", .element_bytes = 2, .cache = 77}),
             params / 8 + 77);
   // Saturates instead of overflowing.
   EXPECT_GT(need_of_inference(shape, {.tokens = std::int64_t{1} << 60}), std::int64_t{1} << 62);
