@@ -87,6 +87,12 @@ class Run:
                  for n, r, p, s, t in GENERATION.findall(self.text())]
         return found
 
+    def replicas_at_start(self):
+        """Returns the replicas of the generation that began with step 1: not all after a loss before it."""
+        words, _, each = self.mesh
+        ranks = int(re.findall(r"tokens = (\d+) data-parallel rank", self.text())[-1])
+        return ranks if "--zero 0" in words else ranks // each
+
     def step(self):
         lines = lines_of(self.metrics)
         return lines[-1].get("step", ENDLESS) if lines else 0
@@ -99,6 +105,18 @@ class Run:
             if time.monotonic() > deadline:
                 self.fail(f"not {what} within {HANG} s")
             time.sleep(0.005)
+
+    def handles_stop(self):
+        """Returns True if no process is so new that SIGINT would kill it."""
+        try:
+            for pid in self.ranks().values():
+                caught = re.search(r"^SigCgt:\s*(\w+)", pathlib.Path(f"/proc/{pid}/status").read_text(),
+                                   re.MULTILINE)
+                if not int(caught[1], 16) >> (signal.SIGINT - 1) & 1:
+                    return False
+        except OSError:
+            return False
+        return True
 
     def whole(self):
         generations = self.generations()
@@ -134,6 +152,7 @@ class Run:
         self.until(self.whole, "whole")
         wanted = self.step() + 5
         self.until(lambda: self.step() >= wanted, "training after the last loss")
+        self.until(self.handles_stop, "ready to stop")
         self.process.send_signal(signal.SIGINT)
         try:
             self.process.wait(HANG)
@@ -154,7 +173,7 @@ class Run:
 def replay(program, run, last, folder):
     """Returns losses and the hash of the parameters."""
     metrics, save = pathlib.Path(folder) / "metrics.jsonl", pathlib.Path(folder) / "save"
-    changes = [(0, run.mesh[1])] + [(step, replicas) for _, replicas, _, step, _ in run.generations()]
+    changes = [(0, run.replicas_at_start())] + [(step, replicas) for _, replicas, _, step, _ in run.generations()]
     segments = [(replicas, end) for (step, replicas), (end, _) in zip(changes, changes[1:] + [(last, 0)])
                 if end > step]
     for replicas, end in segments:
