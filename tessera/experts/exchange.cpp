@@ -37,6 +37,16 @@ at::Tensor exchange_rows(const comm::Group& group, const at::Tensor& in,
   return out;
 }
 
+// Returns counts with the same sum as if experts were used evenly, as plans assume.
+at::Tensor even_counts(const at::Tensor& counts) {
+  const auto rows = counts.sum().item<std::int64_t>(), experts = counts.numel();
+  at::Tensor even = at::empty({experts}, at::kLong);
+  for (std::int64_t i = 0; i < experts; ++i) {
+    even.mutable_data_ptr<std::int64_t>()[i] = rows / experts + (i < rows % experts ? 1 : 0);
+  }
+  return even;
+}
+
 }  // namespace
 
 ExpertRange experts_of(std::int64_t count, int ranks, int rank) {
@@ -47,7 +57,7 @@ Exchange::Exchange(comm::Group group, const at::Tensor& counts, const std::strin
     : group_(std::move(group)) {
   const int ranks = group_.size();
   const std::int64_t most = (counts.numel() + ranks - 1) / ranks;
-  const at::Tensor host = counts.cpu();
+  const at::Tensor host = group_.simulated() ? even_counts(counts) : counts.cpu();
   counts_ = at::zeros({2, ranks, most}, at::kLong);
   for (int rank = 0; rank < ranks; ++rank) {
     const ExpertRange range = experts_of(counts.numel(), ranks, rank);
@@ -55,6 +65,11 @@ Exchange::Exchange(comm::Group group, const at::Tensor& counts, const std::strin
         .select(0, rank)
         .narrow(0, 0, range.count())
         .copy_(host.narrow(0, range.first, range.count()));
+  }
+  if (group_.simulated()) {  // all ranks send what this one does
+    counts_.select(0, 1).copy_(counts_.select(0, 0).select(0, group_.rank()));
+    *this = Exchange(group_, counts_);
+    return;
   }
   comm::Call call;
   call.traffic = comm::Traffic::control;
