@@ -45,10 +45,13 @@ KeptState KeptState::from_numbers(const std::string& text) {
 
 std::string StepStatus::text() const {
   StateJson json = {{"steps", steps}, {"waits", is_waiting}};
-  if (next) {
+  if (outcome) {
     std::string used;
-    for (const bool each : next->used) used += each ? '1' : '0';
-    json["next"] = {{"loss", bits(next->loss)}, {"squares", bits(next->squares)}, {"used", used}};
+    for (const bool each : outcome->used) used += each ? '1' : '0';
+    json["outcome"] = {{"step", outcome->step},
+                       {"loss", bits(outcome->loss)},
+                       {"squares", bits(outcome->squares)},
+                       {"used", used}};
   }
   return json.dump();
 }
@@ -58,12 +61,13 @@ StepStatus StepStatus::parse(const std::string& text) {
   StepStatus status;
   status.steps = json.at("steps");
   status.is_waiting = json.at("waits");
-  if (json.contains("next")) {
-    const StateJson& next = json["next"];
-    zero::StepOutcome& outcome = status.next.emplace();
-    outcome.loss = std::bit_cast<double>(next.at("loss").get<std::uint64_t>());
-    outcome.squares = std::bit_cast<double>(next.at("squares").get<std::uint64_t>());
-    for (const char each : next.at("used").get<std::string>()) outcome.used.push_back(each == '1');
+  if (json.contains("outcome")) {
+    const StateJson& last = json["outcome"];
+    zero::StepOutcome& outcome = status.outcome.emplace();
+    outcome.step = last.at("step");
+    outcome.loss = std::bit_cast<double>(last.at("loss").get<std::uint64_t>());
+    outcome.squares = std::bit_cast<double>(last.at("squares").get<std::uint64_t>());
+    for (const char each : last.at("used").get<std::string>()) outcome.used.push_back(each == '1');
   }
   return status;
 }

@@ -31,8 +31,9 @@ struct KeptState {
 struct StepStatus {
   std::int64_t steps = 0;   // finished steps of the whole run
   bool is_waiting = false;  // the next step waits for its outcome: [Note: decided steps]
-  // Outcome of the next step, if this rank has it.
-  std::optional<zero::StepOutcome> next = std::nullopt;
+  // Last outcome that this rank has, with the number of its step in the whole run: `steps`, or the
+  // next one if this rank has not made its update.
+  std::optional<zero::StepOutcome> outcome = std::nullopt;
 
   std::string text() const;
   static StepStatus parse(const std::string& text);

@@ -42,16 +42,16 @@ struct MemberProgress {
     return found;
   }
 
-  // Returns the outcome of the step after `steps`, from a rank that has it.
+  // Returns the outcome of a step, from a rank that has it.
   std::optional<zero::StepOutcome> outcome(const Axes& axes, int own_rank,
-                                           std::int64_t steps) const {
+                                           std::int64_t step) const {
     const Coordinate own = axes.coordinate_of(own_rank);
     std::optional<zero::StepOutcome> found;
     for (std::size_t r = 0; r < ranks.size(); ++r) {
-      if (!ranks[r] || !ranks[r]->next || ranks[r]->steps != steps) continue;
+      if (!ranks[r] || !ranks[r]->outcome || ranks[r]->outcome->step != step) continue;
       const Coordinate at = axes.coordinate_of(static_cast<std::int64_t>(r));
-      if (at.tp() == own.tp() && at.pp() == own.pp()) return ranks[r]->next;
-      found = ranks[r]->next;
+      if (at.tp() == own.tp() && at.pp() == own.pp()) return ranks[r]->outcome;
+      found = ranks[r]->outcome;
       found->used.clear();  // it has other parameters
     }
     return found;
@@ -113,7 +113,7 @@ bool HandOver::prepare(const RunConfig& config, const Resolved& resolved, const 
       continue;
     }
     const StepStatus& status = *progress.ranks[r];
-    steps = std::max(steps, status.steps + (status.next ? 1 : 0));
+    steps = std::max({steps, status.steps, status.outcome ? status.outcome->step : 0});
   }
   const bool has_state =
       std::find(sources.begin(), sources.end(),
@@ -122,9 +122,7 @@ bool HandOver::prepare(const RunConfig& config, const Resolved& resolved, const 
   if (!has_state) {
     drop();
   } else if (is_established) {
-    if (own->steps < steps) {
-      outcome = own->next ? own->next : progress.outcome(resolved.axes, world.rank(), steps - 1);
-    }
+    if (own->steps < steps) outcome = progress.outcome(resolved.axes, world.rank(), steps);
     kept_ = trainer->keep(outcome);
     is_established = false;
     trainer.reset();

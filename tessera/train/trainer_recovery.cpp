@@ -19,8 +19,8 @@ StepStatus Trainer::status() const {
   StepStatus status;
   status.steps = impl_->steps_before + engine.decided();
   status.is_waiting = engine.is_waiting();
-  const auto& outcome = engine.outcome();
-  if (outcome && outcome->step == engine.decided() + 1) status.next = outcome;
+  status.outcome = engine.outcome();
+  if (status.outcome) status.outcome->step += impl_->steps_before;
   return status;
 }
 

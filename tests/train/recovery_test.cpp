@@ -264,6 +264,13 @@ void expect_interrupted(const std::map<int, Fault>& faults, std::int64_t last) {
 
 TEST(Recovery, AStepThatNoRankHasDecidedIsDoneAgain) { expect_interrupted({{2, {kNorm, 5}}}, 4); }
 
+// Rank 0 gets the outcome of step 5 and updates, and rank 1 does not get it.
+TEST(Recovery, AStepThatOneRankHasDecidedIsCompletedByAll) {
+  expect_interrupted({{1, {kNorm, 5, true}}, {2, {kNorm, 6}}}, 5);
+}
+
+TEST(Recovery, ALossBetweenTwoStepsKeepsTheStep) { expect_interrupted({{2, {kTokens, 6}}}, 5); }
+
 TEST(Recovery, RefusesToContinueWithoutState) {
   const RunConfig config = run_on("dp=2", 0);
   over(2, [&](const comm::Group& world) {
