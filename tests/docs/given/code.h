@@ -93,6 +93,10 @@ struct mixture_of_experts : torch::nn::Module {
   tessera::LayerContext at;
 };
 
+struct offload {
+  Net model;
+  tessera::Group world;
+};
 struct parallel : torch::nn::Module {
   using AnyModule = torch::nn::AnyModule;
   std::vector<tessera::Layer> layers;
