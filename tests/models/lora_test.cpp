@@ -195,8 +195,13 @@ TEST(Lora, ActivationsMatchThePlanner) {
                                   planner::Recompute::full}) {
             for (const at::ScalarType type : {torch::kFloat, torch::kBFloat16}) {
               if ((sequence && tp == 1) || (tp > 1 && type != torch::kFloat)) continue;
-              const auto planned = planner::held_bytes(
-                  {shape, 3, 40, type == torch::kFloat ? 4 : 2, mode, tp, sequence ? tp : 1});
+              const auto planned = planner::held_bytes({shape,
+                                                        3,
+                                                        40,
+                                                        type == torch::kFloat ? 4 : 2,
+                                                        mode,
+                                                        {{tessera::Axis::tp, tp}},
+                                                        sequence ? tp : 1});
               const auto kept = each_rank<std::int64_t>(tp, [&](const comm::Group& group) {
                 const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence},
                                               0, at::TensorOptions(type));
