@@ -40,7 +40,7 @@ constexpr const char* kGenerateExamples =
     "  tessera generate --from runs/a --top-p 0.9 --min-p 0.05 --stop . < question.txt\n"
     "  tessera generate --from runs/a --tokenizer ids --prompt '3 1 4 10' --dtype bf16\n"
     "  tessera generate --from runs/a --prompt '3141592|' --tp 2\n"
-    "  tessera generate --from runs/a --prompts book.txt --cp 2\n"
+    "  tessera generate --from runs/a --prompts prompts.txt --cp 2\n"
     "\n"
     "--from takes a checkpoint, the folder of a run or a Hugging Face folder. The same seed gives\n"
     "the same texts with any --batch.";
