@@ -34,12 +34,14 @@ inline constexpr std::string_view kReportPrefix = "tessera/report/";
 // Returns the prefix of the keys of one generation of a run.
 std::string generation_prefix(const std::string& run, std::int64_t number);
 
+// Returns the text of a generation, which parse_generation() reads.
 std::string to_text(const Generation& generation);
 // Throws DataError.
 Generation parse_generation(const std::string& text);
 
 // Message of a process to the launcher.
 struct MemberReport {
+  // Subject of a report.
   enum class Kind : std::uint8_t {
     ready,        // waits to become a member
     established,  // has the state of the run, as all members of the generation
@@ -52,7 +54,9 @@ struct MemberReport {
   int culprit = -1;  // process that is the cause of `lost`; -1: unknown
   std::string text;  // reason of `lost`
 };
+// Returns the key under which a report is sent.
 std::string report_key(const MemberReport& report);
+// Returns the value of a report, which parse_report() reads.
 std::string to_text(const MemberReport& report);
 // Parses the key and the value of a report. Throws DataError.
 MemberReport parse_report(std::string_view key, const std::string& text);

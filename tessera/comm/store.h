@@ -9,17 +9,18 @@
 
 namespace tessera::comm {
 
-// Key-value store through which ranks exchange their addresses at startup. A key is written once
-// and read by many.
 // A key that was not written in time.
 class StoreTimeout : public Error {
  public:
   using Error::Error;
 };
 
+// Key-value store through which ranks exchange their addresses at startup. A key is written once
+// and read by many.
 class Store {
  public:
   virtual ~Store() = default;
+  // Writes a key.
   virtual void set(const std::string& key, const std::string& value) = 0;
   // Waits until the key exists and returns its value. Throws StoreTimeout with the key after the
   // timeout.

@@ -164,8 +164,11 @@ class AxisSet {
   // Iterates over the axes of a set, innermost first.
   class Iterator {
    public:
+    // `left`: bits of the axes that are not visited yet.
     constexpr explicit Iterator(std::uint32_t left) : left_(left) {}
+    // Returns the innermost axis that is left.
     constexpr Axis operator*() const { return static_cast<Axis>(std::countr_zero(left_)); }
+    // Removes that axis.
     constexpr Iterator& operator++() {
       left_ &= left_ - 1;
       return *this;

@@ -145,6 +145,7 @@ void check(const ModelShape& shape);
 struct RankHeads {
   std::int64_t all = 1, kv = 1;
 };
+// Returns these numbers on a mesh.
 RankHeads heads_on_rank(const ModelShape& shape, const Axes& axes);
 // Returns the kind of attention that context-parallel ranks use on this mesh: `asked`, or a choice
 // for automatic. Throws UsageError for ulysses if they do not divide the heads of a rank, or

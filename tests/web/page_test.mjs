@@ -98,10 +98,10 @@ const suites = {
   export: checkExport,
   calculators: checkCalculators,
   context: checkContext,
+  live: checkLive,  // before the suites that add runs, because it opens the newest one
   experts: checkExperts,
   access: checkAccess,
   every_view: checkEveryView,
-  live: checkLive,
   sync: checkSync,
   run_views: checkRunViews,
   overfit: checkOverfit,
