@@ -12,6 +12,7 @@
 
 #include "tessera/core/text.h"
 #include "tessera/parallel/gather_texts.h"
+#include "tessera/parallel/parallelize.h"
 
 namespace tessera::parallel {
 namespace {
@@ -76,6 +77,22 @@ void ModelExperts::take(std::size_t index, const std::string& layer, torch::nn::
     layers_.push_back(
         {index, item.key().empty() ? layer : str(layer, ".", item.key()), experts.get()});
     owners_.emplace_back(std::move(experts));
+  }
+}
+
+void ModelExperts::read_biases(const StoredValues& stored) {
+  if (!stored.read) return;
+  const at::NoGradGuard no_grad;
+  for (const Entry& entry : layers_) {
+    const auto buffers = entry.layer->named_buffers(/*recurse=*/false);
+    const at::Tensor* const bias = buffers.find("selection_bias");
+    if (bias == nullptr || !bias->defined()) continue;
+    const ParamSpec spec{.name = entry.name + ".selection_bias", .shape = bias->sizes().vec()};
+    if (!stored.has(spec)) continue;
+    const at::Tensor values = at::empty(bias->sizes(), at::kFloat);
+    stored.read(spec, {{.whole = 0, .local = 0, .count = values.numel()}},
+                values.mutable_data_ptr<float>());
+    bias->copy_(values);
   }
 }
 

@@ -8,6 +8,10 @@
 #include "tessera/core/experts.h"
 #include "tessera/experts/layer.h"
 
+namespace tessera {
+struct StoredValues;  // parallelize.h
+}
+
 namespace tessera::parallel {
 
 // Layers with experts of a rank.
@@ -15,6 +19,9 @@ class ModelExperts {
  public:
   // Adds those in layer number `index` of the model.
   void take(std::size_t index, const std::string& layer, torch::nn::Module& module);
+
+  // Reads the selection biases that are stored, with the names of the whole model.
+  void read_biases(const StoredValues& stored);
 
   bool any() const { return !layers_.empty(); }
   bool has_jitter() const;  // its random numbers change in every step

@@ -123,11 +123,11 @@ ParallelModel::Impl::Impl(std::vector<Layer> layers, comm::Mesh m, ParallelOptio
   sharing = mesh.axes().size(Axis::cp) == 1 ? model : mesh.group(AxisSet::all().without(kDataAxes));
   ties = parallel::tie_groups(layers, cut, mesh.pp());
   start.share_kept(*module, ties);
-
   zero::Options engine_options = options.engine;
   engine_options.initial = start.source();
   engine_options.micro_batches = options.micro_batches;
   engine = zero::Engine::of_part(module, zero::DataGroups(mesh), engine_options, model_axes());
+  experts.read_biases(options.stored);
   if (options.device.is_cuda() && options.graphs != Graphs::never) {
     // All groups without a pipeline; the world may be one of them.
     std::vector<comm::Group> groups = {mesh.tp(), context, model};

@@ -247,6 +247,10 @@ TensorId ProgramBuilder::combine(TensorId results, TensorId shared) {
   exchange_rows(op, Sent::from_experts, results);
   cut(op, true, Sent::layers, results, out);
   keep_held(op, out, kSelective);
+  // Before the sum over the tensor-parallel ranks.
+  if (in.axes.size(Axis::tp) > 1 && !in.fused && !cuts_sequence_) {
+    keep_held(op, tensor(rows * h, e), kSelective);
+  }
   return out;
 }
 

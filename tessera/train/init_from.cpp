@@ -11,6 +11,7 @@
 #include "tessera/huggingface/export.h"
 #include "tessera/huggingface/model_config.h"
 #include "tessera/huggingface/model_folder.h"
+#include "tessera/huggingface/param_pieces.h"
 #include "tessera/huggingface/shape_json.h"
 #include "tessera/parallel/initial.h"
 
@@ -97,7 +98,7 @@ StoredValues stored_start(const RunConfig& config) {
     const auto from = std::make_shared<huggingface::Folder>(config.init_from);
     stored.has = [from](const ParamSpec& spec) {
       if (from->has(spec.name) && from->shape_of(spec.name) == spec.shape) return true;
-      if (is_adapter_param(spec.name)) return false;
+      if (is_adapter_param(spec.name) || huggingface::is_model_buffer(spec.name)) return false;
       refuse_param(from->path(), spec);
     };
     stored.read = [from](const ParamSpec& spec, const std::vector<Run>& runs, float* into) {
@@ -109,11 +110,16 @@ StoredValues stored_start(const RunConfig& config) {
   stored.has = [from](const ParamSpec& spec) {
     const ParamSpec* const there = from->find(spec.name);
     if (there != nullptr && there->shape == spec.shape) return true;
-    if (is_adapter_param(spec.name)) return false;
+    if (is_adapter_param(spec.name) || huggingface::is_model_buffer(spec.name)) return false;
     refuse_param(from->folder(), spec);
   };
   stored.read = [from](const ParamSpec& spec, const std::vector<Run>& runs, float* into) {
-    from->load({{spec.name, "param", DType::f32, runs, reinterpret_cast<std::byte*>(into), {}}});
+    from->load({{spec.name,
+                 huggingface::state_of(spec.name),
+                 DType::f32,
+                 runs,
+                 reinterpret_cast<std::byte*>(into),
+                 {}}});
   };
   return stored;
 }

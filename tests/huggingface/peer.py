@@ -83,7 +83,7 @@ def configs():
     yield "mixtral", t.MixtralConfig(**LLAMA, num_local_experts=5, num_experts_per_tok=2), {
         "max_shard_size": "40KB"}
     yield "mixtral-odd", t.MixtralConfig(**ONE_KV_HEAD, head_dim=12, num_local_experts=3,
-                                         num_experts_per_tok=1, sliding_window=7,
+                                         num_experts_per_tok=2, sliding_window=7,
                                          tie_word_embeddings=True), {"bf16": True}
     yield "qwen3-moe", t.Qwen3MoeConfig(**LLAMA, **MOE, head_dim=12, num_experts=7), {}
     yield "qwen3-moe-dense", t.Qwen3MoeConfig(**{**ONE_KV_HEAD, **MOE, "num_hidden_layers": 3,

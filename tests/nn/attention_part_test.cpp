@@ -229,8 +229,6 @@ TEST(AttentionPart, RejectsWhatDoesNotFit) {
   EXPECT_EQ(message(k, {.tokens = 8}, {.document_starts = torch::zeros({1, 4}, torch::kInt)}),
             "Attention of a part: document starts are [1, 4] of type Int. They must be contiguous "
             "int32 [1, 8].");
-  EXPECT_EQ(message(k, {.tokens = 8}, {.cap = 5}),
-            "Attention of a part: a cap of 5 is not supported; it must be 0.");
 }
 
 }  // namespace
