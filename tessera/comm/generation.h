@@ -13,7 +13,7 @@ namespace tessera::comm {
 // generations. The launcher decides the members of each one, because it starts the processes and
 // learns first that one has ended. It writes the current generation to the store, under
 // kGenerationKey. A process whose collectives fail waits for the next generation there; rank 0
-// looks for one after every step. The members of a generation connect anew, so nothing that was
+// looks for one after every step. The members of a generation connect again, so nothing that was
 // sent in an earlier one can reach them: keys of a generation have its prefix, and when the
 // launcher publishes the next one it answers all requests for the old keys with the failure.
 // Processes report to the launcher with keys under kReportPrefix, which the store passes on and

@@ -69,7 +69,7 @@ class HandOver {
   std::optional<Clock::time_point> last_step_;
 };
 
-// What run_session() needs to take part in a generation.
+// Inputs of run_session() for one generation of a run.
 struct SessionRecovery {
   HandOver& state;
   const comm::Generation& generation;
