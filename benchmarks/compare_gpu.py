@@ -6,6 +6,7 @@ AdamW with fp32 masters (layout bf16):
           wide6 (GPT of 24 layers, width 1536, 12 heads of 128, 32,000 tokens; T 2048, batch 6)
           l1b4, l1b1 (llama3.2-1b, T 2048, batch 4, and T 8192, batch 1), l3b2 (llama3.2-3b, T 2048, batch 2)
           s4fp32 (gpt2-124m, T 1024, batch 4, all in fp32 with products in TF32)
+          xl15fp8, l1b4fp8 (as xl15 and l1b4, with the linears of the blocks in fp8)
   peers   PyTorch eager and torch.compile with modes default and max-autotune-no-cudagraphs
           (benchmarks/peer_gpu.py), which take turns in one process; --autocast adds variants with fp32
           parameters under torch.autocast
@@ -63,7 +64,9 @@ ROWS = {"xl15": Row("gpt2-xl", 1024, 15, 1.2, 49), "xl1": Row("gpt2-xl", 1024, 1
         "wide6": Row("gpt-24x1536", 2048, 6, 1.2, flags=WIDE),
         "l1b4": Row("llama3.2-1b", 2048, 4, 1.2), "l1b1": Row("llama3.2-1b", 8192, 1, 1.2),
         "l3b2": Row("llama3.2-3b", 2048, 2, 1.15, 55),
-        "s4fp32": Row("gpt2-124m", 1024, 4, 1.0, layout="fp32")}
+        "s4fp32": Row("gpt2-124m", 1024, 4, 1.0, layout="fp32"),
+        "xl15fp8": Row("gpt2-xl", 1024, 15, 1.2, layout="fp8"),
+        "l1b4fp8": Row("llama3.2-1b", 2048, 4, 1.2, layout="fp8")}
 # What --device cpu trains instead, to test this program.
 TINY = {"gpt": Row("test", 64, 2, 1, flags=("--layers", 2, "--hidden", 64, "--heads", 2, "--vocab", 256,
                                             "--positions", 1024)),
@@ -188,10 +191,13 @@ def start_peer(o, row, layout, data):
 def tessera_words(o, row, steps, data, metrics, more=()):
     words = [o.build / "bin/tessera", "train", "--device", o.device, "--ranks", 1,
              *(row.flags or ("--model", row.model)), "--seq", row.seq,
-             "--micro-batch", row.batch, "--layout", row.layout, "--steps", steps, "--data", data,
+             "--micro-batch", row.batch, "--layout", "bf16" if row.layout == "fp8" else row.layout,
+             "--steps", steps, "--data", data,
              "--metrics", metrics, "--samples", 0, "--lr", "1e-4", "--clip", 1, *ADAMW, *more]
     if row.layout == "fp32" and o.device == "cuda":
         words += ["--matmul-precision", "high"]
+    if row.layout == "fp8" and o.device == "cuda":
+        words += ["--precision", "fp8"]
     if o.hardware:
         words += ["--hardware", o.hardware]
         if o.hardware_file:
@@ -259,7 +265,8 @@ def row_on(o, name):
     row = ROWS[name]
     if o.device == "cuda":
         return row
-    return dataclasses.replace(TINY["llama" if "llama" in row.model else "gpt"], layout=row.layout)
+    layout = "bf16" if row.layout == "fp8" else row.layout  # CPUs have no fp8
+    return dataclasses.replace(TINY["llama" if "llama" in row.model else "gpt"], layout=layout)
 
 
 def measure_row(o, row, data, folder, left_out):

@@ -7,6 +7,8 @@ Layouts (--layout):
   bf16      bf16 parameters and gradients; fp32 master parameters and moments, 16 bytes per parameter,
             as in Tessera's layout bf16. The masters are in one flat tensor, so that the update is one
             fused AdamW, one norm and two copies
+  fp8       as bf16, with the linears of the blocks in fp8 by torch._scaled_mm: inputs and weights in
+            e4m3, gradients in e5m2, one scale per tensor from its current values, as in torchao
   autocast  fp32 parameters, gradients and moments; products in bf16 under torch.autocast
   fp32      everything in fp32, products in TF32
 Kinds (--kinds): eager; compile and max-autotune (torch.compile of the whole model or of each block,
@@ -54,7 +56,7 @@ def arguments():
     parser.add_argument("--model", choices=MODELS, default="gpt2-124m")
     parser.add_argument("--batch", type=int, default=4, help="sequences per step (4)")
     parser.add_argument("--seq", type=int, default=1024)
-    parser.add_argument("--layout", choices=["bf16", "autocast", "fp32"], default="bf16")
+    parser.add_argument("--layout", choices=["bf16", "fp8", "autocast", "fp32"], default="bf16")
     parser.add_argument("--kinds", default="eager", help="comma-separated: eager, compile, max-autotune")
     parser.add_argument("--compile", choices=["whole", "blocks"], default="whole")
     parser.add_argument("--attention", choices=["default", "cudnn", "flash"], default="default",
@@ -135,8 +137,49 @@ class Windows:
 # ---- the model
 
 
+def fp8_linear(torch):
+    """Returns a class like nn.Linear that multiplies in fp8."""
+
+    def rounded(x, dtype):
+        limit = torch.finfo(dtype).max
+        scale = limit / x.abs().amax().float().clamp(min=1e-12)
+        return (x.float() * scale).clamp(-limit, limit).to(dtype), scale.reciprocal()
+
+    def multiply(a, b, bias=None, fast=False):  # a · bᵀ
+        return torch._scaled_mm(a[0], b[0].t(), scale_a=a[1], scale_b=b[1], bias=bias,
+                                out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+    def turned(x):
+        return x[0].t().contiguous(), x[1]
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias):
+            ctx.save_for_backward(x, weight)
+            ctx.has_bias = bias is not None
+            rows = rounded(x.flatten(0, -2), torch.float8_e4m3fn)
+            out = multiply(rows, rounded(weight, torch.float8_e4m3fn), bias, fast=True)
+            return out.view(*x.shape[:-1], -1)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, weight = ctx.saved_tensors
+            dy = gradient.flatten(0, -2)
+            dy8 = rounded(dy, torch.float8_e5m2)
+            dx = multiply(dy8, turned(rounded(weight, torch.float8_e4m3fn)))
+            dw = multiply(turned(dy8), turned(rounded(x.flatten(0, -2), torch.float8_e4m3fn)))
+            return dx.view_as(x), dw, dy.sum(0) if ctx.has_bias else None
+
+    class Linear(torch.nn.Linear):
+        def forward(self, x):
+            return Product.apply(x, self.weight, self.bias)
+
+    return Linear
+
+
 def make_model(torch, o):
     nn, functional = torch.nn, torch.nn.functional
+    linear = fp8_linear(torch) if o.layout == "fp8" else nn.Linear
     shape = MODELS[o.model]
     layers, width, heads = shape.layers, shape.width, shape.heads
     vocab = o.vocab or shape.vocab
@@ -145,8 +188,8 @@ def make_model(torch, o):
         def __init__(self):
             super().__init__()
             self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.fc, self.proj2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+            self.qkv, self.proj = linear(width, 3 * width), linear(width, width)
+            self.fc, self.proj2 = linear(width, 4 * width), linear(4 * width, width)
 
         def forward(self, x):  # [B, T, C]
             q, k, v = (part.unflatten(2, (heads, -1)).transpose(1, 2)
@@ -174,7 +217,7 @@ def make_model(torch, o):
 
     torch.manual_seed(o.seed)
     with torch.device(o.device):
-        model = make_llama(torch, shape, vocab, o.seq) if shape.kv_heads else GPT()
+        model = make_llama(torch, shape, vocab, o.seq, linear) if shape.kv_heads else GPT()
     with torch.no_grad():
         for name, value in model.named_parameters():
             if value.dim() == 2:
@@ -187,7 +230,7 @@ def make_model(torch, o):
     return model
 
 
-def make_llama(torch, shape, vocab, seq):
+def make_llama(torch, shape, vocab, seq, linear):
     """Llama with fused q, k, v and fused gate and up, and an embedding that is also the head."""
     nn, functional = torch.nn, torch.nn.functional
     width, heads, kv_heads = shape.width, shape.heads, shape.kv_heads
@@ -202,10 +245,10 @@ def make_llama(torch, shape, vocab, seq):
         def __init__(self):
             super().__init__()
             self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
-            self.qkv = nn.Linear(width, sum(cuts), bias=False)
-            self.proj = nn.Linear(width, width, bias=False)
-            self.gate_up = nn.Linear(width, 2 * shape.ffn, bias=False)
-            self.down = nn.Linear(shape.ffn, width, bias=False)
+            self.qkv = linear(width, sum(cuts), bias=False)
+            self.proj = linear(width, width, bias=False)
+            self.gate_up = linear(width, 2 * shape.ffn, bias=False)
+            self.down = linear(shape.ffn, width, bias=False)
             angles = torch.outer(torch.arange(seq).float(),
                                  5e5 ** (-torch.arange(0, dim, 2).float() / dim))
             self.register_buffer("cosines", angles.cos(), persistent=False)
@@ -339,7 +382,7 @@ class Trainer:
         torch.set_float32_matmul_precision("high")
         self.model = make_model(torch, o)
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.update = (Flat if o.layout == "bf16" else Wide)(torch, self.model, o)
+        self.update = (Flat if o.layout in ("bf16", "fp8") else Wide)(torch, self.model, o)
         self.windows = Windows(torch, o)
         self.done = 0
         self.lrs = [float(line) for line in open(o.lrs)] if o.lrs else None

@@ -305,6 +305,7 @@ class Megatron {
         out_.note("--accumulate-allreduce-grads-in-fp32", Fate::missing, "fp16 has fp16 gradients");
       }
     }
+    if (words_.has("--fp8-format")) out_.set("precision", "fp8", "--fp8-format");
     if (const std::int64_t elements = words_.size("--ddp-bucket-size"); elements > 0) {
       const std::int64_t bytes = (brain && narrow) || half ? 2 : 4;
       out_.set("bucket-size", str(std::min(kLargestBucket, elements) * bytes), "--ddp-bucket-size");

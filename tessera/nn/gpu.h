@@ -13,6 +13,10 @@
 #include "tessera/core/sequence_part.h"
 #include "tessera/kernels/cuda/cuda.h"
 
+namespace tessera::kernels::cuda {
+struct Gemm;
+}
+
 namespace tessera::nn::gpu {
 
 // Returns whether Tessera's CUDA kernels support this tensor.
@@ -63,15 +67,24 @@ class ParamGradient {
   bool in_place_ = false;
 };
 
-// [Note: known sums] The gradient of a bias is the sum of a gradient over its rows. A kernel that
-// computes that gradient in its own pass obtains the sums too, and stores them here for the linear
-// layer that autograd passes the gradient to next, on the same thread. They are valid only for this
-// tensor, as long as it is unchanged.
-void remember_sums(const at::Tensor& gradient, const at::Tensor& sums);  // fp32, [columns]
-at::Tensor known_sums(const at::Tensor& gradient);                       // undefined if not known
+// [Note: known statistics] The gradient of a bias is the sum of a gradient over its rows, and a
+// product in fp8 needs the largest magnitude of its inputs. A kernel that computes a tensor in its
+// own pass obtains these too, and stores them here for the linear layer that receives the tensor
+// next, on the same thread. They are valid only for this tensor, as long as it is unchanged.
+struct Statistics {
+  at::Tensor sums;     // over the rows, fp32 [columns]
+  at::Tensor largest;  // largest magnitude, fp32 [1]
+};
+void remember_statistics(const at::Tensor& tensor, const Statistics& statistics);
+Statistics known_statistics(const at::Tensor& tensor);  // undefined where not known
+// Returns a zero on the tensor's device that a kernel raises to the largest magnitude of its
+// result. Undefined if no product is computed in fp8.
+at::Tensor new_largest(const at::Tensor& like);
 
 // Products by cuBLASLt, or by ATen for what cuBLASLt does not support and on the CPU. Matrices are
 // row-major.
+// Runs a product in cuBLASLt on the device of `on`. Returns false if that cannot compute it.
+bool run_gemm(kernels::cuda::Gemm& args, const at::Tensor& on);
 // Returns x [N, in] · w [out, in]ᵀ + bias [out] + residual [N, out]; the last two may be undefined.
 // The result has `sizes`. Selective recomputation keeps it.
 at::Tensor product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,

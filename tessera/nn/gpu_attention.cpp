@@ -88,8 +88,11 @@ at::Tensor concatenate(const HeadViews& grad) {
   }
   if (!dense) return at::cat({by_tokens(grad.q), by_tokens(grad.k), by_tokens(grad.v)}, 2);
   at::Tensor out = at::empty({batch, tokens, heads * dim}, grad.q.options());
-  kernels::cuda::SideBySide in{
-      .type = gpu::type_of(out), .rows = count(batch * tokens), .parts = {}, .cols = {}};
+  kernels::cuda::SideBySide in{.type = gpu::type_of(out),
+                               .rows = count(batch * tokens),
+                               .parts = {},
+                               .cols = {},
+                               .largest = nullptr};
   for (int i = 0; i < 3; ++i) {
     in.parts[i] = parts[i].const_data_ptr();
     in.cols[i] = count(parts[i].size(2) * dim);
@@ -97,9 +100,11 @@ at::Tensor concatenate(const HeadViews& grad) {
   const std::int64_t cols = heads * dim;
   const at::Tensor sums = at::empty({cols}, out.options().dtype(at::kFloat));
   const at::Tensor scratch = gpu::column_scratch(out, batch * tokens, cols);
+  const at::Tensor largest = gpu::new_largest(out);
+  in.largest = largest.defined() ? largest.mutable_data_ptr<float>() : nullptr;
   kernels::cuda::side_by_side(in, out.mutable_data_ptr(), sums.mutable_data_ptr<float>(),
                               scratch.mutable_data_ptr<float>(), gpu::stream_of(out));
-  gpu::remember_sums(out, sums);
+  gpu::remember_statistics(out, {sums, largest});
   return out;
 }
 

@@ -44,7 +44,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     const Operand::Gradients g =
         in.backward(as_rows(grads[0]), past.defined() ? as_rows(past) : past, /*overwrite=*/false);
     const at::Tensor dx = g.dx.view(grads[0].sizes());
-    remember_sums(dx, g.sums);
+    remember_statistics(dx, {g.sums, g.largest});
     return {dx, residual ? dx : at::Tensor(), g.weight, g.bias, at::Tensor()};
   }
 };

@@ -3,6 +3,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <array>
@@ -87,9 +88,6 @@ kernels::cuda::Sink ParamGradient::sink() const {
 
 at::Tensor ParamGradient::result() const { return in_place_ ? to_.detach() : to_; }
 
-namespace {
-
-// Returns whether cuBLASLt computed it.
 bool run_gemm(Gemm& args, const at::Tensor& on) {
   if (!on.is_cuda() || kernels::cuda::gemm_problem() != nullptr) return false;
   if (args.type == DType::f32) args.tf32 = allows_tf32();
@@ -99,8 +97,6 @@ bool run_gemm(Gemm& args, const at::Tensor& on) {
   return kernels::cuda::gemm(args, {workspace.mutable_data_ptr(), kernels::cuda::kGemmWorkspace},
                              /*tune=*/true, stream_of(on));
 }
-
-}  // namespace
 
 void product_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& w,
                   const at::Tensor& bias, const at::Tensor& residual) {
@@ -161,7 +157,7 @@ void weight_gradient(const at::Tensor& dy, const at::Tensor& x, const ParamGradi
 // Not with cuBLASLt's epilogue, which takes longer than a separate pass.
 void bias_gradient(const at::Tensor& gradient, const ParamGradient& to) {
   if (!to) return;
-  const at::Tensor sums = known_sums(gradient);
+  const at::Tensor sums = known_statistics(gradient).sums;
   if (sums.defined()) {
     kernels::cuda::put_sums(sums.const_data_ptr<float>(), count(sums.numel()), to.sink(),
                             stream_of(gradient));
@@ -188,9 +184,9 @@ struct Known {
   const void* data = nullptr;
   std::int64_t count = 0;
   std::uint32_t version = 0;
-  at::Tensor sums;
+  Statistics statistics;
 };
-// Sums of the last gradients. A gradient is used before the third one after it is computed.
+// Of the last tensors. A tensor is used before the third one after it is computed.
 thread_local std::array<Known, 3> known;
 thread_local std::size_t next_known = 0;
 
@@ -200,26 +196,33 @@ std::uint32_t version_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-void remember_sums(const at::Tensor& gradient, const at::Tensor& sums) {
-  if (!gradient.defined() || !sums.defined()) return;
+void remember_statistics(const at::Tensor& tensor, const Statistics& statistics) {
+  if (!tensor.defined()) return;
+  if (!statistics.sums.defined() && !statistics.largest.defined()) return;
   next_known = (next_known + 1) % known.size();
-  known[next_known] = {Known::Weak(gradient.storage().getWeakStorageImpl()),
-                       gradient.const_data_ptr(), gradient.numel(), version_of(gradient), sums};
+  known[next_known] = {Known::Weak(tensor.storage().getWeakStorageImpl()), tensor.const_data_ptr(),
+                       tensor.numel(), version_of(tensor), statistics};
 }
 
-at::Tensor known_sums(const at::Tensor& gradient) {
+Statistics known_statistics(const at::Tensor& tensor) {
   for (Known& each : known) {
-    if (!each.sums.defined()) continue;
-    if (each.storage.expired()) {  // the gradient was freed
+    const Statistics& found = each.statistics;
+    if (!found.sums.defined() && !found.largest.defined()) continue;
+    if (each.storage.expired()) {  // the tensor was freed
       each = {};
-    } else if (each.storage._unsafe_get_target() == gradient.storage().unsafeGetStorageImpl() &&
-               each.data == gradient.const_data_ptr() && each.count == gradient.numel() &&
-               each.version == version_of(gradient) && each.sums.numel() == gradient.size(-1) &&
-               gradient.is_contiguous()) {
-      return each.sums;
+    } else if (each.storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl() &&
+               each.data == tensor.const_data_ptr() && each.count == tensor.numel() &&
+               each.version == version_of(tensor) && tensor.is_contiguous()) {
+      const bool columns = found.sums.defined() && found.sums.numel() == tensor.size(-1);
+      return {columns ? found.sums : at::Tensor(), found.largest};
     }
   }
   return {};
+}
+
+at::Tensor new_largest(const at::Tensor& like) {
+  if (!computes_in_fp8()) return {};
+  return at::zeros({1}, like.options().dtype(at::kFloat));
 }
 
 }  // namespace tessera::nn::gpu

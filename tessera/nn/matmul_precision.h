@@ -21,4 +21,20 @@ class MatmulPrecisionScope {
 // Returns whether an object with `high` lives.
 bool allows_tf32();
 
+// Precision of the linears of transformer blocks on GPUs that are called while the object lives:
+// [Note: fp8 linears]. Applies to the whole process. `layout` changes nothing.
+class PrecisionScope {
+ public:
+  explicit PrecisionScope(Precision precision);
+  ~PrecisionScope();
+  PrecisionScope(const PrecisionScope&) = delete;
+  PrecisionScope& operator=(const PrecisionScope&) = delete;
+
+ private:
+  bool fp8_;
+};
+
+// Returns whether an object with `fp8` lives.
+bool computes_in_fp8();
+
 }  // namespace tessera::nn

@@ -59,14 +59,15 @@ struct Reference {
   }
   Operand::Gradients backward(const at::Tensor& dy, const at::Tensor& past) const {
     switch (in.kind) {
-      case Operand::Kind::plain: return {dy, {}, {}, {}};
+      case Operand::Kind::plain: return {dy, {}, {}, {}, {}};
       case Operand::Kind::gelu: {
         const at::Tensor dx = at::gelu_backward(dy, biased(), "tanh");
-        return {dx, {}, in.bias.defined() ? dx.sum(0).to(in.bias.scalar_type()) : in.bias, {}};
+        return {dx, {}, in.bias.defined() ? dx.sum(0).to(in.bias.scalar_type()) : in.bias, {}, {}};
       }
       case Operand::Kind::swiglu: {
         const auto parts = in.x.chunk(2, 1);
         return {at::cat({at::silu_backward(dy * parts[1], parts[0]), dy * at::silu(parts[0])}, 1),
+                {},
                 {},
                 {},
                 {}};
@@ -82,6 +83,7 @@ struct Reference {
         return {dx.to(in.x.scalar_type()),
                 (wide(dy) * x).sum(0).to(in.weight.scalar_type()),
                 dbias,
+                {},
                 {}};
       }
     }
@@ -108,7 +110,11 @@ kernels::cuda::Gelu gelu_kernel(const Operand& in) {
   return args;
 }
 kernels::cuda::SwiGlu swiglu_kernel(const Operand& in) {
-  return {gpu::type_of(in.x), count(in.x.size(0)), count(in.x.size(1) / 2), gpu::address(in.x)};
+  kernels::cuda::SwiGlu args;
+  args.type = gpu::type_of(in.x);
+  args.rows = count(in.x.size(0)), args.cols = count(in.x.size(1) / 2);
+  args.x = gpu::address(in.x);
+  return args;
 }
 float* floats(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
@@ -121,11 +127,14 @@ Operand::Gradients norm_backward(const Operand& in, const at::Tensor& dy, const 
   // A model with biases in its norms also has them in the linears that receive dx.
   at::Tensor sums;
   if (in.bias.defined()) sums = at::empty({dy.size(1)}, dy.options().dtype(at::kFloat));
-  kernels::cuda::norm_backward(norm_kernel(in), floats(in.mean), floats(in.rstd), gpu::address(dy),
+  const at::Tensor largest = gpu::new_largest(dy);
+  kernels::cuda::Norm args = norm_kernel(in);
+  args.largest = floats(largest);
+  kernels::cuda::norm_backward(args, floats(in.mean), floats(in.rstd), gpu::address(dy),
                                gpu::address(past), gpu::address(dx), gpu::address(value),
                                dweight.sink(), dbias.sink(), floats(sums), floats(scratch),
                                gpu::stream_of(dy));
-  return {dx, dweight.result(), dbias.result(), sums};
+  return {dx, dweight.result(), dbias.result(), sums, largest};
 }
 
 }  // namespace
@@ -155,11 +164,14 @@ std::pair<Operand, at::Tensor> norm_operand(const at::Tensor& x, const at::Tenso
   if (out.bias.defined()) out.mean = at::empty({x.size(0)}, fp32);
   kernels::cuda::Norm args = norm_kernel(out);
   args.residual = gpu::address(branch);
+  const at::Tensor largest = gpu::new_largest(x);
+  args.largest = floats(largest);
   if (branch.defined()) out.x = at::empty_like(x);
   at::Tensor y = at::empty_like(x);
   kernels::cuda::norm_forward(args, gpu::address(y),
                               branch.defined() ? gpu::address(out.x) : nullptr, floats(out.mean),
                               floats(out.rstd), gpu::stream_of(x));
+  gpu::remember_statistics(y, {{}, largest});
   return {out, y};
 }
 
@@ -167,19 +179,27 @@ at::Tensor Operand::value() const {
   if (kind == Kind::plain || !gpu::takes(x)) return Reference{*this}.value();
   const std::int64_t columns = kind == Kind::swiglu ? x.size(1) / 2 : x.size(1);
   at::Tensor y = at::empty({x.size(0), columns}, x.options());
+  at::Tensor largest;
   switch (kind) {
     case Kind::plain: break;
     case Kind::norm:
       kernels::cuda::norm_recompute(norm_kernel(*this), floats(mean), floats(rstd), gpu::address(y),
                                     gpu::stream_of(x));
       break;
-    case Kind::gelu:
-      kernels::cuda::gelu_forward(gelu_kernel(*this), gpu::address(y), gpu::stream_of(x));
+    case Kind::gelu: {
+      kernels::cuda::Gelu args = gelu_kernel(*this);
+      args.largest = floats(largest = gpu::new_largest(x));
+      kernels::cuda::gelu_forward(args, gpu::address(y), gpu::stream_of(x));
       break;
-    case Kind::swiglu:
-      kernels::cuda::swiglu_forward(swiglu_kernel(*this), gpu::address(y), gpu::stream_of(x));
+    }
+    case Kind::swiglu: {
+      kernels::cuda::SwiGlu args = swiglu_kernel(*this);
+      args.largest = floats(largest = gpu::new_largest(x));
+      kernels::cuda::swiglu_forward(args, gpu::address(y), gpu::stream_of(x));
       break;
+    }
   }
+  gpu::remember_statistics(y, {{}, largest});
   return y;
 }
 
@@ -190,21 +210,26 @@ Operand::Gradients Operand::backward(const at::Tensor& dy, const at::Tensor& pas
     return Reference{*this}.backward(dy, past);
   }
   const at::Tensor dx = overwrite && kind != Kind::swiglu ? dy : at::empty_like(x);
+  at::Tensor largest;
   switch (kind) {
     case Kind::plain: break;
     case Kind::norm: return norm_backward(*this, dy, past, dx, value);
     case Kind::gelu: {
       const gpu::ParamGradient dbias(bias);
       const at::Tensor scratch = gpu::column_scratch(x, dbias ? x.size(0) : 0, x.size(1));
-      kernels::cuda::gelu_backward(gelu_kernel(*this), gpu::address(dy), gpu::address(dx),
-                                   gpu::address(value), dbias.sink(), floats(scratch),
-                                   gpu::stream_of(x));
-      return {dx, {}, dbias.result(), {}};
+      kernels::cuda::Gelu args = gelu_kernel(*this);
+      args.largest = floats(largest = gpu::new_largest(x));
+      kernels::cuda::gelu_backward(args, gpu::address(dy), gpu::address(dx), gpu::address(value),
+                                   dbias.sink(), floats(scratch), gpu::stream_of(x));
+      return {dx, {}, dbias.result(), {}, largest};
     }
-    case Kind::swiglu:
-      kernels::cuda::swiglu_backward(swiglu_kernel(*this), gpu::address(dy), gpu::address(dx),
-                                     gpu::address(value), gpu::stream_of(x));
-      return {dx, {}, {}, {}};
+    case Kind::swiglu: {
+      kernels::cuda::SwiGlu args = swiglu_kernel(*this);
+      args.largest = floats(largest = gpu::new_largest(x));
+      kernels::cuda::swiglu_backward(args, gpu::address(dy), gpu::address(dx), gpu::address(value),
+                                     gpu::stream_of(x));
+      return {dx, {}, {}, {}, largest};
+    }
   }
   return {};
 }

@@ -29,8 +29,8 @@ struct Operand {
 
   struct Gradients {
     at::Tensor dx, weight, bias;
-    // Sums of dx over the rows, fp32, if they were computed on the way: [Note: known sums].
-    at::Tensor sums;
+    // Of dx, if computed in the same pass: [Note: known statistics].
+    at::Tensor sums, largest;
   };
   // Returns the gradients, given that of the value. `past`: another gradient of x, to be added;
   // norm only, may be undefined. `overwrite`: dy may be overwritten. If `value` is defined, value()

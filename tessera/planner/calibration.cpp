@@ -101,6 +101,7 @@ std::string hardware_toml(const Hardware& h) {
       "[", h.name, "]\nmemory = ", std::llround(h.memory), "\nreserve = ", std::llround(h.reserve),
       "\nusable = ", h.usable, "\npeak_16bit = ", h.peak_16bit, "\npeak_fp32 = ", h.peak_fp32,
       h.peak_tf32 > 0 ? str("\npeak_tf32 = ", h.peak_tf32) : "",
+      h.peak_fp8 > 0 ? str("\npeak_fp8 = ", h.peak_fp8) : "",
       "\nmemory_bandwidth = ", h.memory_bandwidth, "\nunits = ", h.units,
       "\nproduct_efficiency = ", h.product_efficiency,
       "\nattention_efficiency = ", h.attention_efficiency,

@@ -86,6 +86,10 @@ void add_run(Table& t) {
         "precision of products of fp32 tensors on GPUs; high: inputs may be rounded to TF32, which "
         "is faster")
       .plan("highest");
+  t.add("precision", &S::precision,
+        "precision of the linears of transformer blocks on GPUs: layout, as their parameters, or "
+        "fp8, which is faster")
+      .plan("layout");
   t.add("comm", &S::comm, "off: disables communication; for benchmarking only").train();
   t.add("threads", &S::threads, "threads per rank; 0: the cores divided by the ranks")
       .range(0, 4096)

@@ -20,7 +20,12 @@ void Hardware::run_by(std::string_view wanted) {
   software = wanted;
 }
 
-Hardware with_precision(Hardware hardware, MatmulPrecision precision) {
+Hardware with_precision(Hardware hardware, MatmulPrecision precision, Precision linears) {
+  if (linears == Precision::fp8 && hardware.peak_fp8 <= 0) {
+    throw UsageError(Flag("precision"),
+                     str("got fp8, but ", hardware.name,
+                         " has no fp8 (its hardware entry has no peak_fp8); must be layout"));
+  }
   hardware.tf32 = precision == MatmulPrecision::high;
   if (!hardware.tf32 || hardware.peak_tf32 > 0) return hardware;
   throw UsageError(Flag("matmul-precision"),

@@ -43,6 +43,7 @@ struct Hardware : SoftwareFigures {
   double peak_16bit = 0;        // FLOP/s, dense
   double peak_fp32 = 0;         // FLOP/s of the products in fp32 training
   double peak_tf32 = 0;         // FLOP/s, dense; 0: the device has no TF32
+  double peak_fp8 = 0;          // FLOP/s, dense; 0: the device has no fp8
   double memory_bandwidth = 0;  // bytes/s
   bool fused_attention = true;  // false: attention stores the matrix of scores
   bool bf16 = true;             // false: 16-bit products only in fp16
@@ -72,7 +73,7 @@ struct Hardware : SoftwareFigures {
   bool tf32 = false;
   // Returns the peak of products of elements of this number of bytes.
   double product_peak(int element) const {
-    return element < 4 ? peak_16bit : tf32 ? peak_tf32 : peak_fp32;
+    return element == 1 ? peak_fp8 : element < 4 ? peak_16bit : tf32 ? peak_tf32 : peak_fp32;
   }
   // Activates the figures of that software, if there are any.
   void run_by(std::string_view name);
@@ -82,8 +83,9 @@ struct Hardware : SoftwareFigures {
   Topology topology(int devices = 0) const;
 };
 
-// Returns the device with this precision of fp32 products. Throws UsageError if it lacks it.
-Hardware with_precision(Hardware hardware, MatmulPrecision precision);
+// Returns the device with this precision of fp32 products. Throws UsageError if it lacks that, or
+// the precision of linears.
+Hardware with_precision(Hardware hardware, MatmulPrecision products, Precision linears);
 
 // Built-in hardware catalog, with optional user files on top. An entry with a known name overrides
 // the keys that it sets. A new entry either names another entry in `like` or sets all keys. Throws

@@ -55,6 +55,7 @@ struct ProgramInput {
   int sequence_ranks = 1;  // As in RunConfig.
   bool fused = false;      // Fused operations of a GPU: [Note: fused operations].
   bool gpu = false;
+  bool fp8 = false;    // Products of the linears of layers: RunConfig::precision.
   bool drops = false;  // Dropout of attention, with which it is not fused on a GPU.
   // Number of layers that the pipeline stage holds (-1: all), and whether it holds the ends.
   std::int64_t layers = -1;

@@ -156,6 +156,28 @@ TensorId ProgramBuilder::norm_behind(const char* weight, const char* bias, Tenso
 }
 
 // `outputs`: number of elements of its output.
+// [Note: products in fp8] Each input of a product is read and written again in fp8: the input of
+// the linear, its weight and the gradient of its result, which backward also writes transposed, and
+// the first two once more, transposed. The largest magnitudes take a pass over the weight, and over
+// other tensors that no kernel of Tessera's made: the result of attention, gathered sequences, and
+// the rotated gradients of queries and keys.
+void ProgramBuilder::products_in_fp8(Operation& op, const Linear& spec) const {
+  const double n = spec.in_on_rank, k = spec.out_on_rank;
+  for (Kernels* kernels : {&op.forward, &op.backward_input, &op.backward_weight}) {
+    auto& products = kernels->products;
+    for (std::size_t i = 0; i < products.count; ++i) products.items[i].element = 1;
+  }
+  const bool qkv = spec.name == "qkv", of_attention = spec.name == "proj";
+  const bool searched = of_attention || (cuts_sequence_ && !spec.row);
+  const bool searched_gradient = (qkv && m.rotary()) || (cuts_sequence_ && spec.row);
+  op.forward.bytes += rows * n * (e + 1 + (searched ? e : 0)) + n * k * (e + e + 1);
+  op.forward.launches += 6;
+  op.backward_input.bytes += rows * k * (e + 2 + (searched_gradient ? e : 0)) + n * k * (e + 1);
+  op.backward_input.launches += 3;
+  op.backward_weight.bytes += rows * n * (e + 1);
+  op.backward_weight.launches += 1;
+}
+
 TensorId ProgramBuilder::linear(const Linear& spec, TensorId x, double outputs) {
   const TensorId out = tensor(outputs, e);
   Operation& op = add(OpKind::linear, spec.weight, {x}, {out});
@@ -166,6 +188,7 @@ TensorId ProgramBuilder::linear(const Linear& spec, TensorId x, double outputs) 
   op.forward.products = {{rows, k, n}};
   op.backward_input.products = {{rows, n, k}};
   op.backward_weight.products = {{n, k, rows}};
+  if (in.fp8 && !spec.of_experts) products_in_fp8(op, spec);
   if (in.fused) {
     // Gradients are copied if they are stored in another type than they are computed in.
     if (in.grad != in.element) {

@@ -111,6 +111,7 @@ class ProgramBuilder {
   void cut(Operation& op, bool row, Sent sent, TensorId x, TensorId out) const;
   void gather_again(Operation& op, TensorId out) const;
   void sum_gradients(const char* name, Sent sent, double elements, double calls);
+  void products_in_fp8(Operation& op, const Linear& spec) const;
   double product_temporary(double x, double dy, double weight) const;
 
   const ProgramInput& in;

@@ -186,6 +186,7 @@ ProgramInput program_input(const RunConfig& q) {
   in.sequence_ranks = q.sequence_ranks();
   in.fused = q.fused_activations();
   in.gpu = q.gpu.value_or(false);
+  in.fp8 = q.precision == Precision::fp8 && in.fused;
   in.drops = q.attention_dropout > 0;
   in.software = q.software.value_or(Software::megatron);
   in.attention = q.attention.value_or(Attention::fused);

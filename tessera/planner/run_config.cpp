@@ -9,6 +9,7 @@
 #include "tessera/planner/expert_settings.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/places.h"
+#include "tessera/planner/software.h"
 
 namespace tessera::planner {
 namespace {
@@ -447,12 +448,15 @@ void resolve_in_place(RunConfig& q) {
                          " has no bf16; must be fp16, fp32 or bytes such as 2,2,12"));
   }
   // Runs without --hardware have no rates.
-  if (q.hardware.peak_fp32 > 0 && q.layout.param >= 4) {
-    q.hardware = with_precision(std::move(q.hardware), q.matmul_precision);
+  if (q.hardware.peak_fp32 > 0) {
+    const bool fp32 = q.layout.param >= 4;
+    q.hardware = with_precision(std::move(q.hardware),
+                                fp32 ? q.matmul_precision : MatmulPrecision::highest, q.precision);
   }
   resolve_mesh(q);
   resolve_order(q);
   resolve_software(q);
+  check_precision(q);
   resolve_model(q);
   resolve_experts(q);
   sharding_of_stage(q.zero);

@@ -96,6 +96,21 @@ std::string replicas_in_software(const RunConfig& q) {
   return "";
 }
 
+void check_precision(const RunConfig& q) {
+  if (q.precision != Precision::fp8) return;
+  if (q.layout.param >= 4) {
+    throw UsageError(Flag("precision"),
+                     str("got fp8 with --layout ", q.layout.name,
+                         ", whose linears have fp32 inputs. Use a layout with 16-bit parameters, "
+                         "such as bf16."));
+  }
+  if (q.software != Software::tessera) {
+    throw UsageError(Flag("precision"),
+                     "got fp8, which is planned for Tessera only. Use --software tessera, or "
+                     "layout.");
+  }
+}
+
 MegatronReport megatron_report(const RunConfig& q) {
   if (q.state_only()) {
     throw UsageError(

@@ -38,6 +38,9 @@ std::string new_stage_in_software(const RunConfig& other, const RunConfig& now);
 // "" if there is none to name.
 std::string replicas_in_software(const RunConfig& question);
 
+// Throws UsageError if linears in fp8 are not possible with the question's layout or software.
+void check_precision(const RunConfig& question);
+
 // Parameters and state as Megatron-LM's log reports them, for comparison: no biases and no
 // positions, the vocabulary padded to 128 · tp, 18 bytes per parameter or 6 + 12/dp with its
 // distributed optimizer (here: any ZeRO stage), and MiB printed as MB.

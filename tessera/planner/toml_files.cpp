@@ -33,6 +33,7 @@ const std::vector<Key<Hardware>>& hardware_keys() {
       {"peak_16bit", Unit::number, 1, 1e21, TESSERA_AT(peak_16bit)},
       {"peak_fp32", Unit::number, 1, 1e21, TESSERA_AT(peak_fp32)},
       {"peak_tf32", Unit::number, 0, 1e21, TESSERA_AT(peak_tf32)},
+      {"peak_fp8", Unit::number, 0, 1e21, TESSERA_AT(peak_fp8)},
       {"memory_bandwidth", Unit::rate, 1, 1e18, TESSERA_AT(memory_bandwidth)},
       {"interference", Unit::number, 0, 10, TESSERA_AT(interference)},
       {"watts", Unit::number, 0, 1e6, TESSERA_AT(watts)},

@@ -6,7 +6,9 @@
 #include <optional>
 
 #include "tessera/nn/deferred.h"
+#include "tessera/nn/fp8.h"
 #include "tessera/nn/gpu.h"
+#include "tessera/nn/matmul_precision.h"
 #include "tessera/nn/recompute.h"
 #include "tessera/nn/second_derivatives.h"
 #include "tessera/tensor_parallel/overlap.h"
@@ -31,6 +33,7 @@ struct FusedContext : torch::CustomClassHolder {
   AdapterProducts adapters;
   std::vector<std::int64_t> sizes;  // of x
   bool wants_x = false, wants_operand = false;
+  bool fp8 = false;  // [Note: fp8 linears]
 
   bool is_norm() const { return kind == Operand::Kind::norm; }
   // The collective is before the product (column) or after it (row).
@@ -67,7 +70,32 @@ enum Saved : std::size_t {
   kMatrix,
   kMatrixBias,
   kLow,
+  kLargestX,  // Fp8Scales
+  kLargestWeight,
   kAdapters
+};
+
+// Computes the gradients of a product that was computed in the same precision.
+class ProductGradient {
+ public:
+  ProductGradient(const FusedContext& c, const at::Tensor& dout, nn::Fp8Scales scales,
+                  bool for_input, bool for_weight)
+      : dout_(dout), scales_(std::move(scales)) {
+    if (c.fp8) fp8_.emplace(dout, for_input, for_weight);
+  }
+  at::Tensor of_input(const at::Tensor& w) const {
+    return fp8_ ? fp8_->input_gradient(w, scales_) : nn::gpu::input_gradient(dout_, w);
+  }
+  // Computes to = doutᵀ · x (+ to).
+  void of_weight(const at::Tensor& x, const at::Tensor& to, bool add) const {
+    fp8_ ? fp8_->weight_gradient(x, scales_, to, add)
+         : nn::gpu::multiply_into(to, dout_, true, x, false, add);
+  }
+
+ private:
+  at::Tensor dout_;
+  nn::Fp8Scales scales_;
+  std::optional<nn::Fp8Gradient> fp8_;
 };
 
 Operand operand_of(const FusedContext& c, const tensor_list& saved) {
@@ -76,7 +104,8 @@ Operand operand_of(const FusedContext& c, const tensor_list& saved) {
 }
 
 struct FusedLinear : torch::autograd::Function<FusedLinear> {
-  // Computes the product with its collective. Returns {result, x · aᵀ of the adapters}.
+  // Computes the product with its collective. Returns {result, x · aᵀ of the adapters if there are
+  // any, the scales in fp8}.
   static tensor_list compute(const FusedContext& c, const at::Tensor& value, const at::Tensor& w,
                              const at::Tensor& b, const at::Tensor& residual,
                              at::TensorList matrices) {
@@ -84,16 +113,22 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
     const at::Tensor shaped = value.view(c.own_sizes(value.size(1)));
     // A bias is added before the sum over the ranks, so only one rank adds it.
     const at::Tensor bias = c.leaves() && axis.rank() != 0 ? at::Tensor() : b;
-    if (c.adapters.empty() && axis.overlap && overlaps(axis, shaped, w)) {
+    if (c.adapters.empty() && !c.fp8 && axis.overlap && overlaps(axis, shaped, w)) {
       if (c.row) return {matmul_reduce(axis, shaped, w, bias, c.label)};
       return {
           gather_matmul(axis, shaped, w, bias, c.label).product.view(c.product_sizes(w.size(0)))};
     }
     const at::Tensor rows = c.enter(value);
     at::Tensor out = at::empty(c.product_sizes(w.size(0)), value.options());
-    nn::gpu::product_into(out, rows, w, bias, residual);
+    nn::Fp8Scales scales;
+    if (c.fp8) {
+      scales = nn::fp8_product_into(out, rows, w, bias, residual);
+    } else {
+      nn::gpu::product_into(out, rows, w, bias, residual);
+    }
     tensor_list made = {out};
     if (!c.adapters.empty()) made.push_back(c.adapters.add_to(matrix(out), rows, matrices));
+    if (c.fp8) made.insert(made.end(), {scales.x, scales.w});
     if (!c.leaves()) return made;
     made[0] = axis.sequence ? reduce_scatter(axis.group, out, c.label)
                             : all_reduce_(axis.group, out, c.label);
@@ -141,7 +176,9 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
                          in.rstd,
                          w,
                          b.value_or(at::Tensor()),
-                         made.size() > 1 ? made[1] : at::Tensor()};
+                         c.adapters.empty() ? at::Tensor() : made[1],
+                         c.fp8 ? made[made.size() - 2] : at::Tensor(),
+                         c.fp8 ? made.back() : at::Tensor()};
     // A frozen weight without adapters needs no input.
     const bool plain = c.kind == Operand::Kind::plain;
     if (plain && !w.requires_grad() && matrices.empty()) saved[kX] = at::Tensor();
@@ -157,16 +194,18 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
 
   // Leaves the product for the gradient of w to a later pass, if there is one. Returns true then.
   static bool defer(AutogradContext* ctx, const c10::intrusive_ptr<FusedContext>& context,
-                    const Operand& in, const at::Tensor& dout, const at::Tensor& w) {
+                    const Operand& in, const at::Tensor& dout, const at::Tensor& w,
+                    const nn::Fp8Scales& scales) {
     nn::DeferredGradients* later = nn::deferral_of(ctx);
     if (later == nullptr || !nn::is_deferrable(w)) return false;
     Operand kept = in;
     for (at::Tensor* tensor : {&kept.x, &kept.weight, &kept.bias}) {
       if (tensor->defined()) *tensor = tensor->detach();
     }
-    later->push(w, [context, dout, kept, w] {
+    later->push(w, [context, dout, kept, w, scales] {
       at::Tensor dw = at::empty(w.sizes(), dout.options());
-      nn::gpu::multiply_into(dw, dout, true, context->enter(kept.value()), false, false);
+      ProductGradient(*context, dout, scales, false, true)
+          .of_weight(context->enter(kept.value()), dw, false);
       return dw;
     });
     return true;
@@ -197,17 +236,19 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
     tensor_list low(matrices.size());
     const tensor_list dh =
         c.adapters.empty() ? tensor_list() : c.adapters.backward(dout, saved[kLow], matrices, low);
+    const nn::Fp8Scales scales{saved[kLargestX], saved[kLargestWeight]};
+    const bool deferred = defer(ctx, context, in, dout, w, scales);
+    const ProductGradient product(c, dout, scales, c.wants_operand, w.requires_grad() && !deferred);
     at::Tensor dvalue;
     if (c.wants_operand) {
-      dvalue = nn::gpu::input_gradient(dout, w);
+      dvalue = product.of_input(w);
       if (!dh.empty()) c.adapters.add_input_gradient(dvalue, dh, matrices);
     }
 
-    const bool deferred = defer(ctx, context, in, dout, w);
     const bool needs_value = (w.requires_grad() && !deferred) || !dh.empty();
     const auto weight_gradients = [&](const at::Tensor& value) {
       const nn::gpu::ParamGradient dw(deferred ? at::Tensor() : w), db(b);
-      nn::gpu::weight_gradient(dout, value, dw);
+      if (dw) product.of_weight(value, dw.to(), dw.add());
       nn::gpu::bias_gradient(gathers ? dout : grads[0], db);
       if (!dh.empty()) c.adapters.weight_gradients(value, dh, matrices, low);
       result[5] = dw.result();
@@ -237,7 +278,7 @@ struct FusedLinear : torch::autograd::Function<FusedLinear> {
     }
     if (c.wants_x) {
       const at::Tensor dx = g.dx.view(c.sizes);
-      nn::gpu::remember_sums(dx, g.sums);
+      nn::gpu::remember_statistics(dx, {g.sums, g.largest});
       result[1] = dx;
       if (has_branch) result[2] = dx;
     }
@@ -257,6 +298,8 @@ tensor_list run(const Axis& axis, bool row, const FusedInput& input, const Fused
   context->row = row;
   context->kind = input.kind;
   context->eps = input.norm.eps;
+  context->fp8 = nn::computes_in_fp8();
+  if (context->fp8) nn::check_fp8(weights.w, label);
   tensor_list matrices;
   context->adapters = products_of(weights.adapters, matrices);
   const bool norm = input.kind == Operand::Kind::norm;

@@ -417,8 +417,8 @@ std::optional<double> predicted_step(const RunConfig& config, const Resolved& re
   planner::Catalog catalog;
   if (!config.hardware_file.empty()) catalog.read(config.hardware_file);
   planner::RunConfig asked = question(config, resolved);
-  asked.hardware =
-      planner::with_precision(catalog.find(config.hardware_name), config.matmul_precision);
+  asked.hardware = planner::with_precision(catalog.find(config.hardware_name),
+                                           config.matmul_precision, config.precision);
   return planner::step_time(asked).step();
 }
 

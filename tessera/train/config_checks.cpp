@@ -158,6 +158,11 @@ void check_combinations(const RunConfig& config, int ranks) {
                          " with --device cpu, whose products of fp32 tensors have one precision. "
                          "Use highest, or --device cuda."));
   }
+  if (config.precision == Precision::fp8 && config.device == Device::cpu) {
+    throw UsageError(Flag("precision"),
+                     "got fp8 with --device cpu, but only GPUs compute in fp8. Use layout, or "
+                     "--device cuda.");
+  }
   check_optimizer_state(config);
   if (comm::backend_kind(config.backend).simulated) {
     for (const auto& [asked, flag] :

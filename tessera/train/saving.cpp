@@ -80,7 +80,8 @@ void Saver::save(std::int64_t steps, std::int64_t samples) {
                  {"global_batch", str(resolved_.global_batch)},
                  {"micro_batch", str(config_.micro_batch)},
                  {"overlap_tp", config_.overlap_tp ? "yes" : "no"},
-                 {"matmul_precision", str(config_.matmul_precision)}};
+                 {"matmul_precision", str(config_.matmul_precision)},
+                 {"precision", str(config_.precision)}};
   // Adapters are loaded with their base model, perhaps from another working directory.
   if (!config_.init_from.empty()) {
     extra["init_from"] = std::filesystem::absolute(config_.init_from).lexically_normal().string();
@@ -148,6 +149,13 @@ std::vector<std::string> Saver::differences(const Loaded& loaded) const {
       (precision.empty() ? str(MatmulPrecision::highest) : precision) != mine) {
     notes.push_back(str("different precision of fp32 products: ", folder,
                         " was saved with --matmul-precision ", precision, ", and this run has ",
+                        mine));
+  }
+  const std::string linears(was("precision"));
+  if (const std::string mine = str(config_.precision);
+      (linears.empty() ? str(Precision::layout) : linears) != mine) {
+    notes.push_back(str("different precision of linears: ", folder, " was saved with --precision ",
+                        linears.empty() ? str(Precision::layout) : linears, ", and this run has ",
                         mine));
   }
   return notes;

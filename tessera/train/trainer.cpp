@@ -11,6 +11,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/fp8.h"
 #include "tessera/parallel/gather_texts.h"
 #include "tessera/train/evaluate.h"
 #include "tessera/train/trainer_impl.h"
@@ -35,6 +36,7 @@ Trainer::Trainer(RunConfig config, comm::Group world) {
   // current device, which would otherwise be the first one for all ranks of a host.
   if (const c10::Device device = device_of(config, world.rank(), world.size()); !device.is_cpu()) {
     c10::impl::getDeviceGuardImpl(device.type())->setDevice(device);
+    if (config.precision == Precision::fp8) nn::require_fp8();
   }
   impl_ = std::make_unique<Impl>(std::move(config), std::move(world), ledger);
 }

@@ -114,7 +114,8 @@ struct Trainer::Impl {
   const std::optional<double> predicted_s = predicted_step(config, resolved);  // of a step
   const std::shared_ptr<memory::Ledger> ledger;
   const c10::Device device;
-  const nn::MatmulPrecisionScope precision{config.matmul_precision};
+  const nn::MatmulPrecisionScope matmul_precision{config.matmul_precision};
+  const nn::PrecisionScope precision{config.precision};
   const memory::DeviceLimit limit;  // before any allocation on the device
   const std::unique_ptr<data::Source> source;
   const std::unique_ptr<data::Source> validation;  // null if there is none

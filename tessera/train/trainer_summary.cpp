@@ -37,6 +37,7 @@ Summary Trainer::expected() const {
              {"zero", str(impl.config.zero)},
              {"layout", impl.config.layout.name},
              {"matmul_precision", str(impl.config.matmul_precision)},
+             {"precision", str(impl.config.precision)},
              {"lr", str(impl.resolved.lr)},
              {"global_batch", str(impl.resolved.global_batch)},
              {"micro_batch", str(impl.config.micro_batch)},
@@ -107,19 +108,20 @@ std::string Trainer::describe() const {
                 impl.config.lr_reference_batch, ", ",
                 impl.config.lr_scaling == LrScaling::sqrt ? "times the square root of " : "times ",
                 impl.resolved.global_batch, " / ", impl.config.lr_reference_batch, "\n");
-  return str(
-      shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()), " parameters (",
-      plural(shape.layers, "layer"), ", width ", shape.hidden, ", ", plural(shape.heads, "head"),
-      ", vocabulary ", shape.vocab, ")\n", impl.source->name(), samples_of(*impl.source), ": ",
-      plural(impl.resolved.steps, "step"), " of ", impl.resolved.global_batch, " × ",
-      plural(impl.resolved.seq, "token"), " = ",
-      plural(impl.resolved.axes.given(Axis::dp_shard), "data-parallel rank"), " × ",
-      impl.resolved.grad_accum, " × ", plural(impl.config.micro_batch, "sequence"), "\nZeRO-",
-      impl.config.zero, ", ", impl.config.layout.name,
-      impl.config.matmul_precision == MatmulPrecision::high ? ", fp32 products in TF32, " : ", ",
-      impl.world.size() == 1 ? "one rank" : impl.world.backend(), ", ",
-      plural(at::get_num_threads(), "thread"), " per rank on ",
-      impl.device.is_cpu() ? "the CPU" : "a GPU", "; ", impl.model.describe(), "\n", scaling);
+  return str(shape.name.empty() ? "GPT" : shape.name, ": ", format_count(shape.params()),
+             " parameters (", plural(shape.layers, "layer"), ", width ", shape.hidden, ", ",
+             plural(shape.heads, "head"), ", vocabulary ", shape.vocab, ")\n", impl.source->name(),
+             samples_of(*impl.source), ": ", plural(impl.resolved.steps, "step"), " of ",
+             impl.resolved.global_batch, " × ", plural(impl.resolved.seq, "token"), " = ",
+             plural(impl.resolved.axes.given(Axis::dp_shard), "data-parallel rank"), " × ",
+             impl.resolved.grad_accum, " × ", plural(impl.config.micro_batch, "sequence"),
+             "\nZeRO-", impl.config.zero, ", ", impl.config.layout.name,
+             impl.config.matmul_precision == MatmulPrecision::high ? ", fp32 products in TF32" : "",
+             impl.config.precision == Precision::fp8 ? ", linears in fp8, " : ", ",
+             impl.world.size() == 1 ? "one rank" : impl.world.backend(), ", ",
+             plural(at::get_num_threads(), "thread"), " per rank on ",
+             impl.device.is_cpu() ? "the CPU" : "a GPU", "; ", impl.model.describe(), "\n",
+             scaling);
 }
 
 }  // namespace tessera::train

@@ -11,6 +11,7 @@
 #include "tessera/core/philox.h"
 #include "tessera/kernels/layers.h"
 #include "tessera/kernels/moments.h"
+#include "tessera/kernels/optimizer.h"
 #include "tessera/nn/parallel_for.h"
 #include "tessera/zero/optimizers.h"
 #include "tessera/zero/state_storage.h"

@@ -58,6 +58,18 @@ TEST(Fields, BucketSizeHasTwoNames) {
   }
 }
 
+TEST(Fields, Fp8NeedsHardwareLayoutAndTessera) {
+  EXPECT_EQ(RunConfig().precision, Precision::layout);
+  EXPECT_NO_THROW(ask({{"precision", "fp8"}, {"hardware", "h200"}}));
+  EXPECT_TRUE(contains(refusal({{"precision", "fp8"}, {"hardware", "a100-80"}}),
+                       "--precision: got fp8, but a100-80 has no fp8"));
+  EXPECT_TRUE(contains(refusal({{"precision", "fp8"}, {"hardware", "h200"}, {"layout", "fp32"}}),
+                       "--precision: got fp8 with --layout fp32"));
+  EXPECT_TRUE(
+      contains(refusal({{"precision", "fp8"}, {"hardware", "h200"}, {"software", "pytorch"}}),
+               "--precision: got fp8, which is planned for Tessera only"));
+}
+
 TEST(Fields, MatmulPrecisionIsHighestUnlessGiven) {
   RunConfig run;
   EXPECT_EQ(run.matmul_precision, MatmulPrecision::highest);

@@ -73,6 +73,24 @@ TEST(Plan, FlopsMatchTheMegatronPaper) {
   EXPECT_NEAR(model_flops(q) / want, 1, 1e-12);
 }
 
+// Products of the layers take half as long; tensors are rounded in passes of their own, whose cost
+// does not depend on the batch for weights.
+TEST(Plan, Fp8ShortensStepsOfLargeBatches) {
+  const auto plan_of = [](const char* batch, const char* precision) {
+    return make_plan(question_of({{"model", "gpt2-xl"},
+                                  {"hardware", "h200"},
+                                  {"micro-batch", batch},
+                                  {"precision", precision}}));
+  };
+  const double wide = plan_of("15", "layout").time.step(), fp8 = plan_of("15", "fp8").time.step();
+  EXPECT_LT(fp8, wide / 1.2);
+  EXPECT_GT(fp8, wide / 1.6);
+  // Measured: docs/gpu.md.
+  EXPECT_NEAR(fp8, 230.5e-3, 0.1 * 230.5e-3);
+  EXPECT_GT(plan_of("1", "fp8").time.step(), 0.95 * plan_of("1", "layout").time.step());
+  EXPECT_EQ(plan_of("15", "fp8").memory.total(), plan_of("15", "layout").memory.total());
+}
+
 // Products of fp32 tensors run at the TF32 peak; attention and the update do not.
 TEST(Plan, HighMatmulPrecisionShortensStepsInFp32) {
   const auto step = [](const char* layout, const char* precision) {

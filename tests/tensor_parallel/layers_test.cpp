@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/matmul_precision.h"
 #include "tessera/nn/ops.h"
 #include "tessera/tensor_parallel/fused_linear.h"
 #include "tests/tensor_parallel/ranks.h"
@@ -220,6 +221,52 @@ TEST(Layers, FusedLinearsMatchSeparateOperations) {
       compare(make, random({3, 8, 20}, 3), str("kind ", static_cast<int>(kind), " bias ", bias));
     }
   }
+}
+
+// In fp8 every linear of the block rounds its inputs; the mesh only changes their scales.
+TEST(Layers, Fp8LinearsMatchWithinRoundingOnEveryMesh) {
+  using Kind = nn::Operand::Kind;
+  const nn::PrecisionScope fp8(Precision::fp8);
+  for (const Kind kind : {Kind::gelu, Kind::swiglu}) {
+    const Make make = [&](const Axis& axis) {
+      return std::make_shared<FusedBlock>(axis, 64, /*bias=*/true, kind);
+    };
+    const at::Tensor x = random({3, 8, 64}, 3);
+    const LayerRun exact = run(1, false, make, x);  // separate operations, in fp32
+    test::separate_and_fused([&](bool fused) {
+      if (!fused) return;
+      for (const int tp : {1, 2, 4}) {
+        for (const bool sequence : {false, true}) {
+          const LayerRun ran = run(tp, sequence, make, x);
+          const std::string name = str("kind ", static_cast<int>(kind), " tp ", tp, " ", sequence);
+          EXPECT_GT((ran.y - exact.y).abs().max().item<double>(), 1e-4) << name << ": not in fp8";
+          expect_close(ran.y, exact.y, name, 0.05);
+          expect_close(ran.dx, exact.dx, name + " dx", 0.1);
+          for (const auto& [key, grad] : exact.grads) {
+            expect_close(ran.grads.at(key), grad, name + key, 0.1);
+          }
+        }
+      }
+    });
+  }
+}
+
+// The shards on each rank decide, because every rank rounds its own.
+TEST(Layers, Fp8RejectsDimensionsThatTensorCoresCannotMultiply) {
+  const nn::PrecisionScope fp8(Precision::fp8);
+  const Make make = [&](const Axis& axis) {
+    return std::make_shared<FusedBlock>(axis, 24, true, nn::Operand::Kind::gelu);
+  };
+  test::separate_and_fused([&](bool fused) {
+    if (!fused) return;
+    try {
+      run(1, false, make, random({1, 4, 24}, 3));
+      ADD_FAILURE() << "a width of 24 was accepted";
+    } catch (const UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find("first is [48, 24]"), std::string::npos)
+          << error.what();
+    }
+  });
 }
 
 struct Heads : Net {

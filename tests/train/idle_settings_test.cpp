@@ -91,6 +91,13 @@ TEST(IdleSettings, RejectsCudaGraphsWithoutGpu) {
   EXPECT_NO_THROW(resolve(config, 1));
 }
 
+TEST(IdleSettings, RejectsFp8WithoutGpu) {
+  RunConfig config;
+  config.precision = Precision::fp8;
+  EXPECT_TRUE(
+      contains(error_of([&] { resolve(config, 1); }), "--precision: got fp8 with --device cpu"));
+}
+
 TEST(IdleSettings, RejectsMatmulPrecisionWithoutGpu) {
   RunConfig config;
   config.matmul_precision = MatmulPrecision::high;

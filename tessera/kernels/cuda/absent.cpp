@@ -3,6 +3,7 @@
 #include "tessera/kernels/cuda/convert.h"
 #include "tessera/kernels/cuda/dropout.h"
 #include "tessera/kernels/cuda/experts.h"
+#include "tessera/kernels/cuda/fp8.h"
 #include "tessera/kernels/cuda/gemm.h"
 #include "tessera/kernels/cuda/gemm_runtime.h"
 #include "tessera/kernels/cuda/layers.h"
@@ -72,8 +73,13 @@ void shard_statistics(const ShardCrossEntropy&, const void*, float*, float*, flo
 }
 void shard_gradient(const ShardCrossEntropy&, void*, const float*, Stream) { absent(); }
 
+// fp8.h
+void largest_magnitude(const Magnitudes&, float*, Stream) { absent(); }
+void to_fp8(const ToFp8&, void*, void*, float*, Stream) { absent(); }
+
 // gemm.h
 const char* gemm_problem() { return kAbsent; }
+const char* fp8_problem() { return kAbsent; }
 bool gemm(const Gemm&, Workspace, bool, Stream) { absent(); }
 
 // gemm_runtime.h: the only function that others use

@@ -29,9 +29,10 @@ constexpr int kGeluRows = 2;         // rows processed together
 constexpr int kGeluBlocksPerSm = 5;  // blocks per SM
 constexpr std::size_t kGeluStep = kGeluRows * kTileRows;
 
-template <class T, int V>
+template <class T, int V, bool Largest>
 __global__ void __launch_bounds__(32 * kTileRows, kGeluBlocksPerSm)
-    gelu_forward_kernel(Tiles tiles, std::size_t cols, const T* x, Columnwise bias, T* y) {
+    gelu_forward_kernel(Tiles tiles, std::size_t cols, const T* x, Columnwise bias, T* y,
+                        float* largest) {
   const std::size_t pack = tiles.pack(), end = tiles.end_row();
   if (pack >= tiles.packs) return;
   x += pack * V;
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(32 * kTileRows, kGeluBlocksPerSm)
     }
   };
   read(tiles.first_row());
-  float b[V];
+  float b[V], top = 0;
   bias.get(pack * V, b);
   for (std::size_t row = tiles.first_row(); row < end; row += kGeluStep) {
     Pack<T, V> packs[kGeluRows];
@@ -61,19 +62,21 @@ __global__ void __launch_bounds__(32 * kTileRows, kGeluBlocksPerSm)
       for (int i = 0; i < V; ++i) {
         const float at = v[i] + b[i];
         v[i] = at * gelu_gate<T>(at);
+        if (Largest && r < end) top = fmaxf(top, fabsf(v[i]));
       }
       if (r < end) Pack<T, V>::of(v).store(y + r * cols);
     }
   }
+  if constexpr (Largest) raise_largest<T>(largest, top);
 }
 
 template <class T, int V, bool Recompute, bool Sums>
 __global__ void __launch_bounds__(32 * kTileRows)
     gelu_backward_kernel(Tiles tiles, std::size_t cols, const T* x, Columnwise bias, const T* dy,
-                         T* dx, T* y, float* scratch) {
+                         T* dx, T* y, float* scratch, float* largest) {
   const std::size_t pack = tiles.pack(), end = tiles.end_row();
   const bool inside = pack < tiles.packs;
-  float b[V] = {}, sums[V] = {};
+  float b[V] = {}, sums[V] = {}, top = 0;
   if (inside) bias.get(pack * V, b);
   x += pack * V;
   dy += pack * V;
@@ -98,6 +101,7 @@ __global__ void __launch_bounds__(32 * kTileRows)
       for (int i = 0; i < V; ++i) {
         const float z = v[i] + b[i], gate = gelu_gate<T>(z);
         d[i] *= gelu_slope(z, gate);
+        top = fmaxf(top, fabsf(d[i]));  // zeros outside
         v[i] = z * gate;
         if constexpr (Sums) sums[i] += d[i];
       }
@@ -107,12 +111,14 @@ __global__ void __launch_bounds__(32 * kTileRows)
       }
     }
   }
+  raise_largest<T>(largest, top);
   if constexpr (Sums) store_partial_sums<V>(tiles, cols, sums, scratch);
 }
 
 template <class T, int V>
 __global__ void __launch_bounds__(32 * kTileRows)
-    swiglu_forward_kernel(Tiles tiles, std::size_t cols, const T* x, T* y) {
+    swiglu_forward_kernel(Tiles tiles, std::size_t cols, const T* x, T* y, float* largest) {
+  float top = 0;
   const std::size_t pack = tiles.pack(), end = tiles.end_row();
   if (pack >= tiles.packs) return;
   x += pack * V;
@@ -133,15 +139,21 @@ __global__ void __launch_bounds__(32 * kTileRows)
       gates[u].get(g);
       values[u].get(v);
 #pragma unroll
-      for (int i = 0; i < V; ++i) v[i] *= g[i] * sigmoid_for<T>(g[i]);
+      for (int i = 0; i < V; ++i) {
+        v[i] *= g[i] * sigmoid_for<T>(g[i]);
+        top = fmaxf(top, fabsf(v[i]));  // zeros beyond the last row
+      }
       if (r < end) Pack<T, V>::of(v).store(y + r * cols);
     }
   }
+  raise_largest<T>(largest, top);
 }
 
 template <class T, int V, bool Recompute>
 __global__ void __launch_bounds__(32 * kTileRows)
-    swiglu_backward_kernel(Tiles tiles, std::size_t cols, const T* x, const T* dy, T* dx, T* y) {
+    swiglu_backward_kernel(Tiles tiles, std::size_t cols, const T* x, const T* dy, T* dx, T* y,
+                           float* largest) {
+  float top = 0;
   const std::size_t pack = tiles.pack(), end = tiles.end_row();
   if (pack >= tiles.packs) return;
   x += pack * V;
@@ -172,12 +184,14 @@ __global__ void __launch_bounds__(32 * kTileRows)
         output[i] = silu * v[i];
         g[i] = d[i] * v[i] * open * (1.0f + g[i] * (1.0f - open));
         v[i] = d[i] * silu;
+        top = fmaxf(top, fmaxf(fabsf(g[i]), fabsf(v[i])));
       }
       Pack<T, V>::of(g).store(dx + 2 * r * cols);
       Pack<T, V>::of(v).store(dx + 2 * r * cols + cols);
       if constexpr (Recompute) Pack<T, V>::of(output).store(y + r * cols);
     }
   }
+  raise_largest<T>(largest, top);
 }
 
 template <class T, int V>
@@ -189,7 +203,7 @@ void gelu_backward_as(const Gelu& in, const void* dy, void* dx, void* y, bool su
                                            : &gelu_backward_kernel<T, V, true, false>);
   kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(
       tiles, in.cols, static_cast<const T*>(in.x), Columnwise{in.bias, in.bias_type},
-      static_cast<const T*>(dy), static_cast<T*>(dx), static_cast<T*>(y), scratch);
+      static_cast<const T*>(dy), static_cast<T*>(dx), static_cast<T*>(y), scratch, in.largest);
   check_launch("gelu_backward", in.rows, in.cols);
 }
 
@@ -202,10 +216,14 @@ void gelu_forward(const Gelu& in, void* y, Stream stream) {
         in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.bias) && is_aligned(y);
     const Tiles tiles = make_long_tiles(in.rows, in.cols, whole ? kWide<T> : 1, kGeluStep,
                                         sm_count() * kGeluBlocksPerSm);
-    const auto kernel = whole ? &gelu_forward_kernel<T, kWide<T>> : &gelu_forward_kernel<T, 1>;
+    const bool top = in.largest != nullptr;
+    const auto kernel =
+        whole ? (top ? &gelu_forward_kernel<T, kWide<T>, true>
+                     : &gelu_forward_kernel<T, kWide<T>, false>)
+              : (top ? &gelu_forward_kernel<T, 1, true> : &gelu_forward_kernel<T, 1, false>);
     kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(
         tiles, in.cols, static_cast<const T*>(in.x), Columnwise{in.bias, in.bias_type},
-        static_cast<T*>(y));
+        static_cast<T*>(y), in.largest);
     check_launch("gelu_forward", in.rows, in.cols);
   });
 }
@@ -233,7 +251,7 @@ void swiglu_forward(const SwiGlu& in, void* y, Stream stream) {
     const Tiles tiles = make_tiles(in.rows, in.cols, whole ? kWide<T> : 1, false);
     const auto kernel = whole ? &swiglu_forward_kernel<T, kWide<T>> : &swiglu_forward_kernel<T, 1>;
     kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(
-        tiles, in.cols, static_cast<const T*>(in.x), static_cast<T*>(y));
+        tiles, in.cols, static_cast<const T*>(in.x), static_cast<T*>(y), in.largest);
     check_launch("swiglu_forward", in.rows, in.cols);
   });
 }
@@ -251,7 +269,7 @@ void swiglu_backward(const SwiGlu& in, const void* dy, void* dx, void* y, Stream
             : (whole ? &swiglu_backward_kernel<T, W, true> : &swiglu_backward_kernel<T, 1, true>);
     kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(
         tiles, in.cols, static_cast<const T*>(in.x), static_cast<const T*>(dy), static_cast<T*>(dx),
-        static_cast<T*>(y));
+        static_cast<T*>(y), in.largest);
     check_launch("swiglu_backward", in.rows, in.cols);
   });
 }

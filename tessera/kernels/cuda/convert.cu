@@ -10,18 +10,6 @@ constexpr int kConvertAtOnce = 8;    // elements: 16 bytes of a 16-bit type
 constexpr int kConvertUnrolled = 2;  // groups of that size in flight per thread
 
 template <class T>
-__device__ __forceinline__ void load_eight(const T* from, float (&x)[kConvertAtOnce]) {
-  constexpr int W = kWide<T>;
-#pragma unroll
-  for (int i = 0; i < kConvertAtOnce; i += W) {
-    float part[W];
-    Pack<T, W>::load(from + i).get(part);
-#pragma unroll
-    for (int j = 0; j < W; ++j) x[i + j] = part[j];
-  }
-}
-
-template <class T>
 __device__ __forceinline__ void store_eight(T* to, const float (&x)[kConvertAtOnce]) {
   constexpr int W = kWide<T>;
 #pragma unroll

@@ -23,7 +23,7 @@ enum class Status : int {
   not_supported = 15,
 };
 
-enum class DataType : int { f32 = 0, f16 = 2, bf16 = 14 };
+enum class DataType : int { f32 = 0, f16 = 2, bf16 = 14, f8_e4m3 = 28, f8_e5m2 = 29 };
 enum class Compute : int { f32 = 68, f32_tf32 = 77 };
 
 enum class OperationField : int {
@@ -33,8 +33,11 @@ enum class OperationField : int {
   bias_pointer = 8,  // also the bias gradient
   aux_pointer = 11,  // input of GELU
   aux_stride = 12,   // int64, in elements
-  aux_type = 22,     // int32, a DataType
-  bias_type = 26,    // int32, a DataType
+  factor_a = 17,     // pointer to a float on the device
+  factor_b = 18,
+  aux_type = 22,   // int32, a DataType
+  fast_sums = 25,  // int8: 0 or 1
+  bias_type = 26,  // int32, a DataType
 };
 
 enum class PreferenceField : int {

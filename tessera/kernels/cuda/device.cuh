@@ -118,6 +118,19 @@ struct Pack<T, 1> {
   static __device__ __forceinline__ Pack of(const float (&x)[1]) { return {narrow<T>(x[0])}; }
 };
 
+// Loads eight elements from a 16-byte aligned address.
+template <class T>
+__device__ __forceinline__ void load_eight(const T* from, float (&x)[8]) {
+  constexpr int W = kWide<T>;
+#pragma unroll
+  for (int i = 0; i < 8; i += W) {
+    float part[W];
+    Pack<T, W>::load(from + i).get(part);
+#pragma unroll
+    for (int j = 0; j < W; ++j) x[i + j] = part[j];
+  }
+}
+
 // Vector over the columns (weights, bias) whose type is known at run time. It is small and read by
 // every block, so it comes from the cache. Null data reads as zeros.
 struct Columnwise {
@@ -185,6 +198,20 @@ __device__ __forceinline__ float group_sum(float x, float* shared) {
     for (int i = 0; i < G / 32; ++i) x += shared[i];
   }
   return x;
+}
+
+// Raises *to, which is not negative, to the largest of the active threads' `x`, rounded to T. Null:
+// does nothing. Reads first, because most values are smaller and atomic operations on one address
+// take turns.
+template <class T>
+__device__ __forceinline__ void raise_largest(float* to, float x) {
+  if (to == nullptr) return;
+  const unsigned active = __activemask();
+  // The bits of floats that are not negative have the order of their values.
+  const unsigned bits = __reduce_max_sync(active, __float_as_uint(wide(narrow<T>(x))));
+  const bool leads = threadIdx.x % 32 == static_cast<unsigned>(__ffs(static_cast<int>(active)) - 1);
+  auto* place = reinterpret_cast<unsigned*>(to);
+  if (leads && bits > *const_cast<volatile unsigned*>(place)) atomicMax(place, bits);
 }
 
 // Starts copying 16 bytes to shared memory and returns immediately.

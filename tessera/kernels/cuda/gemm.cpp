@@ -32,6 +32,8 @@ bool to_lt_type(DType type, lt::DataType& out) {
     case DType::f32: out = lt::DataType::f32; return true;
     case DType::f16: out = lt::DataType::f16; return true;
     case DType::bf16: out = lt::DataType::bf16; return true;
+    case DType::f8_e4m3: out = lt::DataType::f8_e4m3; return true;
+    case DType::f8_e5m2: out = lt::DataType::f8_e5m2; return true;
     default: return false;
   }
 }
@@ -50,6 +52,9 @@ const void* bias_of(const Gemm& args) {
   return args.epilogue == Epilogue::bias_gradient ? args.bias_gradient : args.bias;
 }
 
+DType b_type(const Gemm& args) { return args.b_type.value_or(args.type); }
+bool is_fp8(DType type) { return type == DType::f8_e4m3 || type == DType::f8_e5m2; }
+
 bool uses_tf32(const Gemm& args) { return args.tf32 && args.type == DType::f32; }
 
 // Everything that the choice of an algorithm depends on.
@@ -67,12 +72,13 @@ struct PlanKeyHash {
 
 PlanKey plan_key(const Gemm& args, std::size_t workspace, int device) {
   std::int64_t flags = 0, alignments = 0;
-  for (const int x : {static_cast<int>(args.type), static_cast<int>(args.out_type),
-                      static_cast<int>(args.epilogue), args.transpose_a ? 1 : 0,
-                      args.transpose_b ? 1 : 0, uses_tf32(args) ? 1 : 0,
-                      args.c == nullptr  ? 0
-                      : args.c == args.d ? 1
-                                         : 2}) {
+  for (const int x :
+       {static_cast<int>(args.type), static_cast<int>(b_type(args)),
+        static_cast<int>(args.out_type), static_cast<int>(args.epilogue), args.transpose_a ? 1 : 0,
+        args.transpose_b ? 1 : 0, uses_tf32(args) ? 1 : 0, args.fast_sums ? 1 : 0,
+        args.c == nullptr  ? 0
+        : args.c == args.d ? 1
+                           : 2}) {
     flags = flags * 16 + x;
   }
   for (const void* pointer : {args.a, args.b, args.c, static_cast<const void*>(args.d),
@@ -143,6 +149,10 @@ std::int32_t epilogue_of(Epilogue epilogue) {
 }
 
 void set_addresses(const Plan& plan, const Gemm& args) {
+  if (is_fp8(args.type)) {
+    set_field(plan.operation, OperationField::factor_a, static_cast<const void*>(args.b_factor));
+    set_field(plan.operation, OperationField::factor_b, static_cast<const void*>(args.a_factor));
+  }
   if (args.epilogue == Epilogue::none) return;
   set_field(plan.operation, OperationField::bias_pointer, bias_of(args));
   if (args.epilogue == Epilogue::gelu_bias) {
@@ -150,10 +160,23 @@ void set_addresses(const Plan& plan, const Gemm& args) {
   }
 }
 
+struct Types {
+  lt::DataType a, b, out;
+};
+
 // Returns whether cuBLASLt can express this product, and its types.
-bool is_supported(const Gemm& args, lt::DataType& type, lt::DataType& out_type) {
+bool is_supported(const Gemm& args, Types& types) {
   if (args.m < 1 || args.n < 1 || args.k < 1) return false;
-  if (!to_lt_type(args.type, type) || !to_lt_type(args.out_type, out_type)) return false;
+  if (!to_lt_type(args.type, types.a) || !to_lt_type(b_type(args), types.b) ||
+      !to_lt_type(args.out_type, types.out)) {
+    return false;
+  }
+  if (is_fp8(args.type)) {
+    return is_fp8(b_type(args)) && !is_fp8(args.out_type) && !args.transpose_a &&
+           args.transpose_b && args.n % 16 == 0 && args.k % 16 == 0 && fp8_problem() == nullptr &&
+           (args.epilogue == Epilogue::none || args.epilogue == Epilogue::bias);
+  }
+  if (args.b_type || is_fp8(args.out_type)) return false;
   const bool same = args.type == args.out_type;
   switch (args.epilogue) {
     case Epilogue::none:
@@ -164,7 +187,7 @@ bool is_supported(const Gemm& args, lt::DataType& type, lt::DataType& out_type) 
   return false;
 }
 
-void make_plan(Plan& plan, const Gemm& args, lt::DataType type, lt::DataType out_type) {
+void make_plan(Plan& plan, const Gemm& args, const Types& types) {
   const lt::Api& api = cublaslt();
   const lt::Compute compute = uses_tf32(args) ? lt::Compute::f32_tf32 : lt::Compute::f32;
   api.check(api.operation_create(&plan.operation, compute, lt::DataType::f32),
@@ -173,15 +196,18 @@ void make_plan(Plan& plan, const Gemm& args, lt::DataType type, lt::DataType out
   set_field(plan.operation, OperationField::transpose_b, std::int32_t{args.transpose_a ? 1 : 0});
   set_field(plan.operation, OperationField::epilogue, epilogue_of(args.epilogue));
   if (args.epilogue != Epilogue::none) {
-    set_field(plan.operation, OperationField::bias_type, static_cast<std::int32_t>(out_type));
+    set_field(plan.operation, OperationField::bias_type, static_cast<std::int32_t>(types.out));
   }
   if (args.epilogue == Epilogue::gelu_bias) {
     set_field(plan.operation, OperationField::aux_stride, args.n);
-    set_field(plan.operation, OperationField::aux_type, static_cast<std::int32_t>(out_type));
+    set_field(plan.operation, OperationField::aux_type, static_cast<std::int32_t>(types.out));
   }
-  plan.a = args.transpose_b ? layout_of(type, args.k, args.n) : layout_of(type, args.n, args.k);
-  plan.b = args.transpose_a ? layout_of(type, args.m, args.k) : layout_of(type, args.k, args.m);
-  plan.d = layout_of(out_type, args.n, args.m);
+  if (args.fast_sums) set_field(plan.operation, OperationField::fast_sums, std::int8_t{1});
+  plan.a =
+      args.transpose_b ? layout_of(types.b, args.k, args.n) : layout_of(types.b, args.n, args.k);
+  plan.b =
+      args.transpose_a ? layout_of(types.a, args.m, args.k) : layout_of(types.a, args.k, args.m);
+  plan.d = layout_of(types.out, args.n, args.m);
 }
 
 // Returns cuBLASLt's proposals, best first by its own estimate. Empty: not supported.
@@ -280,6 +306,16 @@ Plan& plan_of(const Gemm& args, std::size_t workspace) {
   return *plan;
 }
 
+std::string find_fp8_problem() {
+  if (const char* problem = gemm_problem()) return problem;
+  constexpr int oldest = 89;
+  if (const int capability = compute_capability(); capability < oldest) {
+    return str("This GPU has compute capability ", capability / 10, ".", capability % 10,
+               "; products in fp8 need 8.9 (Ada, Hopper or newer).");
+  }
+  return "";
+}
+
 std::string find_gemm_problem() {
   if (!lt::library().loaded) return lt::library().problem;
   if (!has_gpu()) return "The CUDA runtime found no usable GPU.";
@@ -293,12 +329,17 @@ const char* gemm_problem() {
   return problem.empty() ? nullptr : problem.c_str();
 }
 
+const char* fp8_problem() {
+  static const std::string problem = find_fp8_problem();
+  return problem.empty() ? nullptr : problem.c_str();
+}
+
 bool gemm(const Gemm& args, Workspace workspace, bool tune, Stream stream) {
-  lt::DataType type{}, out_type{};
-  if (gemm_problem() != nullptr || !is_supported(args, type, out_type)) return false;
+  Types types{};
+  if (gemm_problem() != nullptr || !is_supported(args, types)) return false;
   Plan& plan = plan_of(args, workspace.bytes);
   const std::lock_guard lock(plan.mutex);
-  if (!plan.made) make_plan(plan, args, type, out_type);
+  if (!plan.made) make_plan(plan, args, types);
   set_addresses(plan, args);
   if (!plan.made) plan.proposals = proposals_for(plan, args, workspace.bytes);
   plan.made = true;

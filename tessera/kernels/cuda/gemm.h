@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "tessera/kernels/cuda/cuda.h"
@@ -24,7 +25,7 @@ enum class Epilogue : std::uint8_t {
 // d [m, n] = op(a) · op(b) + c, all row-major and contiguous. a is [m, k], or [k, m] if transposed;
 // b is [k, n], or [n, k] if transposed. c may be null, or d itself (accumulate).
 struct Gemm {
-  DType type = DType::bf16;      // type of a and b
+  DType type = DType::bf16;      // type of a, and of b if b_type is not set
   DType out_type = DType::bf16;  // type of c and d
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false;
@@ -37,10 +38,20 @@ struct Gemm {
   const void* bias = nullptr;     // [n], of out_type
   void* aux = nullptr;            // [m, n], of type; gelu_bias
   void* bias_gradient = nullptr;  // [m], of type; bias_gradient
+
+  // Products in fp8 (not of two f8_e5m2) need the factors of a and b, on the device and 16-byte
+  // aligned: [Note: fp8]. Only b may be transposed, and must be; k and n are multiples of 16.
+  const float* a_factor = nullptr;
+  const float* b_factor = nullptr;
+  std::optional<DType> b_type = std::nullopt;  // f8_e4m3 or f8_e5m2
+  // fp8: sums may be kept in fewer bits (about 14 of the mantissa), which is faster.
+  bool fast_sums = false;
 };
 
 // Returns null if cuBLASLt can be used on this device, otherwise the reason it cannot.
 const char* gemm_problem();
+// Returns null if products in fp8 can be used on this device, otherwise the reason they cannot.
+const char* fp8_problem();
 
 // Runs a product. `workspace` is device memory that is not in use on other streams at the same
 // time. Returns false, without doing anything, if cuBLASLt has no algorithm for it (the caller then

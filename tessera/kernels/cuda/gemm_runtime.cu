@@ -32,6 +32,16 @@ int current_device() {
   return device;
 }
 
+int compute_capability() {
+  int major = 0, minor = 0;
+  const int device = current_device();
+  check_runtime(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+                "cudaDeviceGetAttribute");
+  check_runtime(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+                "cudaDeviceGetAttribute");
+  return 10 * major + minor;
+}
+
 bool capturing(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(as_stream(stream), &status) != cudaSuccess) {

@@ -9,6 +9,8 @@ namespace tessera::kernels::cuda {
 
 bool has_gpu();
 int current_device();  // device of this thread
+// Returns 10 · major + minor version of this thread's device, such as 90.
+int compute_capability();
 // Returns whether work on the stream is being captured into a graph.
 bool capturing(Stream stream);
 

@@ -9,7 +9,8 @@
 // row-major and contiguous. Kernels are fast if pointers are 16-byte aligned and a row is a
 // multiple of 16 bytes, and slow otherwise; norms are also slow for rows over 32 kB. Where stated,
 // an output may alias an input (same pointer). The reference implementation of each is in
-// tests/kernels/.
+// tests/kernels/. Some raise *largest to the largest magnitude of an output, ignoring NaN, if
+// `largest` is not null: [Note: fp8].
 namespace tessera::kernels::cuda {
 
 // Returns the minimum size of `scratch`, in floats. Sums over rows take two steps: the first leaves
@@ -29,6 +30,7 @@ struct Norm {
   const void* weight = nullptr;    // [cols]
   const void* bias = nullptr;      // [cols]; may be null
   float eps = 1e-5f;
+  float* largest = nullptr;  // of y (forward) or dx (backward)
 };
 // Writes s to `sum` if there is a residual. mean and rstd are [rows].
 void norm_forward(const Norm& in, void* y, void* sum, float* mean, float* rstd, Stream stream);
@@ -49,6 +51,7 @@ struct Gelu {
   std::size_t rows = 0, cols = 0;
   const void* x = nullptr;
   const void* bias = nullptr;  // [cols]
+  float* largest = nullptr;    // of y (forward) or dx (backward)
 };
 void gelu_forward(const Gelu& in, void* y, Stream stream);  // y may be x
 // dx = dy · gelu'(x + bias), may be dy. If `y` is not null, gelu(x + bias) is recomputed into it.
@@ -61,6 +64,7 @@ struct SwiGlu {
   DType type = DType::bf16;
   std::size_t rows = 0, cols = 0;  // dimensions of y
   const void* x = nullptr;
+  float* largest = nullptr;  // of y (forward) or dx (backward)
 };
 void swiglu_forward(const SwiGlu& in, void* y, Stream stream);
 // dx [rows, 2 · cols] may be x. If `y` is not null, the output is recomputed into it.
@@ -90,6 +94,7 @@ struct SideBySide {
   std::size_t rows = 0;
   const void* parts[3] = {};
   std::size_t cols[3] = {};
+  float* largest = nullptr;
 };
 void side_by_side(const SideBySide& in, void* out, float* sums, float* scratch, Stream stream);
 

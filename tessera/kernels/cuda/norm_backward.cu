@@ -19,6 +19,7 @@ struct Backward {
   T* dx;
   T* y;
   float* scratch;  // one row per block: dweight, dbias and optionally dx sums; null: not computed
+  float* largest;  // of dx; may be null
 };
 
 // Means over a row of dy · weight and dy · weight · z, where z is the normalized row.
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(kBlockThreads<K>, 1)
   const float per_column = 1.0f / static_cast<float>(in.cols);
   const std::size_t start = blockIdx.x + std::size_t{group} * gridDim.x;
   const std::size_t step = std::size_t{gridDim.x} * groups;
-  float dweight[K][V] = {}, dbias[K][V] = {}, dx_sums[K][V] = {};
+  float dweight[K][V] = {}, dbias[K][V] = {}, dx_sums[K][V] = {}, top = 0;
 
   const auto fetch = [&](std::size_t row, unsigned stage) {
     if (row < in.rows) {
@@ -148,6 +149,7 @@ __global__ void __launch_bounds__(kBlockThreads<K>, 1)
       for (int i = 0; i < V; ++i) {
         z[i] = (z[i] - mean) * rstd;
         g[i] = past[i] + rstd * (g[i] * w[i] - g_mean - z[i] * gz_mean);
+        top = fmaxf(top, fabsf(g[i]));
         if constexpr (DxSums) dx_sums[k][i] += g[i];
       }
       Pack<T, V>::of(g).store(in.dx + begin);
@@ -162,6 +164,7 @@ __global__ void __launch_bounds__(kBlockThreads<K>, 1)
     stage = stage + 1 == stages ? 0 : stage + 1;
   }
 
+  raise_largest<T>(in.largest, top);
   if (in.scratch == nullptr) return;
   // Adds the sums of the block's groups, reusing the memory of the staged rows.
   const unsigned all = kParts * static_cast<unsigned>(in.cols);
@@ -235,6 +238,7 @@ __global__ void __launch_bounds__(kAnyRow) norm_backward_any_kernel(Backward<T> 
   g_mean = group_sum<kAnyRow>(g_mean, shared[0]) / count;
   gz_mean = group_sum<kAnyRow>(gz_mean, shared[1]) / count;
   if (!in.centered) g_mean = 0;
+  float top = 0;
   along_row(in.cols, [&](std::size_t c) {
     float w[1], b[1];
     in.weight.get(c, w);
@@ -242,9 +246,12 @@ __global__ void __launch_bounds__(kAnyRow) norm_backward_any_kernel(Backward<T> 
     const float z = (wide(in.s[begin + c]) - mean) * rstd;
     const float past = in.dsum == nullptr ? 0.0f : wide(in.dsum[begin + c]);
     const float g = wide(in.dy[begin + c]) * w[0];
-    in.dx[begin + c] = narrow<T>(past + rstd * (g - g_mean - z * gz_mean));
+    const float dx = past + rstd * (g - g_mean - z * gz_mean);
+    top = fmaxf(top, fabsf(dx));
+    in.dx[begin + c] = narrow<T>(dx);
     if (in.y != nullptr) in.y[begin + c] = narrow<T>(z * w[0] + b[0]);
   });
+  raise_largest<T>(in.largest, top);
 }
 
 // Launches the kernel and returns the number of rows of scratch that it writes.
@@ -322,7 +329,8 @@ void norm_backward(const Norm& in, const float* mean, const float* rstd, const v
                            static_cast<const T*>(dsum),
                            static_cast<T*>(dx),
                            static_cast<T*>(y),
-                           sums ? scratch : nullptr};
+                           sums ? scratch : nullptr,
+                           in.largest};
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.weight) &&
                        is_aligned(in.bias) && is_aligned(dy) && is_aligned(dsum) &&
                        is_aligned(dx) && is_aligned(y) && is_aligned(scratch);

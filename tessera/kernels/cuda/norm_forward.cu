@@ -18,6 +18,7 @@ struct Forward {
   T* sum;
   float* mean;
   float* rstd;
+  float* largest;
 };
 
 // Blocks per SM that leave enough registers for K packs and those of the next row.
@@ -78,6 +79,7 @@ __global__ void __launch_bounds__(G == 32 ? 128 : G, min_blocks_per_sm<K, G, Res
   }
 
   const float count = static_cast<float>(in.cols);
+  float top = 0;
   for (int turn = 0; row < in.rows; row += step, turn ^= 1) {
     if constexpr (!kAhead) read(row);
     Pack<T, V> s[K];
@@ -133,7 +135,10 @@ __global__ void __launch_bounds__(G == 32 ? 128 : G, min_blocks_per_sm<K, G, Res
       weight.template get_as<W>(at * V, w);
       if (bias.data != nullptr) bias.template get_as<W>(at * V, b);
 #pragma unroll
-      for (int i = 0; i < V; ++i) a[i] = (a[i] - mean) * rstd * w[i] + b[i];
+      for (int i = 0; i < V; ++i) {
+        a[i] = (a[i] - mean) * rstd * w[i] + b[i];
+        top = fmaxf(top, fabsf(a[i]));
+      }
       Pack<T, V>::of(a).store(y + at * V);
     }
     if (lane == 0) {
@@ -141,6 +146,7 @@ __global__ void __launch_bounds__(G == 32 ? 128 : G, min_blocks_per_sm<K, G, Res
       in.rstd[row] = rstd;
     }
   }
+  raise_largest<T>(in.largest, top);
 }
 
 // Fallback for rows of any length and alignment, one element at a time.
@@ -166,12 +172,16 @@ __global__ void __launch_bounds__(kAnyRow) norm_forward_any_kernel(Forward<T> in
     squares += a * a;
   });
   const float rstd = rsqrtf(group_sum<kAnyRow>(squares, shared[1]) / count + in.eps);
+  float top = 0;
   along_row(in.cols, [&](std::size_t c) {
     float w[1], b[1];
     in.weight.get(c, w);
     in.bias.get(c, b);
-    in.y[begin + c] = narrow<T>((wide(s[c]) - mean) * rstd * w[0] + b[0]);
+    const float value = (wide(s[c]) - mean) * rstd * w[0] + b[0];
+    top = fmaxf(top, fabsf(value));
+    in.y[begin + c] = narrow<T>(value);
   });
+  raise_largest<T>(in.largest, top);
   if (threadIdx.x == 0) {
     if (in.centered) in.mean[row] = mean;
     in.rstd[row] = rstd;
@@ -274,7 +284,8 @@ void norm_forward(const Norm& in, void* y, void* sum, float* mean, float* rstd, 
                           static_cast<T*>(y),
                           static_cast<T*>(sum),
                           mean,
-                          rstd};
+                          rstd,
+                          in.largest};
     const bool whole = in.cols % kWide<T> == 0 && is_aligned(in.x) && is_aligned(in.residual) &&
                        is_aligned(in.weight) && is_aligned(in.bias) && is_aligned(y) &&
                        is_aligned(sum);

@@ -103,10 +103,11 @@ struct Parts {
 
 template <class T, int V, bool Sums>
 __global__ void __launch_bounds__(32 * kTileRows)
-    side_by_side_kernel(Tiles tiles, std::size_t cols, Parts<T> parts, T* out, float* scratch) {
+    side_by_side_kernel(Tiles tiles, std::size_t cols, Parts<T> parts, T* out, float* scratch,
+                        float* largest) {
   const std::size_t pack = tiles.pack();
   const std::size_t end = pack < tiles.packs ? tiles.end_row() : 0;  // no rows beyond the last pack
-  float sums[V] = {};
+  float sums[V] = {}, top = 0;
   out += pack * V;
   const T* from = parts.data[0];
   std::size_t column = pack * V, width = parts.cols[0];
@@ -133,14 +134,18 @@ __global__ void __launch_bounds__(32 * kTileRows)
       const std::size_t r = row + u * kTileRows;
       if (r >= end) break;
       packs[u].store(out + r * cols);
-      if constexpr (Sums) {
+      if (Sums || largest != nullptr) {
         float values[V];
         packs[u].get(values);
 #pragma unroll
-        for (int i = 0; i < V; ++i) sums[i] += values[i];
+        for (int i = 0; i < V; ++i) {
+          sums[i] += values[i];
+          top = fmaxf(top, fabsf(values[i]));
+        }
       }
     }
   }
+  raise_largest<T>(largest, top);
   if constexpr (Sums) store_partial_sums<V>(tiles, cols, sums, scratch);
 }
 
@@ -196,8 +201,8 @@ void side_by_side(const SideBySide& in, void* out, float* sums, float* scratch, 
             ? (whole ? &side_by_side_kernel<T, W, false> : &side_by_side_kernel<T, 1, false>)
             : (whole ? &side_by_side_kernel<T, W, true> : &side_by_side_kernel<T, 1, true>);
     if (in.rows > 0) {
-      kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(tiles, cols, parts,
-                                                                 static_cast<T*>(out), scratch);
+      kernel<<<tiles.grid(), tiles.block(), 0, native(stream)>>>(
+          tiles, cols, parts, static_cast<T*>(out), scratch, in.largest);
       check_launch("side_by_side", in.rows, cols);
     }
     finish_columns(scratch, tiles.groups, {cols, 1, {{sums, DType::f32, false}}}, stream);
