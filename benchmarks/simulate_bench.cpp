@@ -9,6 +9,7 @@
 
 #include "tessera/planner/fields.h"
 #include "tessera/planner/search.h"
+#include "tessera/simulator/scenario.h"
 #include "tessera/simulator/simulate.h"
 
 namespace {
@@ -28,9 +29,8 @@ simulator::Scenario scenario(int ranks, int pp) {
   settings.set("pp", std::to_string(pp));
   settings.set("zero", "3");
   settings.set("grad-accum", pp == 1 ? "1" : "8");
-  simulator::Scenario s;
-  static_cast<planner::Step&>(s) =
-      planner::describe_step(planner::resolve(planner::look_up(settings, planner::Catalog())));
+  simulator::Scenario s =
+      simulator::scenario_of(planner::resolve(planner::look_up(settings, planner::Catalog())));
   s.jitter = 0.05;
   return s;
 }

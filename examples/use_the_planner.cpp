@@ -1,7 +1,7 @@
 // The planner in your own program, without LibTorch.
 //   build/bin/use_the_planner
 // Prints the memory of each ZeRO stage for GPT-2 XL on eight A100s, the fastest configuration for
-// them, and a plan as JSON.
+// them, its simulated step, and a plan as JSON.
 #include <cstdio>
 #include <exception>
 
@@ -33,6 +33,9 @@ int main() try {
   const planner::RunConfig& best = found.best.at(0).question;
   std::printf("best of %ld: dp %d  tp %d  pp %d  stage %d  micro-batch %ld\n", long(found.tried),
               best.dp(), best.tp(), best.pp(), best.zero, long(best.micro_batch));
+  // The same step, event by event.
+  std::printf("predicted step %.3f s, simulated %.3f s\n", found.best.at(0).time.step(),
+              tessera::simulator::simulate(best).step);
 
   // Same output as `tessera plan --model gpt2-xl --dp 8 --zero 1 --json`. For a Plan, use
   // to_json(plan).

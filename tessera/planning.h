@@ -7,7 +7,6 @@
 #include "tessera/core/model_shape.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/plan.h"
-#include "tessera/planner/plan_json.h"
 #include "tessera/planner/search.h"
 #include "tessera/schedule/schedule.h"
 #include "tessera/simulator/simulate.h"

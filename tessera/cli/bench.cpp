@@ -12,6 +12,7 @@
 #include "tessera/cli/rank_failure.h"
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/launch.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/progress.h"

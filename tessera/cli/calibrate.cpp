@@ -15,6 +15,7 @@
 #include "tessera/cli/rank_failure.h"
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/gpus.h"
+#include "tessera/comm/launch.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/publish.h"

@@ -8,6 +8,7 @@
 #include "tessera/cli/inference.h"
 #include "tessera/cli/json_output.h"
 #include "tessera/cli/rank_failure.h"
+#include "tessera/comm/launch.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/log.h"
 #include "tessera/core/most_ranks.h"

@@ -33,6 +33,7 @@
 #include "tessera/planner/plan.h"
 #include "tessera/process/own_ranks.h"
 #include "tessera/process/rank_process.h"
+#include "tessera/simulator/scenario.h"
 #include "tessera/simulator/simulate.h"
 
 namespace tessera::cli {
@@ -203,8 +204,7 @@ class PlannerAnswers {
 
   // Simulates the same step with the computing times of a run. Returns seconds.
   double simulated(const RunWords& words, const RunFacts& computing) const {
-    simulator::Scenario scenario;
-    static_cast<planner::Step&>(scenario) = planner::describe_step(question_of(words));
+    simulator::Scenario scenario = simulator::scenario_of(question_of(words));
     const double micros = static_cast<double>(scenario.micros);
     for (planner::StepChunk& chunk : scenario.chunks.front()) {
       chunk.forward = computing.forward / micros;

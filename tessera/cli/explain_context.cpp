@@ -66,7 +66,7 @@ std::string explain_context(const ExplainArguments& a) {
   const int cp = q.cp();
   if (cp == 1) return "cp 1 shares no sequence and sends nothing. Use --cp 2 or more.\n";
   const std::int64_t tokens = q.rank_tokens(), chunk = tokens / 2;
-  // In order, the last rank sees the keys of all others.
+  // Without zig-zag the last rank has the most work: it sees the keys of all others.
   const double balanced = attention_work(ChunkOrder::zigzag, cp, cp - 1);
   const double longest = attention_work(ChunkOrder::in_order, cp, cp - 1);
   const double kept = layer_activations(q), before = layer_activations(without_context(q));

@@ -65,7 +65,7 @@ std::string rows_text(const RunConfig& q, const ExpertCosts& costs) {
                     integer(1.25 * costs.mean), " rows of an expert, and drop the rest\n");
 }
 
-// Bytes of the all-to-alls of one layer, and time of a step.
+// Describes the bytes of the all-to-alls of one layer, and their time in a step.
 std::string exchange_text(const RunConfig& q, const planner::Plan& plan, const ExpertCosts& costs) {
   if (q.ep() == 1) {
     return "\nExchange: with ep 1 a rank has all experts, and no row leaves it. Use --ep 2 or "

@@ -19,6 +19,7 @@
 #include "tessera/cli/json_output.h"
 #include "tessera/cli/model_tokenizer.h"
 #include "tessera/cli/rank_failure.h"
+#include "tessera/comm/launch.h"
 #include "tessera/comm/mesh.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/files.h"

@@ -3,7 +3,7 @@
 #include <exception>
 #include <functional>
 
-#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/launch.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/message_of.h"
 #include "tessera/process/failure_notes.h"

@@ -102,7 +102,9 @@ void check_nodes(RunArguments& arguments) {
                      "port too");
   }
   if (launch.nodes > INT_MAX / launch.ranks) {
-    throw UsageError("--ranks × --nodes exceeds the largest supported number of ranks", "ranks");
+    throw UsageError(str("--ranks ", launch.ranks, " × --nodes ", launch.nodes,
+                         ": the number of ranks must be at most ", INT_MAX),
+                     "ranks");
   }
   if (!arguments.master_addr.empty()) launch.master_addr = arguments.master_addr;
   launch.master_port = arguments.master_port;

@@ -17,6 +17,8 @@
 #include "tessera/core/text.h"
 #include "tessera/core/units.h"
 #include "tessera/planner/sweep.h"
+#include "tessera/planner/topology.h"
+#include "tessera/simulator/scenario.h"
 #include "tessera/simulator/simulation.h"
 
 namespace tessera::cli {
@@ -186,9 +188,8 @@ void check_tp_time(const SimulateArguments& a, const planner::RunConfig& resolve
 }
 
 simulator::Scenario scenario_for(const SimulateArguments& a, const planner::RunConfig& resolved) {
-  simulator::Scenario s;
   check_tp_time(a, resolved);
-  static_cast<planner::Step&>(s) = planner::describe_step(resolved);
+  simulator::Scenario s = simulator::scenario_of(resolved);
   if (a.given_forward) take_given_times(a, s);
   s.topology.algorithm = planner::parse_algorithm(a.collective);
   s.jitter = a.jitter;

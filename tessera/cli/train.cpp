@@ -23,6 +23,7 @@
 #include "tessera/cli/scratch_folder.h"
 #include "tessera/comm/backend_kind.h"
 #include "tessera/comm/bootstrap.h"
+#include "tessera/comm/launch.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/fd.h"
 #include "tessera/core/index.h"

@@ -11,7 +11,6 @@
 #include "tessera/comm/collective.h"
 #include "tessera/comm/observer.h"
 #include "tessera/comm/traffic.h"
-#include "tessera/comm/work.h"
 
 namespace tessera::comm {
 

@@ -16,8 +16,10 @@
 #include "tessera/comm/c10d_store.h"
 #include "tessera/comm/dry/backend.h"
 #include "tessera/comm/dry/device_backend.h"
+#include "tessera/comm/generation.h"
 #include "tessera/comm/gpus.h"
 #include "tessera/comm/hierarchical/backend.h"
+#include "tessera/comm/launch.h"
 #include "tessera/comm/nccl/backend.h"
 #include "tessera/comm/secret.h"
 #include "tessera/comm/shm/backend.h"
@@ -229,7 +231,7 @@ Group init(const InitOptions& options) {
     const auto gpu = static_cast<c10::DeviceIndex>(gpu_of(launch.local_rank, gpu_count()));
     return Group(dry::make_device_backend(std::move(backend), {c10::kCUDA, gpu}));
   }
-  const Generation* const generation = options.generation ? &*options.generation : nullptr;
+  const Generation* const generation = options.generation.get();
   const int rank = generation != nullptr ? generation->rank_of(launch.rank) : launch.rank;
   const int size =
       generation != nullptr ? static_cast<int>(generation->members.size()) : launch.size;

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera::comm {
@@ -75,6 +77,53 @@ struct Call {
   int copies = 1;       // of each shard of a reduce_scatter: [Note: copies]
   bool shared = false;  // all_gather of memory that all ranks have mapped: nothing is copied
 };
+
+// State of an operation behind a Work, implemented by each backend.
+class WorkState {
+ public:
+  virtual ~WorkState() = default;
+  // Waits until the result may be read. Throws if the operation failed.
+  virtual void wait() = 0;
+  // Returns whether wait() would return or throw immediately.
+  virtual bool done() const = 0;
+};
+
+// Handle of an asynchronous operation. Cheap to copy. Without the handle the operation continues
+// and keeps its buffers alive, but only wait() reports a failure. A default-constructed Work is
+// complete. Any thread may wait.
+class [[nodiscard]] Work {
+ public:
+  Work() = default;
+  // Called by backends.
+  explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {}
+
+  // Waits until the result may be read. Throws if the operation failed. For CPU buffers it blocks
+  // the calling thread; for CUDA buffers it makes the current stream wait.
+  void wait() const {
+    if (state_) state_->wait();
+  }
+
+  // Returns whether wait() would return or throw immediately.
+  bool done() const { return !state_ || state_->done(); }
+
+ private:
+  std::shared_ptr<WorkState> state_;
+};
+
+// Traffic of one rank in one group. Subtract two readings to get that of an interval.
+struct TrafficCounts {
+  std::uint64_t sent_bytes = 0;     // ring-equivalent, Traffic::model, padding included
+  std::uint64_t control_bytes = 0;  // ring-equivalent, Traffic::control
+  std::uint64_t copied_bytes = 0;   // physically written by this rank's copy and reduce loops
+  // Time in these loops, for backends that have them. For nccl: the time that calls ran on the GPU,
+  // including waits for other ranks.
+  std::uint64_t busy_ns = 0;
+  std::array<std::uint64_t, kOpCount> calls{};  // number of calls by Op
+};
+// Returns the traffic between two readings.
+TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier) noexcept;
+// Returns the traffic of two groups together.
+TrafficCounts operator+(const TrafficCounts& one, const TrafficCounts& other) noexcept;
 
 // Emulated link that is slower than the shared memory of a host, for experiments. 0 disables a
 // limit.

@@ -27,6 +27,16 @@ const char* name(Op op) noexcept {
   return "?";
 }
 
+const char* name(ReduceOp op) noexcept {
+  switch (op) {
+    case ReduceOp::sum: return "sum";
+    case ReduceOp::avg: return "avg";
+    case ReduceOp::min: return "min";
+    case ReduceOp::max: return "max";
+  }
+  return "unknown operation";
+}
+
 std::size_t shard_stride(std::size_t count, int ranks) noexcept {
   const auto n = static_cast<std::size_t>(ranks);
   return count / n + (count % n != 0);

@@ -4,7 +4,7 @@
 
 #include <sstream>
 
-#include "tessera/comm/bootstrap.h"
+#include "tessera/comm/launch.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 

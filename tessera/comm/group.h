@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "tessera/comm/call.h"
-#include "tessera/comm/traffic.h"
-#include "tessera/comm/work.h"
 
 namespace tessera::comm {
 

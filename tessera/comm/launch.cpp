@@ -1,4 +1,4 @@
-// Detects the launcher and this process's rank from the variables of the environment.
+#include "tessera/comm/launch.h"
 
 #include <unistd.h>
 
@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "tessera/comm/address.h"
-#include "tessera/comm/bootstrap.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 

@@ -11,21 +11,6 @@ namespace tessera::comm {
 
 struct Collective;
 
-// Traffic of one rank in one group. Subtract two readings to get that of an interval.
-struct TrafficCounts {
-  std::uint64_t sent_bytes = 0;     // ring-equivalent, Traffic::model, padding included
-  std::uint64_t control_bytes = 0;  // ring-equivalent, Traffic::control
-  std::uint64_t copied_bytes = 0;   // physically written by this rank's copy and reduce loops
-  // Time in these loops, for backends that have them. For nccl: the time that calls ran on the GPU,
-  // including waits for other ranks.
-  std::uint64_t busy_ns = 0;
-  std::array<std::uint64_t, kOpCount> calls{};  // number of calls by Op
-};
-// Returns the traffic between two readings.
-TrafficCounts operator-(const TrafficCounts& later, const TrafficCounts& earlier) noexcept;
-// Returns the traffic of two groups together.
-TrafficCounts operator+(const TrafficCounts& one, const TrafficCounts& other) noexcept;
-
 // Atomic counters behind TrafficCounts; threads of one rank may use them concurrently.
 class TrafficMeter {
  public:

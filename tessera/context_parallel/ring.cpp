@@ -337,8 +337,8 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
 nn::AttentionChoice ring_kernel(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                                 const nn::AttentionOptions& options) {
   nn::AttentionOptions of = options;
-  // Blocks have no documents, only many lengths. In 16 bits the kernel for documents is flash
-  // attention, which needs no plan for every length, as cuDNN does.
+  // The blocks of a ring contain no document boundaries, but have many lengths. With documents, in
+  // 16 bits, the choice is flash attention, which unlike cuDNN needs no plan for each length.
   if (qkv.scalar_type() == at::kFloat) of.document_starts = at::Tensor();
   // The shortest blocks without documents have the tokens of one chunk.
   return nn::attention_kernel(qkv.narrow(1, 0, qkv.size(1) / 2), heads, kv_heads, of);

@@ -40,7 +40,7 @@ class RingBlocks {
       } else {
         const std::int64_t skipped = std::max<std::int64_t>(0, start - keys.position);
         add(document, {keys.local + skipped, keys.position + skipped, keys.count - skipped}, row);
-        return;  // later documents of the queries begin after the keys
+        return;  // the other documents of the queries begin after the keys
       }
       position = next;
     }

@@ -8,13 +8,14 @@
 
 namespace tessera::context_parallel {
 
-// Queries of a rank, and keys of the rank that owns them, for one call of a kernel.
+// Queries and keys for one call of an attention kernel. The keys may be those of another rank,
+// their owner.
 struct RingBlock {
-  std::int64_t query = 0, queries = 0;  // first token of the rank, and number of tokens
-  std::int64_t key = 0, keys = 0;       // of the owner
+  std::int64_t query = 0, queries = 0;  // index of the first one on this rank, and number
+  std::int64_t key = 0, keys = 0;       // the same on their owner
   bool causal = false;     // query i sees no key after i, and there are as many keys as queries
   std::int64_t left = -1;  // query i sees no key before i - left; -1: no limit
-  bool first = false;      // no earlier block has these queries; later ones add to the result
+  bool first = false;      // no earlier block has these queries; later blocks add to its result
   std::int64_t row = -1;   // sequence of the batch; -1: all
 
   friend bool operator==(const RingBlock&, const RingBlock&) = default;

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "tessera/core/errors.h"
-#include "tessera/core/model_shape.h"
 #include "tessera/core/text.h"
 
 namespace tessera {

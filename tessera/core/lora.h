@@ -5,27 +5,16 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/core/model_shape.h"
 #include "tessera/core/param_spec.h"
 
 namespace tessera {
-
-struct ModelShape;
 
 // [Note: adapters] Low-rank adaptation (Hu et al., 2021). The parameters of the model are frozen.
 // Some linears of its blocks get two thin matrices that are trained:
 //   y = W x + b + alpha / rank · B (A x)      A [rank, in], B [out, rank]
 // B starts at zero, so training starts from the unchanged model. A is initialized as in PEFT. In
 // training steps dropout may be applied to the input of A, independently for each adapter.
-struct Lora {
-  std::int64_t rank = 0;  // 0: no adapters; the whole model is trained
-  double alpha = 16;
-  std::string targets = "auto";  // linears that get an adapter: adapters_of()
-  double dropout = 0;            // probability, 0 to below 1; training steps only
-
-  bool any() const { return rank > 0; }
-  double scale() const { return alpha / static_cast<double>(rank); }
-  bool operator==(const Lora&) const = default;
-};
 
 // An adapter of a block, with its names in this library and in PEFT.
 struct Adapter {

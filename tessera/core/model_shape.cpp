@@ -186,7 +186,9 @@ static void check_experts(const ModelShape& shape) {
   at_least_0("expert-capacity", experts.capacity, 1e6);
   at_least_0("the factor of the experts' sum", experts.scale, 1e6);
   if (experts.shared_gate && experts.shared_width == 0) {
-    throw UsageError("a gate of shared experts is given, but there are none", "shared-expert-ffn");
+    throw UsageError(
+        "the model has a gate of shared experts, but no shared experts: their width is 0",
+        "shared-expert-ffn");
   }
   if (experts.bias_rate > 0 && !experts.selection_bias) {
     throw UsageError("balance-bias-rate is given, but the experts are selected without a bias",

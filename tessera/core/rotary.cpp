@@ -1,9 +1,8 @@
-#include "tessera/core/rotary.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/model_shape.h"
 #include "tessera/core/text.h"
 
 namespace tessera {

@@ -9,16 +9,11 @@
 #include "tessera/core/text.h"
 #include "tessera/dashboard/api.h"
 #include "tessera/planner/step_time.h"
+#include "tessera/simulator/scenario.h"
 #include "tessera/simulator/simulation.h"
 
 namespace tessera::dashboard {
 namespace {
-
-simulator::Scenario scenario_of(const planner::RunConfig& resolved) {
-  simulator::Scenario scenario;
-  static_cast<planner::Step&>(scenario) = planner::describe_step(resolved);
-  return scenario;
-}
 
 // Estimates the events of a simulation. Throws UsageError if it would take seconds.
 void check_work(const simulator::Scenario& s, const Limits& limits) {
@@ -95,7 +90,7 @@ Json simulate_answer(const Knowledge& known, Ask& ask) {
   const auto stragglers = stragglers_of(ask);
   simulator::Simulation s;
   s.question = ask.question(known.catalog, known.limits);
-  s.scenario = scenario_of(s.question);
+  s.scenario = simulator::scenario_of(s.question);
   s.scenario.jitter = jitter;
   s.scenario.seed = static_cast<std::uint64_t>(seed);
   s.scenario.stragglers = stragglers;
@@ -152,7 +147,7 @@ Json scaling_answer(const Knowledge& known, Ask& ask) {
     check_limits(resolved, known.limits);
     if (bandwidth > 0) resolved.hardware.between.bandwidth = bandwidth;
     simulator::SweepCase each;
-    each.scenario = scenario_of(resolved);
+    each.scenario = simulator::scenario_of(resolved);
     each.scenario.jitter = jitter;
     check_work(each.scenario, known.limits);
     each.tokens = static_cast<double>(resolved.global_batch * resolved.seq);

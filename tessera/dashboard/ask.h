@@ -18,9 +18,9 @@ using Json = nlohmann::ordered_json;
 struct Limits {
   int ranks = 1 << 20;               // of a question
   std::int64_t slots = 1 << 16;      // ranks · micro-batches · chunks of a pipeline
-  std::int64_t drawn = 1 << 14;      // slots of a schedule that is drawn
+  std::int64_t drawn = 1 << 14;      // most slots of a schedule that is drawn
   std::int64_t events = 20'000'000;  // estimated events of a simulation
-  int context_ranks = 64;            // cp of a ring that is drawn
+  int context_ranks = 64;            // largest cp of a ring that is drawn
   int search_gpus = 1 << 16;
   // Configurations that a search may try. Its time depends on the number of divisors of the GPUs
   // and of the batch; 65,536 has few.

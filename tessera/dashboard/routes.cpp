@@ -95,11 +95,10 @@ Json cost_body() {
           {"tokens_per_s", list("throughput of each number of GPUs")}};
 }
 
-}  // namespace
-
-std::vector<Route> calculator_routes() {
+// Routes about a model and the plan of a run.
+std::vector<Route> plan_routes() {
   const Json none = Json::object();
-  std::vector<Route> routes = {
+  return {
       {"GET",
        "/api/about",
        "the available models, hardware, layouts, schedules and settings",
@@ -163,6 +162,13 @@ std::vector<Route> calculator_routes() {
        {{"model", "gpt2-xl"}, {"dp", 8}, {"zero", 1}},
        false,
        printed(questions_answer)},
+  };
+}
+
+// Routes about the steps of a run, their communication, and other configurations.
+std::vector<Route> step_routes() {
+  const Json none = Json::object();
+  return {
       {"POST",
        "/api/scaling",
        "throughput against dp, by the simple law and by the simulator",
@@ -237,6 +243,13 @@ std::vector<Route> calculator_routes() {
        true,
        printed(simulate_answer)},
   };
+}
+
+}  // namespace
+
+std::vector<Route> calculator_routes() {
+  std::vector<Route> routes = plan_routes();
+  for (Route& route : step_routes()) routes.push_back(std::move(route));
   for (Route& route : routes) {
     if (!route.question) continue;
     route.body["config"] = config_schema();

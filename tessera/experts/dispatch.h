@@ -21,7 +21,7 @@ struct SortedPairs {
 SortedPairs sort_pairs(const at::Tensor& experts, std::int64_t count);
 // Returns SortedPairs::order for `rows` rows.
 at::Tensor order_of(const at::Tensor& slots, std::int64_t rows);
-// Both as operations of ATen, used for tensors that are not on the CPU.
+// The same two functions by ATen's operations, for tensors that are not on the CPU.
 SortedPairs sort_pairs_by_operations(const at::Tensor& experts, std::int64_t count);
 at::Tensor order_of_by_operations(const at::Tensor& slots, std::int64_t rows);
 

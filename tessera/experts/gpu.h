@@ -12,7 +12,8 @@
 
 namespace tessera::experts::gpu {
 
-// For matrices of rows, and for integers such as the numbers of experts.
+// Returns true if the kernels support the tensor: a matrix of rows, or integers such as the numbers
+// of experts.
 bool takes(const at::Tensor& tensor);
 
 // dispatch.h. At most kernels::cuda::kMaxExperts experts.

@@ -16,6 +16,7 @@
 #include "tessera/nn/ops.h"
 #include "tessera/nn/pass.h"
 #include "tessera/nn/recompute.h"
+#include "tessera/tensor_parallel/collectives.h"
 #include "tessera/tensor_parallel/layers.h"
 
 namespace tessera::experts {
@@ -288,10 +289,11 @@ void MixtureOfExpertsImpl::update_selection_bias(const at::Tensor& tokens) {
   const Experts& experts = options_.experts;
   if (experts.bias_rate == 0) return;
   if (!state_->selection_bias.defined() || tokens.numel() != experts.count) {
-    throw UsageError(str(quote(options_.label), ": counts of ", tokens.numel(), " experts",
-                         state_->selection_bias.defined() ? "" : " without a selection bias",
-                         ". They must be one for each of the ", experts.count,
-                         " experts, and Experts::selection_bias must be set."));
+    throw UsageError(str(quote(options_.label), ": update_selection_bias() got counts of ",
+                         tokens.numel(), " experts, must be ", experts.count,
+                         state_->selection_bias.defined()
+                             ? ""
+                             : ", and the layer has no bias. Set Experts::selection_bias"));
   }
   const at::NoGradGuard no_grad;
   at::Tensor bias = state_->selection_bias;

@@ -12,7 +12,6 @@
 #include "tessera/comm/group.h"
 #include "tessera/core/experts.h"
 #include "tessera/nn/unallocated.h"
-#include "tessera/tensor_parallel/collectives.h"
 #include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::experts {

@@ -69,7 +69,7 @@ Counts count_pairs(const at::Tensor& experts, const RouterCall& call) {
   exchange.traffic = comm::Traffic::control;
   exchange.label = call.label + " counts";
   call.cp.all_gather(all, own.contiguous(), exchange).wait();
-  if (call.cp.simulated()) all.copy_(own);  // all ranks count what this one does
+  if (call.cp.simulated()) all.copy_(own);  // simulated ranks have the counts of this one
   Counts result{all.sum(0).sum(1), at::zeros_like(own)};
   const int chunks = call.rows.part.chunks();
   for (int rank = 0; rank < call.cp.size(); ++rank) {

@@ -10,6 +10,7 @@
 #include "tessera/core/fingerprint.h"
 #include "tessera/core/half.h"
 #include "tessera/core/index.h"
+#include "tessera/core/lora.h"
 #include "tessera/core/philox.h"
 #include "tessera/core/text.h"
 #include "tessera/huggingface/model_folder.h"

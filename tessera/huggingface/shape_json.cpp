@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/lora.h"
 #include "tessera/core/strict_json.h"
 #include "tessera/core/text.h"
 

@@ -25,7 +25,8 @@
 namespace tessera::models {
 namespace {
 
-constexpr std::size_t kCutRows = 256;  // maximum rows of a rank that run together along cp
+constexpr std::size_t kCutRows =
+    256;  // most tokens of a prompt that a rank computes at a time, with cp
 
 DecoderOptions checked(const ModelShape& shape, DecoderOptions options) {
   if (options.type != at::kFloat && options.type != at::kBFloat16) {

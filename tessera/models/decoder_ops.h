@@ -19,16 +19,16 @@ struct DecoderRow {
 struct LinearWeights {
   at::Tensor weight, bias;
 };
-// [Note: striped cache] The ranks that share the tokens of a text take them in turns: the token at
+// [Note: striped cache] The tokens of a text are distributed over the ranks in turn: the token at
 // position p belongs to rank p % ranks. Each rank keeps its tokens in the order of their positions,
-// so those up to a position, or in a window, are consecutive. At every length the ranks have the
-// same number of tokens, and every token attends to the same number on each, up to one.
+// so those up to a position, or in a window, are consecutive. At every length the numbers of tokens
+// of two ranks differ by at most one, and so do the numbers that a token attends to on each.
 struct TokenStripes {
   int rank = 0, ranks = 1;
 
   bool holds(std::int64_t position) const { return position % ranks == rank; }
-  // Returns how many of the first `tokens` tokens of a text this rank has. That is also the index
-  // of its token at position `tokens`.
+  // Returns the number of this rank's tokens among the first `tokens` tokens of a text. A token at
+  // position `tokens`, if this rank has it, has this index in its cache.
   std::int64_t count(std::int64_t tokens) const { return (tokens + ranks - 1 - rank) / ranks; }
 };
 // Keys and values of this rank's tokens in a layer: [slots, kv heads, capacity, d].

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tessera/core/lora.h"
 #include "tessera/nn/unallocated.h"
 #include "tessera/parallel/initial.h"
 #include "tessera/tensor_parallel/sharded.h"

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/lora.h"
 #include "tessera/core/text.h"
 #include "tessera/models/init.h"
 #include "tessera/nn/ops.h"
@@ -49,7 +50,7 @@ void check_divides(const char* what, std::int64_t value, int tp, const std::stri
 at::Tensor dropped(const Axis& axis, const at::Tensor& x, const nn::Pass* pass,
                    const std::string& operation) {
   const nn::Dropout how = nn::dropout_of(pass, operation);
-  return how.rate == 0 ? x : nn::dropout(x, how, axis.rows_of(how, x.size(1)));
+  return how.rate == 0 ? x : nn::dropout(x, how, tensor_parallel::rows_of(axis, how, x.size(1)));
 }
 
 VocabParallelEmbedding make_table(const ModelShape& shape, const Axis& axis,

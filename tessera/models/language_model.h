@@ -30,10 +30,18 @@ struct Part {
   std::int64_t last_layer = -1;  // one past the last layer; -1: all layers
   bool embedding = true;
   bool head = true;
-  context_parallel::Axis cp = {{}, ContextKind::automatic};  // Pass::part has the tokens
-  comm::Group ep = {};                                       // ranks that share the experts
+  context_parallel::Axis cp = default_context();  // Pass::part has the tokens
+  comm::Group ep = {};                            // ranks that share the experts
 
   tensor_parallel::Axis axis() const { return {tp, sequence_parallel, overlap_tp}; }
+
+ private:
+  // One rank. A function, because GCC 12 warns about a member with nested braces.
+  static context_parallel::Axis default_context() {
+    context_parallel::Axis axis;
+    axis.kind = ContextKind::automatic;
+    return axis;
+  }
 };
 // Returns the part with last_layer filled in. Throws UsageError, with a suggestion, if the model
 // cannot be cut in this way.

@@ -83,7 +83,7 @@ void map_tensors(T& value, F&& f) {
   each_tensor(value, [&](at::Tensor& tensor) { tensor = std::move(tensors[next++]); });
 }
 
-// Returns whether a backward pass may pass through the value.
+// Returns whether a tensor inside the value requires a gradient.
 template <typename T>
 bool any_requires_grad(T& value) {
   bool any = false;

@@ -95,6 +95,10 @@ ContextCost context_cost(const RunConfig& resolved, ContextKind kind) {
   return cost;
 }
 
+std::int64_t RunConfig::rank_tokens() const {
+  return cp() == 1 ? seq : padded_tokens(seq, cp(), sequence_ranks()) / cp();
+}
+
 RunConfig without_context(const RunConfig& resolved) {
   RunConfig whole = resolved;
   whole.axes.set(Axis::cp, 1);

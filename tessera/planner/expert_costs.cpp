@@ -28,11 +28,6 @@ ExpertExchange exchange_of(const Plan& plan) {
   const RunConfig& q = plan.question;
   ExpertExchange exchange;
   if (q.ep() == 1) return exchange;
-  const double routed = real(q.micro_batch * q.rank_tokens() * q.model.experts.per_token);
-  exchange.rows_bytes = routed * real(q.model.hidden) * element_bytes(q);
-  ProgramInput in = program_input(q);
-  in.layers = 1, in.dense = 0, in.embedding = in.head = false;
-  exchange.sent_by_layer = operation_traffic(in, Axis::ep).total();
   for (const TrafficRow& row : plan.traffic.rows) {
     if (row.axis == Axis::ep) exchange.calls += row.calls;
   }

@@ -11,13 +11,9 @@ namespace tessera::planner {
 
 // All-to-alls of rows between expert-parallel ranks, on one rank.
 struct ExpertExchange {
-  // Bytes of one message of rows to the experts, before a rank keeps its own part: rows · k · C ·
-  // e.
-  double rows_bytes = 0;
-  double sent_by_layer = 0;  // bytes that a rank sends in one layer per micro-batch
-  double calls = 0;          // all-to-alls of a step, on the rank with the most
-  double bytes = 0;          // that a rank sends in a step
-  double seconds = 0;        // of a step; no computation hides them
+  double calls = 0;    // all-to-alls in a step of the rank that makes the most
+  double bytes = 0;    // that a rank sends in a step
+  double seconds = 0;  // of a step; no computation hides them
   bool crosses_hosts = false;
 };
 

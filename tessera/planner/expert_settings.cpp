@@ -77,10 +77,10 @@ void resolve_experts(const RunConfig& q) {
                      str("got ", q.expert_imbalance, "; must be at least 1, for equal loads"));
   }
   if (count == 0 && q.ep() > 1) {
-    throw UsageError(Flag("ep"),
-                     str("got ", q.ep(), ", but ",
-                         q.state_only() ? "--params has no experts" : "the model has no experts",
-                         ". Omit --ep, or give --experts"));
+    throw UsageError(Flag("ep"), str("got ", q.ep(), ", but ",
+                                     q.state_only() ? "a model given by --params has no experts"
+                                                    : "the model has no experts",
+                                     ". Omit --ep, or give --experts"));
   }
   if (count == 0 && q.expert_imbalance > 1) {
     throw UsageError(Flag("expert-imbalance"),

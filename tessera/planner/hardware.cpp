@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
+#include "tessera/planner/topology.h"
 
 namespace tessera::planner {
 

@@ -8,9 +8,27 @@
 
 #include "tessera/core/model_shape.h"
 #include "tessera/core/run_options.h"
-#include "tessera/planner/topology.h"
 
 namespace tessera::planner {
+
+struct Topology;
+
+// Link between two devices. Moving n bytes in one direction takes latency + n / bandwidth seconds.
+struct Link {
+  double bandwidth = 0;  // bytes per second in one direction, as achieved by collectives
+  double latency = 0;    // seconds per step of a collective, in addition
+};
+
+// Level of switches above the nodes, nearest first. A switch joins `nodes` nodes, and its uplinks
+// carry 1/oversubscription of the bandwidth below it. Adapters are on rails: adapter i of every
+// node is on the same switches. A group with one member per node stays on its rail and does not
+// cross the level, and neither does a tree, whose edges join the same devices of two nodes. A ring
+// through several devices of a node enters by one adapter and leaves by another, so it changes
+// rails through the switches above.
+struct SwitchLevel {
+  int nodes = 0;
+  double oversubscription = 1;
+};
 
 // [Note: software] Performance figures of a training program on a device, one set for all models:
 // launches, fusions and efficiencies depend on the software, peaks and links do not. Each set was

@@ -7,8 +7,9 @@
 #include "tessera/core/errors.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/limits.h"
-#include "tessera/planner/plan_json.h"
+#include "tessera/planner/plan.h"
 #include "tessera/planner/score.h"
+#include "tessera/planner/search.h"
 #include "tessera/planner/software.h"
 
 // Questions and answers of the planner as JSON. Each answer is one line.

@@ -51,7 +51,7 @@ struct ProgramInput {
   std::int64_t seq = 1;  // Tokens of a whole sequence.
   int element = 4;       // Bytes per activation value and per parameter.
   Recompute recompute = Recompute::none;
-  Axes axes;
+  Axes axes = {};
   int sequence_ranks = 1;  // As in RunConfig.
   bool fused = false;      // Fused operations of a GPU: [Note: fused operations].
   bool gpu = false;

@@ -11,6 +11,7 @@
 #include "tessera/planner/places.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/software.h"
+#include "tessera/planner/step_time.h"
 
 namespace tessera::planner {
 namespace {

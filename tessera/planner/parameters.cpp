@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/lora.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/layer_program.h"
 

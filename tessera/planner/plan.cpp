@@ -5,6 +5,7 @@
 #include "tessera/planner/plan_parts.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
+#include "tessera/planner/step_time.h"
 
 namespace tessera::planner {
 namespace {

@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/planner/run_config.h"
-#include "tessera/planner/step_time.h"
 
 namespace tessera::planner {
 
@@ -45,6 +45,38 @@ struct Traffic {
   std::vector<TrafficRow> rows;
   double total() const { return sum(sent); }
 };
+
+// Seconds of one optimizer step. They add up: step = compute + exposed + bubble + optimizer.
+struct StepTime {
+  double compute = 0;  // all kernels of forward, backward and recomputation on the slowest rank
+  // Exposed communication. Along dp it includes the time by which collectives slow kernels down.
+  PerAxis<double> comm;
+  double bubble = 0;  // time spent waiting for other stages
+  double optimizer = 0;
+  double exposed() const { return sum(comm); }
+  double step() const { return compute + exposed() + bubble + optimizer; }
+};
+
+// [Note: interval] 80% prediction interval of a step: the predicted time, multiplied by the 10% and
+// 90% quantiles of measured / predicted over runs that were held out of the fit. It is wider for
+// few runs, and widest if no run of that kind was measured. A kind is given by the software, one or
+// several nodes, tensor parallelism across nodes, and context parallelism. `basis` names the runs.
+struct Interval {
+  double low = 0, high = 0;  // seconds
+  std::string basis;
+};
+// Returns the interval around the predicted seconds `step`.
+Interval step_interval(const RunConfig& resolved, double step);
+
+// Returns whether predictions cannot distinguish two steps: one is within the interval of the
+// other.
+inline bool indistinguishable(double step, const Interval& interval, double other,
+                              const Interval& others) {
+  const auto within = [](double seconds, const Interval& of) {
+    return seconds >= of.low && seconds <= of.high;
+  };
+  return within(step, others) || within(other, interval);
+}
 
 // Resource that limits a step.
 enum class Bound : std::uint8_t { compute, memory, network };
@@ -130,5 +162,13 @@ std::string remedy_for(const Plan& plan);
 // Returns the cheapest change of flags that makes it fit, with numbers; "" if none does on this
 // mesh.
 std::string least_change_that_fits(const RunConfig& resolved);
+
+// Returns a plan as one line of JSON, as `tessera plan --json` prints it.
+std::string to_json(const Plan& plan);
+// Plans these settings. Throws UsageError if look_up() or make_plan() does.
+std::string plan_json(const RunConfig& settings, const Catalog& catalog = Catalog());
+// As above, with the settings as one JSON object, whose keys are the flags of `tessera plan` with
+// underscores: plan_json(R"({"model": "gpt2-xl", "dp": 8, "zero": 1})"). Nulls are ignored.
+std::string plan_json(std::string_view settings, const Catalog& catalog = Catalog());
 
 }  // namespace tessera::planner

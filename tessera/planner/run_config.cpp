@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/lora.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/context_costs.h"
 #include "tessera/planner/expert_settings.h"

@@ -11,9 +11,7 @@
 #include "tessera/core/learning_rate.h"
 #include "tessera/core/model_shape.h"
 #include "tessera/core/run_options.h"
-#include "tessera/core/sequence_part.h"
 #include "tessera/core/state_layout.h"
-#include "tessera/core/state_placement.h"
 #include "tessera/planner/hardware.h"
 
 namespace tessera {
@@ -68,6 +66,10 @@ std::string_view title(Software software);
 // Commands that take a setting: `tessera train`, or those that ask the planner (plan, simulate,
 // explain).
 enum class Command : std::uint8_t { train = 1, plan = 2 };
+
+// [Note: order of axes] Ranks are numbered along the axes of `order`, innermost first, and fill the
+// nodes in turn. "tp,cp,dp,pp" places tensor-parallel neighbors closest together.
+inline constexpr std::string_view kUsualOrder = "tp,cp,dp,pp";
 
 // The number that stands for "auto" where Field::automatic allows it.
 inline constexpr double kAutomatic = -1;
@@ -258,9 +260,7 @@ struct RunConfig {
   int expert_copies() const { return copies() / ep(); }
   // Number of tokens of a sequence that a rank computes: all without context parallelism, otherwise
   // its part of the padded sequence.
-  std::int64_t rank_tokens() const {
-    return cp() == 1 ? seq : padded_tokens(seq, cp(), sequence_ranks()) / cp();
-  }
+  std::int64_t rank_tokens() const;
   // Returns a copy at another ZeRO stage: at stage 0 without replicas, which shard nothing there.
   RunConfig at_stage(int stage) const {
     RunConfig other = *this;

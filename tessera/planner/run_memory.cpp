@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tessera/core/shard.h"
-#include "tessera/core/state_placement.h"
+#include "tessera/core/state_layout.h"
 #include "tessera/planner/parameters.h"
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
@@ -170,7 +170,7 @@ std::int64_t gathered_buffers(const RunConfig& q, const Coordinate& at,
 }
 
 // Returns the bytes of the records in memory of state in files: [Note: records] in
-// core/state_placement.h.
+// core/state_layout.h.
 std::int64_t record_bytes(const RunConfig& q, const std::vector<Placed>& params) {
   const bool sharded = sharding_of_stage(q.zero).optimizer;
   std::int64_t most = 0;

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/lora.h"
 #include "tessera/core/text.h"
 #include "tessera/planner/context_costs.h"
 #include "tessera/planner/layer_program.h"

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/planner/fields.h"
 #include "tessera/planner/plan.h"
 
 namespace tessera::planner {
@@ -51,5 +50,8 @@ struct SearchResult {
 using SearchProgress = std::function<void(std::int64_t done, std::int64_t total)>;
 // Throws UsageError if no configuration is possible.
 SearchResult search(const SearchRequest& question, const SearchProgress& progress = {});
+
+// Returns the result of a search, as `tessera plan --search --json` prints it.
+std::string to_json(const SearchResult& result);
 
 }  // namespace tessera::planner

@@ -11,8 +11,8 @@ namespace tessera::planner {
 // compared. Advice proposes only those that the software supports.
 enum class Lack : std::uint8_t {
   none,
-  stage_two,     // Megatron-LM's distributed optimizer keeps whole gradients
-  schedule,      // Megatron-LM has 1f1b and interleaved
+  stage_two,     // Megatron-LM's distributed optimizer has no stage 2: it keeps whole gradients
+  schedule,      // Megatron-LM has only 1f1b and interleaved
   split_at_3,    // Tessera: deferred weight gradients of parameters that stage 3 frees
   kept_in_pp,    // Tessera: parameters kept between the passes of a pipeline
   state_on_gpu,  // Tessera: small or offloaded optimizer state of a model on GPUs

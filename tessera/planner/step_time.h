@@ -4,22 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "tessera/planner/run_config.h"
+#include "tessera/planner/plan.h"
 #include "tessera/planner/step.h"
 #include "tessera/planner/topology.h"
 
 namespace tessera::planner {
-
-// Seconds of one optimizer step. They add up: step = compute + exposed + bubble + optimizer.
-struct StepTime {
-  double compute = 0;  // all kernels of forward, backward and recomputation on the slowest rank
-  // Exposed communication. Along dp it includes the time by which collectives slow kernels down.
-  PerAxis<double> comm;
-  double bubble = 0;  // time spent waiting for other stages
-  double optimizer = 0;
-  double exposed() const { return sum(comm); }
-  double step() const { return compute + exposed() + bubble + optimizer; }
-};
 
 // Returns the step time by closed forms: equal to the simulator's without a pipeline, and close to
 // it with one ([Note: closed forms]).
@@ -60,26 +49,5 @@ struct PlayedStep {
 PlayedStep play_step(const Step& step, const Places& places);
 // Runs all micro-batches, without extrapolation.
 PlayedStep play_whole_step(const Step& step, const Places& places);
-
-// [Note: interval] 80% prediction interval of a step: the predicted time, multiplied by the 10% and
-// 90% quantiles of measured / predicted over runs that were held out of the fit. It is wider for
-// few runs, and widest if no run of that kind was measured. A kind is given by the software, one or
-// several nodes, tensor parallelism across nodes, and context parallelism. `basis` names the runs.
-struct Interval {
-  double low = 0, high = 0;  // seconds
-  std::string basis;
-};
-// Returns the interval around the predicted seconds `step`.
-Interval step_interval(const RunConfig& resolved, double step);
-
-// Returns whether predictions cannot distinguish two steps: one is within the interval of the
-// other.
-inline bool indistinguishable(double step, const Interval& interval, double other,
-                              const Interval& others) {
-  const auto within = [](double seconds, const Interval& of) {
-    return seconds >= of.low && seconds <= of.high;
-  };
-  return within(step, others) || within(other, interval);
-}
 
 }  // namespace tessera::planner

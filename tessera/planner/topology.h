@@ -5,31 +5,14 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/core/axis.h"
+#include "tessera/planner/hardware.h"
 
 namespace tessera::planner {
-
-// Link between two devices. Moving n bytes in one direction takes latency + n / bandwidth seconds.
-struct Link {
-  double bandwidth = 0;  // bytes per second in one direction, as achieved by collectives
-  double latency = 0;    // seconds per step of a collective, in addition
-};
 
 // Algorithm of a collective. `mixed`: the bytes of a ring with the rounds of a tree across many
 // nodes. `automatic`: the faster of ring and tree.
 enum class Algorithm : std::uint8_t { mixed, ring, tree, automatic };
 Algorithm parse_algorithm(std::string_view text);  // throws UsageError
-
-// Level of switches above the nodes, nearest first. A switch joins `nodes` nodes, and its uplinks
-// carry 1/oversubscription of the bandwidth below it. Adapters are on rails: adapter i of every
-// node is on the same switches. A group with one member per node stays on its rail and does not
-// cross the level, and neither does a tree, whose edges join the same devices of two nodes. A ring
-// through several devices of a node enters by one adapter and leaves by another, so it changes
-// rails through the switches above.
-struct SwitchLevel {
-  int nodes = 0;
-  double oversubscription = 1;
-};
 
 // [Note: topology] Nodes of `per_node` devices, joined inside by links (NVLink, PCIe, memory) and
 // to other nodes by `nics` adapters that the devices of a node share, through levels of switches.
@@ -92,9 +75,6 @@ CollectiveCost collective_cost(const Topology& topology, Collective kind, double
 // adapters uses few units and little memory bandwidth.
 double pace_of(const Topology& topology, const GroupPlace& place);
 
-// [Note: order of axes] Ranks are numbered along the axes of `order`, innermost first, and fill the
-// nodes in turn. "tp,cp,dp,pp" places tensor-parallel neighbors closest together.
-inline constexpr std::string_view kUsualOrder = "tp,cp,dp,pp";
 // Axis of an order, with its size.
 struct AxisSize {
   Axis axis = Axis::dp_shard;

@@ -54,11 +54,9 @@ MemoryOverStep memory_over_step(const planner::RunConfig& resolved, int rank) {
   if (resolved.state_only()) {
     throw UsageError(Flag("params"), "has no activations and no step; needs a model with a shape");
   }
-  Scenario scenario;
-  static_cast<planner::Step&>(scenario) = planner::describe_step(resolved);
   Options options;
   options.traced = rank + 1;  // of the first replica
-  const Result result = simulate(scenario, options);
+  const Result result = simulate(resolved, options);
 
   std::vector<Span> spans;
   for (const Span& span : result.spans) {

@@ -482,6 +482,10 @@ void Run::finish(std::uint32_t w, double now) {
   worker.since = now;
 }
 
+Result simulate(const planner::RunConfig& resolved, const Options& options) {
+  return simulate(scenario_of(resolved), options);
+}
+
 Result simulate(const Scenario& scenario, const Options& options) {
   check(scenario);
   const bool one = !options.full && scenario.symmetric();

@@ -6,6 +6,7 @@
 #include "tessera/planner/step_program.h"
 #include "tessera/simulator/network.h"
 
+#include "tessera/simulator/scenario.h"
 #include "tessera/simulator/simulate.h"
 
 namespace tessera::simulator {

@@ -14,6 +14,12 @@ void require_number(bool good, std::string_view what, double got, const char* al
 
 }  // namespace
 
+Scenario scenario_of(const planner::RunConfig& resolved) {
+  Scenario scenario;
+  static_cast<planner::Step&>(scenario) = planner::describe_step(resolved);
+  return scenario;
+}
+
 bool Scenario::symmetric() const {
   if (irregular()) return false;
   // Hops must cross nodes for all replicas or for none. With interleaved chunks the last rank also

@@ -26,6 +26,9 @@ struct Scenario : planner::Step {
   bool symmetric() const;
 };
 
+// Returns the step of a resolved run, without jitter and stragglers. Throws UsageError if only the
+// size of the model is known.
+Scenario scenario_of(const planner::RunConfig& resolved);
 // Throws UsageError if the scenario is invalid.
 void check(const Scenario& scenario);
 

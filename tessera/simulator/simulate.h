@@ -3,9 +3,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/simulator/scenario.h"
+#include "tessera/core/axis.h"
+
+namespace tessera::planner {
+struct RunConfig;
+}
 
 namespace tessera::simulator {
+
+struct Scenario;
 
 // Time of a step on one rank, in seconds. The parts add up to the step.
 struct RankTime {
@@ -71,7 +77,9 @@ struct Options {
   bool by_events = false;    // use events even without a pipeline, instead of [Note: lockstep]
 };
 
-// Simulates a step. Throws UsageError if the scenario is invalid.
+// Simulates a step of a resolved run. Throws UsageError if only the size of the model is known.
+Result simulate(const planner::RunConfig& resolved, const Options& options = {});
+// Simulates a step with jitter and stragglers. Throws UsageError if the scenario is invalid.
 Result simulate(const Scenario& scenario, const Options& options = {});
 
 }  // namespace tessera::simulator

@@ -9,6 +9,7 @@
 #include "tessera/planner/expert_costs.h"
 #include "tessera/planner/plan.h"
 #include "tessera/simulator/failures.h"
+#include "tessera/simulator/scenario.h"
 #include "tessera/simulator/simulate.h"
 #include "tessera/simulator/sweep.h"
 

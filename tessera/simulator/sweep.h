@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/simulator/scenario.h"
 #include "tessera/simulator/simulate.h"
 
 namespace tessera::simulator {

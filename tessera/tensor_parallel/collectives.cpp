@@ -273,6 +273,11 @@ at::Tensor add_once(const comm::Group& group, const at::Tensor& x, const at::Ten
   return group.size() == 1 ? x + b.to(x.scalar_type()) : AddOnce::apply(group.rank() == 0, x, b);
 }
 
+std::vector<TokenRange> rows_of(const Axis& axis, const nn::Dropout& mask, std::int64_t rows) {
+  if (!axis.sequence) return mask.rows(0, rows, rows);
+  return mask.rows(axis.rank() * rows, rows, axis.size() * rows);
+}
+
 at::Tensor copy_to_region(const Axis& axis, const at::Tensor& x, const std::string& label) {
   return axis.sequence ? gather_sequence(axis.group, x, label) : copy_to(axis.group, x, label);
 }

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
-#include "tessera/core/axes.h"
 #include "tessera/nn/pass.h"
+#include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::tensor_parallel {
 
@@ -56,24 +56,9 @@ at::Tensor gather_columns(const comm::Group& group, const at::Tensor& x, const s
 // another type; the result has the type of x.
 at::Tensor add_once(const comm::Group& group, const at::Tensor& x, const at::Tensor& b);
 
-// Tensor-parallel ranks of a model. `sequence`: they also shard the sequence between the layers.
-// `overlap`: the products of linears overlap with their collectives, see [Note: overlap].
-struct Axis {
-  comm::Group group = {};
-  bool sequence = false;
-  bool overlap = false;
-
-  // Positions of the `rows` rows per sample that this rank has between the layers.
-  std::vector<TokenRange> rows_of(const nn::Dropout& mask, std::int64_t rows) const {
-    return sequence ? mask.rows(rank() * rows, rows, size() * rows) : mask.rows(0, rows, rows);
-  }
-  int rank() const { return group.rank(); }
-  int size() const { return group.size(); }
-  // Sizes of a mesh with only this axis, and the coordinate of this rank in it, for functions that
-  // take a ParamSpec.
-  Axes axes() const { return {{tessera::Axis::tp, size()}}; }
-  Coordinate coordinate() const { return {{tessera::Axis::tp, rank()}}; }
-};
+// Returns the positions of the `rows` rows per sample that this rank has between the layers, for a
+// dropout mask.
+std::vector<TokenRange> rows_of(const Axis& axis, const nn::Dropout& mask, std::int64_t rows);
 // Enters the tensor-parallel region: copy_to, or gather_sequence with a sharded sequence.
 at::Tensor copy_to_region(const Axis& axis, const at::Tensor& x, const std::string& label);
 // Leaves the tensor-parallel region, from partial sums to the whole result: reduce_from, or

@@ -285,7 +285,7 @@ at::Tensor MeshDropoutImpl::forward(const at::Tensor& x) {
   const std::int64_t own = rows.size(2), t = axis_.rank();
   const at::Tensor dropped = options_.sharded
                                  ? nn::dropout(rows, mask, {}, t * own, axis_.size() * own)
-                                 : nn::dropout(rows, mask, axis_.rows_of(mask, rows.size(1)));
+                                 : nn::dropout(rows, mask, rows_of(axis_, mask, rows.size(1)));
   return dropped.view(x.sizes());
 }
 

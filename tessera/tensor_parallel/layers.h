@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "tessera/nn/unallocated.h"
-#include "tessera/tensor_parallel/collectives.h"
 #include "tessera/tensor_parallel/sharded.h"
 
 namespace tessera::tensor_parallel {

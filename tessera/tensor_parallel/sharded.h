@@ -7,9 +7,26 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/group.h"
+#include "tessera/core/axes.h"
 #include "tessera/core/param_spec.h"
 
 namespace tessera::tensor_parallel {
+
+// Tensor-parallel ranks of a model. `sequence`: they also shard the sequence between the layers.
+// `overlap`: the products of linears overlap with their collectives: [Note: overlap] in overlap.h.
+struct Axis {
+  comm::Group group = {};
+  bool sequence = false;
+  bool overlap = false;
+
+  int rank() const { return group.rank(); }
+  int size() const { return group.size(); }
+  // Sizes of a mesh with only this axis, and the coordinate of this rank in it, for functions that
+  // take a ParamSpec.
+  Axes axes() const { return {{tessera::Axis::tp, size()}}; }
+  Coordinate coordinate() const { return {{tessera::Axis::tp, rank()}}; }
+};
 
 // Base of modules that hold shards of parameters. See [Note: param specs].
 class Sharded {

@@ -17,7 +17,10 @@ std::uint64_t bits(double value) { return std::bit_cast<std::uint64_t>(value); }
 StateJson parse_object(const std::string& text) {
   StateJson json = StateJson::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_object()) return json;
-  throw Error(str("A rank sent ", quote(text), " as its progress. Use one version of Tessera."));
+  throw Error(str(
+      "A rank sent ", quote(text),
+      " as its progress, which this version cannot read. Run the same version of Tessera on all "
+      "ranks."));
 }
 
 }  // namespace

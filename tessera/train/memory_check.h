@@ -31,7 +31,7 @@ void check_offload_folder(const RunConfig& config, const Resolved& resolved, int
 // Least bytes that one rank needs to run a model forward without gradients: its share of the
 // parameters, `cache` bytes, and the activations of the widest layer for `tokens` at once.
 struct InferenceNeed {
-  Axes axes;
+  Axes axes = {};
   std::int64_t element_bytes = 4;
   std::int64_t tokens = 0;
   std::int64_t cache = 0;

@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/generation.h"
+#include "tessera/comm/launch.h"
+#include "tessera/comm/store.h"
 #include "tessera/core/errors.h"
 #include "tessera/core/index.h"
 #include "tessera/core/text.h"
@@ -244,7 +247,7 @@ Ended run_recoverable(const RunConfig& config, const Resolved& resolved, comm::I
     last = generation->number;
     cause = nullptr;
     try {
-      init.generation = *generation;
+      init.generation = std::make_shared<const comm::Generation>(*generation);
       // The members of the first generation are being started; those of others exist.
       if (last > 1) init.join_timeout = init.comm.timeout;
       const comm::Group world = comm::init(init);

@@ -370,7 +370,7 @@ const comm::Mesh& with_whole_model(const comm::Mesh& mesh) {
   throw UsageError(str(
       "mesh ", mesh.axes().words(" × "),
       ": this engine trains a whole model on every rank, but the mesh cuts the "
-      "model or its tokens by tp, cp or pp. Use parallelize(), or a mesh of dp and dp_replicate"));
+      "model or its tokens by tp, cp or pp. Use ParallelModel, or a mesh of dp and dp_replicate"));
 }
 
 }  // namespace

@@ -1,15 +1,33 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "tessera/comm/group.h"
 #include "tessera/zero/buffers.h"
 #include "tessera/zero/plan.h"
-#include "tessera/zero/unit_order.h"
 
 namespace tessera::zero {
+
+// Predicted order of units in a pass. It is that of the last pass with the same first unit after
+// the root, because a rank may run several model chunks alternately.
+class UnitOrder {
+ public:
+  // `alike`: all passes begin with the same unit after the root.
+  explicit UnitOrder(bool alike) : alike_(alike) {}
+
+  // Records that a unit is entered. Returns the predicted next unit, or -1 if it is unknown.
+  int enter(int unit);
+  void end();                          // ends the pass and records its order
+  void forget() { entered_.clear(); }  // drops a pass that ended in an exception
+
+ private:
+  const bool alike_;
+  std::map<int, std::vector<int>> known_;  // by the second unit of the pass
+  std::vector<int> entered_;
+};
 
 // Storage of the parameters. Makes them complete before forward and backward read them.
 //

@@ -16,10 +16,11 @@
 #include "tessera/core/param_spec.h"
 #include "tessera/core/run_options.h"
 #include "tessera/core/state_layout.h"
-#include "tessera/core/state_placement.h"
 #include "tessera/kernels/rules.h"
-#include "tessera/memory/ledger.h"
-#include "tessera/zero/reduce_hook.h"
+
+namespace tessera::memory {
+class Ledger;
+}
 
 namespace tessera::zero {
 
@@ -80,6 +81,50 @@ struct InitialSource {
   std::function<bool(const std::string& name)> own_shard_only;
 };
 
+// Gradients of one bucket, for a ReduceHook. The tensors are views of the engine's memory, the same
+// in every step.
+struct GradBucket {
+  // Gradient of one parameter.
+  struct Param {
+    std::string name;
+    at::Tensor grad;  // view of GradBucket::grads in the shape of the parameter
+  };
+  int index = 0;      // in Engine::buckets()
+  bool last = false;  // the hook has been called for all other buckets of this step
+  std::string label;  // for comm::Call::label; the same on every rank
+  // Flat and contiguous, of the type of the layout's gradients. Each parameter is followed by
+  // padding, which the engine ignores.
+  at::Tensor grads;
+  std::vector<Param> params;
+};
+
+// Sums that a hook has started to compute: a collective, or a function that the engine calls when
+// it needs them. A default-constructed PendingSums is complete.
+using PendingSums = std::variant<comm::Work, std::function<void()>>;
+
+// [Note: reduce hooks] Function that replaces the reduction of gradients over the data-parallel
+// ranks, like a communication hook of PyTorch's DDP. This one does what the engine does without:
+//   options.reduce_hook = [](const GradBucket& bucket, const Group& data) -> PendingSums {
+//     return data.all_reduce(bucket.grads, {.label = bucket.label});
+//   };
+// On completion, bucket.grads must hold the sum over all ranks of `data`, with the same bits on
+// every rank. The engine divides the loss before backward, by the numbers of ranks and
+// micro-batches or by the number of tokens, so this sum is the mean gradient. In layout fp16 it
+// also has the factor of the loss scale. A gradient that a rank did not compute is zero.
+//
+// The engine calls the hook once for each bucket and step, in the same order on all ranks: in the
+// last backward() of the step, as soon as the gradients of the bucket are complete, or at its end
+// without overlap_grad_reduce. A rank that does not run that backward() calls it in step(). The
+// thread is the one that computes the gradients: the caller's on the CPU, autograd's on a GPU, with
+// the stream of backward as the current stream. The engine completes all sums in the order of
+// Engine::buckets() in step(), finish_reduction(), full_gradients() or discard(), on the calling
+// thread. Hook and function may both use `data`.
+//
+// An exception ends the call of the engine, and its message names the bucket. Then leave, and the
+// other ranks throw PeerError instead of waiting; or call discard() on all ranks, which repeats the
+// call that failed.
+using ReduceHook = std::function<PendingSums(const GradBucket& bucket, const comm::Group& data)>;
+
 // Options of an Engine.
 struct Options {
   int stage = 0;                                // [Note: stages] in engine.h
@@ -101,10 +146,10 @@ struct Options {
   // [Note: gradient compression] in core/run_options.h. A group of one rank sends nothing and
   // compresses nothing.
   GradCompression grad_compression = GradCompression::none;
-  // Replaces the reduction of gradients, [Note: reduce hooks] in reduce_hook.h. A group of one rank
-  // does not call it. Requires ReducePolicy::last (the default at stages 0 and 1) and one replica.
-  // Excludes grad_compression and captured steps. At stages 1 to 3 it also sums the elements that
-  // other ranks own, which the engine's own reduce-scatter does not.
+  // Replaces the reduction of gradients, [Note: reduce hooks]. A group of one rank does not call
+  // it. Requires ReducePolicy::last (the default at stages 0 and 1) and one replica. Excludes
+  // grad_compression and captured steps. At stages 1 to 3 it also sums the elements that other
+  // ranks own, which the engine's own reduce-scatter does not.
   ReduceHook reduce_hook = nullptr;
   // Stages 1 and 2: gather new parameters during the next forward. Until synchronize(), reading one
   // outside forward is an error. LibTorch before 2.13 cannot report this error, so step() waits.

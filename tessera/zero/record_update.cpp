@@ -1,5 +1,5 @@
 // Elementwise optimizers whose state is stored in records: AdamW's moments with fewer than 32 bits,
-// and state outside the memory of the device. [Note: records] in core/state_placement.h.
+// and state outside the memory of the device. [Note: records] in core/state_layout.h.
 
 #include <ATen/ops/empty.h>
 

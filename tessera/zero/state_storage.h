@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/core/state_placement.h"
+#include "tessera/core/state_layout.h"
 #include "tessera/zero/buffers.h"
 
 namespace tessera::zero {

@@ -45,9 +45,9 @@ def problem_of(program, line, folder):
     if ended.returncode not in (0, 1, 2):
         return f"ended with {ended.returncode}: {said[-2000:]}"
     if ended.returncode != 0 and not said.strip():
-        return f"ended with {ended.returncode} and said nothing"
+        return f"ended with {ended.returncode} and wrote nothing to stderr"
     if len(said) > LONGEST:
-        return f"said {len(said)} bytes: {said[:500]}"
+        return f"wrote {len(said)} bytes to stderr: {said[:500]}"
     if re.search(r"terminate called|what\(\):|Sanitizer|frame #\d", said):
         return said[-2000:]
     return ""

@@ -16,7 +16,7 @@ std::vector<std::string> with_expert_flags(std::vector<std::string> words,
   return words;
 }
 
-TEST(ImportExperts, ImportsExperts) {
+TEST(ImportExperts, ReadsSettingsOfMegatron) {
   const Imported mixtral = import_megatron(kMixtral, 8);
   EXPECT_EQ(mixtral.settings().model_name, "mixtral-8x7b");
   EXPECT_EQ(mixtral.settings().axes.size(Axis::ep), 4);

@@ -23,6 +23,7 @@
 
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/gpus.h"
+#include "tessera/comm/launch.h"
 #include "tessera/comm/mesh.h"
 #include "tessera/comm/nccl/backend.h"
 #include "tessera/core/errors.h"

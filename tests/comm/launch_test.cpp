@@ -11,6 +11,7 @@
 #include "tessera/comm/bootstrap.h"
 #include "tessera/comm/c10d_store.h"
 #include "tessera/comm/gpus.h"
+#include "tessera/comm/launch.h"
 #include "tessera/core/errors.h"
 
 namespace tessera::comm {

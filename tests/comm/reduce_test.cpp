@@ -97,7 +97,7 @@ void check(const Reduction& what, FindKernel finder, const std::vector<Bytes>& i
       }
       FAIL() << testing::PrintToString(what) << ", " << sources.size() << " sources, destination "
              << d << " of " << destinations << ", element " << i << " of " << count << ", offset "
-             << offset << (in_place ? ", in place" : "") << ": bytes got|wanted " << message;
+             << offset << (in_place ? ", in place" : "") << ": bytes got|expected " << message;
     }
     if (in_place) continue;
     const auto untouched = [](unsigned char byte) { return byte == 0xa5; };

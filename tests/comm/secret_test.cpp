@@ -110,7 +110,7 @@ TEST(Secret, IsSharedOnlyByRanksOfOneUser) {
   EXPECT_EQ(ranks[2].get(), secret);
 }
 
-TEST(Secret, NamesRanksThatDoNotFetchIt) {
+TEST(Secret, NamesRanksThatDoNotFetchTheSecret) {
   const std::string text =
       message_of<PeerError>([] { agree_on_secret("tessera-test-" + random_token(), 0, 3, 1ms); });
   EXPECT_TRUE(contains(text, "rank 1, 2")) << text;

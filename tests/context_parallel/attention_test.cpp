@@ -45,11 +45,7 @@ Whole whole_of(const Case& of, int ranks, std::uint64_t seed) {
     expect_by_masks(whole);
     return whole;
   }
-  const at::Tensor x = whole.qkv.clone().requires_grad_();
-  const at::Tensor out = nn::attention(x, of.heads, of.kv_heads, whole.options);
-  out.backward(whole.dout);
-  whole.out = out.detach();
-  whole.dqkv = x.grad();
+  test::attend(whole);
   return whole;
 }
 
@@ -78,8 +74,8 @@ double tolerance_of(at::ScalarType type) {
   return type == at::kDouble ? 1e-12 : type == at::kFloat ? 1e-6 : 2e-2;
 }
 
-// Runs all cases on the ranks. Each computes with one thread: more are slower for small tensors,
-// and the first results of ATen in double that two threads compute sometimes have errors of 1e-9.
+// Runs all cases on the ranks. Each rank uses one thread: more are slower for small tensors, and
+// with two threads the first results of ATen in double sometimes have errors of 1e-9.
 void compare(ContextKind kind, int ranks, const std::vector<Case>& cases) {
   at::set_num_threads(1);
   std::vector<Whole> wholes;

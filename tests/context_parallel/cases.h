@@ -10,6 +10,7 @@
 
 #include "tessera/context_parallel/attention.h"
 #include "tessera/core/text.h"
+#include "tessera/nn/ops.h"
 #include "tests/ranks.h"
 
 namespace tessera::context_parallel::test {
@@ -56,6 +57,15 @@ struct Whole {
   at::Tensor qkv, dout;  // given
   at::Tensor out, dqkv;  // expected
 };
+
+// Sets `out` and `dqkv` to the results of nn::attention.
+inline void attend(Whole& whole) {
+  const at::Tensor x = whole.qkv.clone().requires_grad_();
+  const at::Tensor out = nn::attention(x, whole.of.heads, whole.of.kv_heads, whole.options);
+  out.backward(whole.dout);
+  whole.out = out.detach();
+  whole.dqkv = x.grad();
+}
 
 inline nn::AttentionOptions options_of(const Case& of, int ranks, std::mt19937& random) {
   nn::AttentionOptions options;

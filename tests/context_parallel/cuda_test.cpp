@@ -35,11 +35,7 @@ Whole exact_of(const Case& of, int ranks, std::uint64_t seed) {
   };
   whole.qkv = values(of.width());
   whole.dout = values(of.heads * of.dim);
-  const at::Tensor x = whole.qkv.clone().requires_grad_();
-  const at::Tensor out = nn::attention(x, of.heads, of.kv_heads, whole.options);
-  out.backward(whole.dout);
-  whole.out = out.detach();
-  whole.dqkv = x.grad();
+  test::attend(whole);
   return whole;
 }
 
@@ -186,7 +182,7 @@ TEST(ContextParallelOnCuda, RecomputationGivesTheSameResults) {
 }
 
 // Keys of other ranks are not kept for backward.
-TEST(ContextParallelOnCuda, RingKeepsItsOwnTokensOnly) {
+TEST(ContextParallelOnCuda, RingKeepsOnlyTheTokensOfItsRank) {
   NEEDS_GPU();
   run_gpu_ranks(4, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers>) {
     const Axis axis{comm::Group(std::move(host)), ContextKind::ring};
@@ -217,7 +213,7 @@ TEST(ContextParallelOnCuda, RingKeepsItsOwnTokensOnly) {
   });
 }
 
-TEST(ContextParallelOnCuda, RingRefusesWhatItsKernelsDoNotSupport) {
+TEST(ContextParallelOnCuda, RingRejectsUnsupportedAttention) {
   NEEDS_GPU();
   run_gpu_ranks(2, [](std::shared_ptr<comm::Backend> host, std::shared_ptr<comm::Peers>) {
     const Axis axis{comm::Group(std::move(host)), ContextKind::ring};

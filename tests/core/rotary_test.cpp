@@ -1,12 +1,11 @@
 // Frequencies of scaled rotary positions, compared with formulas in double precision.
 
-#include "tessera/core/rotary.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/model_shape.h"
 #include "tests/text.h"
 
 namespace tessera {

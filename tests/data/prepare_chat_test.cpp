@@ -27,14 +27,9 @@ TEST_F(Prepare, MasksPrompts) {
        "must have only one of them"},
       {"{\"prompt\": [\"a\"], \"response\": \"b\"}", "\"prompt\" is not a string"},
   };
-  for (const auto& [line, wanted] : bad) {
-    all.inputs = {file("bad.jsonl", line)};
-    all.out = dir_ / "bad";
-    all.restart = true;
-    const std::string error = refused(all);
-    EXPECT_TRUE(contains(error, wanted)) << error;
-  }
+  expect_refusals(all, bad);
   all.inputs = {file("a.txt", "text")};
+  all.out = dir_ / "text";
   EXPECT_TRUE(contains(refused(all), "does not end in .jsonl or .ndjson"));
 }
 
@@ -135,14 +130,7 @@ TEST_F(Prepare, AppliesChatTemplates) {
       {"{\"conversations\": []}", "it has no \"messages\", but \"conversations\""},
       {"{\"messages\": {}}", "is not a list"},
   };
-  for (const auto& [line, wanted] : bad) {
-    all.inputs = {file("bad.jsonl", line)};
-    all.out = dir_ / "bad";
-    all.restart = true;
-    const std::string error = refused(all);
-    EXPECT_TRUE(contains(error, wanted)) << error;
-    EXPECT_TRUE(contains(error, "bad.jsonl\" line 1")) << error;
-  }
+  expect_refusals(all, bad);
 }
 
 // Results of transformers with the templates of Mistral-7B-Instruct-v0.3 (tokens for [INST]) and

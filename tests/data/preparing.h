@@ -8,11 +8,13 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/data/prepare.h"
 #include "tessera/data/token_data.h"
 #include "tests/data/token_folders.h"
+#include "tests/text.h"
 
 namespace tessera::data {
 
@@ -55,6 +57,18 @@ class Prepare : public ::testing::Test {
     const std::string error = error_of([&] { prepare(all); });
     EXPECT_FALSE(is_token_data(all.out)) << error;
     return error;
+  }
+  // Expects, for each line of a file, an error with these words.
+  void expect_refusals(PrepareOptions all,
+                       const std::vector<std::pair<std::string, std::string>>& lines) {
+    all.out = dir_ / "bad";
+    all.restart = true;
+    for (const auto& [line, words] : lines) {
+      all.inputs = {file("bad.jsonl", line)};
+      const std::string error = refused(all);
+      EXPECT_TRUE(contains(error, words)) << error;
+      EXPECT_TRUE(contains(error, "bad.jsonl\" line 1")) << error;
+    }
   }
   // Writes a folder with such a tokenizer.
   std::string tokenizer(const std::string& name, const nlohmann::json& json) {

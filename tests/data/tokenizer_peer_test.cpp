@@ -98,7 +98,7 @@ void compare(const fs::path& folder, std::int64_t& strings, std::int64_t& cuts) 
                           const char* what) {
       if (got == wanted) return;
       ++failures;
-      ADD_FAILURE() << what << " of " << quote(text) << "\n got    " << shown(got) << "\n wanted "
+      ADD_FAILURE() << what << " of " << quote(text) << "\n got    " << shown(got) << "\n expected "
                     << shown(wanted);
     };
     same(encoded(*tokenizer, text), ids, "ids");

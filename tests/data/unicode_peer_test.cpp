@@ -35,7 +35,7 @@ void compare_forms(const std::string& folder, bool compose, std::int64_t& texts)
     if (got == expected && (got == text || !surely_normal(text, compose))) continue;
     ++failures;
     ADD_FAILURE() << (compose ? "NFC" : "NFD") << " of " << quote(text) << "\n got    "
-                  << quote(got) << "\n wanted " << quote(expected);
+                  << quote(got) << "\n expected " << quote(expected);
   }
   EXPECT_TRUE(outputs.empty() || failures > 0);
 }

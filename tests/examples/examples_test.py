@@ -37,15 +37,15 @@ def refused(wanted, *command):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           timeout=100)
     shown = f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
-    check(done.returncode == 1, f"wanted exit status 1, got {shown}")
-    check(wanted in done.stderr, f"wanted {wanted!r}, got {shown}")
+    check(done.returncode == 1, f"expected exit status 1, got {shown}")
+    check(wanted in done.stderr, f"expected {wanted!r}, got {shown}")
     check("terminate called" not in done.stderr, shown)
 
 
 def losses(text, count):
     """{step: the loss as it is printed}"""
     found = dict(match.groups() for match in map(LOSS.match, text.splitlines()) if match)
-    check(len(found) == count, f"wanted {count} losses, got:\n{text}")
+    check(len(found) == count, f"expected {count} losses, got:\n{text}")
     return found
 
 
@@ -240,11 +240,13 @@ def use_the_planner(tessera, program):
     psi = 1557.6112e6  # parameters of GPT-2 XL: 16 bytes each, of which a stage shards 12, 14 or 16
     for (_, state, _, _), sharded in zip(rows, (0, 12, 14, 16)):
         wanted = psi * (16 - sharded + sharded / 8) / 1e9
-        check(abs(float(state) - wanted) < 0.006, f"state {state} GB, wanted {wanted:.3f}\n{text}")
+        check(abs(float(state) - wanted) < 0.006, f"state {state} GB, expected {wanted:.3f}\n{text}")
     for (_, _, _, sent), copies in zip(rows, (2, 2, 2, 3)):  # of the bf16 parameters, 7/8 of them
         wanted = copies * 2 * psi * 7 / 8 / 1e9
-        check(abs(float(sent) - wanted) < 0.006, f"sends {sent} GB, wanted {wanted:.3f}\n{text}")
+        check(abs(float(sent) - wanted) < 0.006, f"sends {sent} GB, expected {wanted:.3f}\n{text}")
     check(re.search(r"^best of \d+: dp 8  tp 1  pp 1  stage \d", text, re.MULTILINE), text)
+    steps = re.search(r"^predicted step (\S+) s, simulated (\S+) s$", text, re.MULTILINE)
+    check(steps and steps[1] == steps[2], text)  # equal without a pipeline
     printed = output(tessera, "plan", "--model", "gpt2-xl", "--dp", "8", "--zero", "1", "--json")
     check(text.splitlines()[-1] == printed.strip(), f"{text}\nthe command prints\n{printed}")
 
@@ -305,7 +307,7 @@ def explain_sync(tessera):
     sizes = {}
     for i in range(1, layers + 1):
         sizes[f"layer{i}.weight"], sizes[f"layer{i}.bias"] = width * width, width
-    check(set(told) == set(sizes), f"parameters {sorted(told)}, wanted {sorted(sizes)}")
+    check(set(told) == set(sizes), f"parameters {sorted(told)}, expected {sorted(sizes)}")
     for name, rows in told.items():
         for kind in ("before", "after"):
             check(len(rows[kind]) == ranks and all(len(row) == 3 for row in rows[kind]),
@@ -323,7 +325,7 @@ def explain_sync(tessera):
     times = dict(re.findall(r"^  (\S+) +[\d.]+ ms +[\d.]+ ms +\S+ \S+  (.*)$", text, re.MULTILINE))
     wanted = {"per-parameter": "6 all-reduce", "bucketed": "2 all-reduce", "overlapped": "2 all-reduce",
               "zero-2": "2 reduce-scatter, 3 all-gather", "zero-3": "6 all-gather, 2 reduce-scatter"}
-    check(times == wanted, f"wanted {wanted}, got {times}\n{text}")
+    check(times == wanted, f"expected {wanted}, got {times}\n{text}")
     check("faster than" in text, text)
 
 

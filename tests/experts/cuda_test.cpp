@@ -98,7 +98,7 @@ TEST_F(CudaExperts, SortsPairsAsTheCpuDoes) {
   }
 }
 
-TEST_F(CudaExperts, RowsMatchTheOperations) {
+TEST_F(CudaExperts, RowKernelsMatchAten) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const double limit = type == at::kFloat ? 1e-6 : type == at::kHalf ? 2e-3 : 1e-2;
     for (const std::int64_t cols : {1, 7, 8, 136, 1100, 2048}) {

@@ -75,7 +75,7 @@ TEST(MixtureOfExperts, MatchesAPlainLoop) {
   }
 }
 
-TEST(MixtureOfExperts, HasTheActivationsOfDenseLayers) {
+TEST(MixtureOfExperts, SupportsTheActivationFunctionsOfDenseLayers) {
   for (const bool biases : {false, true}) {
     for (const bool gated : {true, false}) {
       for (const Activation activation :
@@ -163,7 +163,7 @@ TEST(MixtureOfExperts, ComputesInBfloat16) {
   }
 }
 
-TEST(MixtureOfExperts, TakesEmptyBatches) {
+TEST(MixtureOfExperts, AcceptsEmptyBatches) {
   for (const std::int64_t tokens : {0, 4}) {
     Case of = base();
     of.layer.experts.balance_loss = 0.1;

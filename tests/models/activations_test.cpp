@@ -54,16 +54,7 @@ TEST(Activations, EqualTheLedgersOfRanks) {
               if (overlap && tp == 1) continue;
               const auto kept = each_rank<std::int64_t>(tp, [&](const comm::Group& group) {
                 const Part part{.tp = group, .sequence_parallel = sequence, .overlap_tp = overlap};
-                const auto model = make_model(shape, part, 0, at::TensorOptions(type));
-                if (mode != planner::Recompute::none) {
-                  nn::set_recompute(*model, mode);
-                }
-                const at::Tensor ids = torch::zeros({3, 40}, torch::kLong);
-                const auto ledger = std::make_shared<memory::Ledger>();
-                const memory::OwnerScope owner(ledger);
-                const memory::CategoryScope category(MemoryCategory::activations);
-                const at::Tensor loss = model->loss(ids, ids);
-                return ledger->counts()[MemoryCategory::activations].now;
+                return test::kept_bytes(shape, part, type, mode);
               });
               for (const std::int64_t bytes : kept) {
                 EXPECT_NEAR(static_cast<double>(bytes) / static_cast<double>(planned), 1, 0.01)

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tessera/core/errors.h"
+#include "tessera/core/lora.h"
 #include "tessera/nn/ops.h"
 #include "tessera/nn/recompute.h"
 #include "tessera/tensor_parallel/adapter.h"

@@ -203,17 +203,8 @@ TEST(Lora, ActivationsMatchThePlanner) {
                                                         {{tessera::Axis::tp, tp}},
                                                         sequence ? tp : 1});
               const auto kept = each_rank<std::int64_t>(tp, [&](const comm::Group& group) {
-                const auto model = make_model(shape, {.tp = group, .sequence_parallel = sequence},
-                                              0, at::TensorOptions(type));
-                if (mode != planner::Recompute::none) {
-                  nn::set_recompute(*model, mode);
-                }
-                const at::Tensor ids = torch::zeros({3, 40}, torch::kLong);
-                const auto ledger = std::make_shared<memory::Ledger>();
-                const memory::OwnerScope owner(ledger);
-                const memory::CategoryScope category(MemoryCategory::activations);
-                const at::Tensor loss = model->loss(ids, ids);
-                return ledger->counts()[MemoryCategory::activations].now;
+                return test::kept_bytes(shape, {.tp = group, .sequence_parallel = sequence}, type,
+                                        mode);
               });
               EXPECT_NEAR(static_cast<double>(kept[0]) / static_cast<double>(planned), 1, 0.01)
                   << shape.name << " tp " << tp << " sequence " << sequence << " " << name(mode)

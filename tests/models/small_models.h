@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/core/text.h"
+#include "tessera/memory/allocator.h"
 #include "tessera/models/language_model.h"
 #include "tessera/planner/program_cost.h"
 #include "tests/tensor_parallel/ranks.h"
@@ -69,6 +70,19 @@ inline planner::ProgramInput question_of(const ModelShape& shape, int tp, bool s
   question.seq = batch.ids.size(1);
   question.fused = fuses_on_cpu();
   return question;
+}
+
+// Returns the bytes that a forward pass of 3 rows of 40 tokens keeps for backward on this rank.
+inline std::int64_t kept_bytes(const ModelShape& shape, const Part& part, at::ScalarType type,
+                               Recompute mode) {
+  const auto model = make_model(shape, part, 0, at::TensorOptions(type));
+  if (mode != Recompute::none) nn::set_recompute(*model, mode);
+  const at::Tensor ids = torch::zeros({3, 40}, torch::kLong);
+  const auto ledger = std::make_shared<memory::Ledger>();
+  const memory::OwnerScope owner(ledger);
+  const memory::CategoryScope category(MemoryCategory::activations);
+  const at::Tensor loss = model->loss(ids, ids);
+  return ledger->counts()[MemoryCategory::activations].now;
 }
 
 struct Ran {

@@ -40,8 +40,8 @@ const std::vector<PartCase> kPartCases = {
     {300, 150, 20, 200, 500, 4, 2},                  // several blocks, grouped queries
     {130, 200, 130, 200, 400, 3, 1, 0, false, 0.3},  // on the diagonal, with dropout
     {130, 200, 0, 130, 330, 2, 2, 100},              // some queries see no key
-    {130, 200, 0, 130, 330, 2, 1, 3, false, 0.2},    // only the first two see one
-    {200, 50, 0, 60, 250, 2, 2, 40},                 // none sees any
+    {130, 200, 0, 130, 330, 2, 1, 3, false, 0.2},    // only the first two queries see a key
+    {200, 50, 0, 60, 250, 2, 2, 40},                 // no query sees a key
     {64, 200, 32, 100, 300, 4, 2, 0, true},
     {64, 200, 32, 232, 300, 4, 4, 50, true, 0.4},
     {20, 30, 10, 60, 80, 2, 2},  // more keys than the queries see

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/rotary.h"
+#include "tessera/core/model_shape.h"
 #include "tessera/kernels/cuda/cuda.h"
 #include "tessera/nn/gpu.h"
 #include "tessera/nn/gradient_place.h"

@@ -10,6 +10,7 @@
 #include "tessera/planner/program_cost.h"
 #include "tessera/planner/rank_load.h"
 #include "tessera/planner/run.h"
+#include "tessera/planner/step_time.h"
 #include "tests/planner/built_in.h"
 
 namespace tessera::planner {

@@ -19,6 +19,7 @@
 #include "tessera/planner/plan.h"
 #include "tessera/planner/plan_parts.h"
 #include "tessera/planner/search.h"
+#include "tessera/planner/step_time.h"
 #include "tests/planner/advised_case.h"
 #include "tests/planner/built_in.h"
 

@@ -216,7 +216,7 @@ TEST(Context, DividesTheWorkOfALayer) {
 }
 
 // The engine shards state over cp and dp together, as over one dp of their product.
-TEST(Context, EngineWorksAsWithOneLargerDp) {
+TEST(Context, EngineShardsAsWithDpTimesCp) {
   for (const int zero : {0, 1, 2, 3}) {
     for (const int replicas : {1, 2}) {
       if (zero == 0 && replicas > 1) continue;
@@ -293,7 +293,7 @@ TEST(Context, ChoosesTheKindByTheHeads) {
   EXPECT_TRUE(contains(of(2048, ContextKind::ring), "--cp"));
 }
 
-TEST(Context, AxisOrderPutsItNextToTensorParallelism) {
+TEST(Context, AxisOrderPutsCpNextToTp) {
   const Axes axes{{Axis::tp, 2}, {Axis::cp, 4}, {Axis::dp_shard, 3}, {Axis::pp, 5}};
   const auto text = [&](const char* order) {
     std::string all;

@@ -112,7 +112,9 @@ TEST(ExpertCosts, MemoryByEpEqualsThatOfPlans) {
       // 2 + 2 bytes per parameter on the rank, and 12 sharded over the ranks with the same experts.
       const double own = 32.0 * 3 * 4096 * 14336 * static_cast<double>(row.experts);
       EXPECT_NEAR(row.state, own * (4 + 12.0 * row.ep / 16), 1) << row.ep;
-      if (before > 0) EXPECT_LT(row.state, before) << row.ep;
+      if (before > 0) {
+        EXPECT_LT(row.state, before) << row.ep;
+      }
       before = row.state;
     }
   }

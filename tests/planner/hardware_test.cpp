@@ -8,6 +8,7 @@
 #include "tessera/planner/fields.h"
 #include "tessera/planner/hardware.h"
 #include "tessera/planner/plan.h"
+#include "tessera/planner/topology.h"
 
 namespace tessera::planner {
 namespace {

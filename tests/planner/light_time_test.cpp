@@ -5,6 +5,7 @@
 #include "tessera/planner/calibration.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/program_cost.h"
+#include "tessera/planner/step_time.h"
 
 namespace tessera::planner {
 namespace {

@@ -240,7 +240,7 @@ TEST(Plan, AssumesAModelNearEverySize) {
 }
 
 TEST(Advice, NamesTheSmallestChangeThatFits) {
-  // Sharding is needed of: the optimizer; gradients too; parameters too.
+  // Each size needs one more ZeRO stage than the one before it.
   const std::vector<std::pair<const char*, const char*>> sizes = {
       {"7B", "--zero 1 fits"}, {"20B", "--zero 2 fits"}, {"38B", "--zero 3 fits"}};
   for (const auto& [params, expected] : sizes) {

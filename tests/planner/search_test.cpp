@@ -7,6 +7,7 @@
 #include "tessera/planner/limits.h"
 #include "tessera/planner/places.h"
 #include "tessera/planner/software.h"
+#include "tessera/planner/step_time.h"
 #include "tessera/planner/ways.h"
 #include "tessera/schedule/schedule.h"
 #include "tests/planner/built_in.h"

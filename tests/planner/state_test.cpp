@@ -153,7 +153,7 @@ DataParallelTraffic sent(int stage, int dp, int k, bool keep = false) {
   return data_parallel_traffic(q);
 }
 
-TEST(Traffic, MatchesMultiplesOfTheModelPerStep) {
+TEST(Traffic, IsAMultipleOfTheModelSizePerStep) {
   const double hop = 63.0 / 64 * 20 * kGB;
   for (const int k : {1, 4}) {
     EXPECT_DOUBLE_EQ(sent(0, 64, k).total(), 2 * hop);

@@ -22,7 +22,7 @@ std::size_t count(const std::string& text, const std::string& what) {
   return n;
 }
 
-TEST(Draw, ShowsPassesOfOneForwardOneBackward) {
+TEST(Draw, ShowsThePassesOf1F1B) {
   EXPECT_EQ(draw_text(one_f_one_b(2, 3)),
             "rank 0 |F0F1....B0  F2B1  ..B2  \n"
             "rank 1 |..F0B0  F1B1  F2B2  ....\n"

@@ -123,19 +123,13 @@ Case with_experts(Case one, unsigned pick) {
   return one;
 }
 
-Scenario scenario_of(const Case& one) {
-  Scenario scenario;
-  static_cast<planner::Step&>(scenario) = planner::describe_step(one.question);
-  return scenario;
-}
-
 TEST(Agreement, PlannerAndSimulatorDifferByAtMost5PercentOrExplainWhy) {
   Cases cases;
   int apart = 0;
   double sum = 0;
   for (int i = 0; i < kConfigurations; ++i) {
     const Case one = cases.next();
-    const Scenario scenario = scenario_of(one);
+    const Scenario scenario = scenario_of(one.question);
     const double planned = planner::step_time(one.question).step();
     const Result result = simulate(scenario, {.by_events = true});
     EXPECT_NEAR(result.mean.step(), result.step, 1e-9 * result.step) << one.text;
@@ -177,8 +171,7 @@ TEST(Agreement, HoldsForRanksThatShareCores) {
         q.hardware.units = 1, q.hardware.per_node = 8;
         const double all = planner::step_time(planner::resolve(q)).step();
         q.hardware.cores = cores;
-        Scenario scenario;
-        static_cast<planner::Step&>(scenario) = planner::describe_step(planner::resolve(q));
+        const Scenario scenario = scenario_of(planner::resolve(q));
         const double planned = planner::step_time(scenario).step();
         EXPECT_NEAR(simulate(scenario, {.by_events = true}).step / planned, 1, kNear);
         EXPECT_LE(planned, all * (1 + 1e-9)) << pp << " " << cores;
@@ -194,7 +187,7 @@ TEST(Agreement, HoldsForExperts) {
   for (unsigned i = 0; i < 300; ++i) {
     const Case one = with_experts(cases.next(), i);
     if (one.question.micros() > 16) continue;
-    const Scenario scenario = scenario_of(one);
+    const Scenario scenario = scenario_of(one.question);
     const planner::StepTime planned = planner::step_time(scenario);
     const Result result = simulate(scenario, {.by_events = true});
     EXPECT_NEAR(result.mean.step(), result.step, 1e-9 * result.step) << one.text;
@@ -226,7 +219,7 @@ TEST(Agreement, HoldsForReplicas) {
   for (unsigned i = 0; i < 400; ++i) {
     const auto one = with_replicas(cases.next(), i);
     if (!one || one->question.micros() > 16) continue;
-    const Scenario scenario = scenario_of(*one);
+    const Scenario scenario = scenario_of(one->question);
     const planner::StepTime planned = planner::step_time(scenario);
     const Result result = simulate(scenario, {.by_events = true});
     EXPECT_NEAR(result.mean.step(), result.step, 1e-9 * result.step) << one->text;
@@ -259,7 +252,7 @@ TEST(Agreement, LockstepOfReplicasEqualsEvents) {
     if (!one || one->question.pp() > 1 || one->question.dp() > 64 || one->question.micros() > 8) {
       continue;
     }
-    Scenario scenario = scenario_of(*one);
+    Scenario scenario = scenario_of(one->question);
     scenario.seed = i;
     if (compared % 3 != 0) scenario.jitter = 0.1;
     if (compared % 3 == 1) scenario.stragglers = {{0, 1.5}};
@@ -286,7 +279,7 @@ TEST(Agreement, LockstepEqualsEvents) {
   while (compared < 150) {
     const Case one = cases.next();
     if (one.question.pp() > 1 || one.question.dp() > 64 || one.question.micros() > 8) continue;
-    Scenario scenario = scenario_of(one);
+    Scenario scenario = scenario_of(one.question);
     scenario.seed = static_cast<std::uint64_t>(compared);
     if (compared % 3 != 0) scenario.jitter = 0.1;
     if (compared % 3 == 1) scenario.stragglers = {{0, 1.5}};
@@ -316,7 +309,7 @@ TEST(Agreement, ContextParallelStepsAreSimulatedAsPlanned) {
     const std::optional<Case> one = with_context(cases.next(), i);
     if (!one || one->question.micros() > 16) continue;
     ++simulated;
-    const Scenario scenario = scenario_of(*one);
+    const Scenario scenario = scenario_of(one->question);
     const planner::StepTime planned = planner::step_time(one->question);
     const Result result = simulate(scenario, {.by_events = true});
     EXPECT_NEAR(result.mean.step(), result.step, 1e-9 * result.step) << one->text;

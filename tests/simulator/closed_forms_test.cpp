@@ -7,6 +7,7 @@
 #include "tessera/core/errors.h"
 #include "tessera/planner/formulas.h"
 #include "tessera/planner/state.h"
+#include "tessera/simulator/scenario.h"
 #include "tessera/simulator/simulate.h"
 
 namespace tessera::simulator {
@@ -94,7 +95,7 @@ TEST(ClosedForms, MatchScheduleTime) {
 }
 
 // Forward 120 ms, backward 220 ms, two stages, eight micro-batches, hops of 5 ms.
-TEST(ClosedForms, MatchTheWorkedExample) {
+TEST(ClosedForms, MatchAnExampleComputedByHand) {
   Scenario s = pipeline(schedule::one_f_one_b(2, 8), times(0.120, 0.220));
   EXPECT_NEAR(simulate(s).step, 3.060, 1e-12);
   s.hop_latency = 0.005;

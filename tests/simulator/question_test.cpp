@@ -17,12 +17,6 @@ planner::RunConfig ask(const Given& given) {
   return planner::resolve(look_up(settings, planner::Catalog()));
 }
 
-Scenario scenario_of(const planner::RunConfig& resolved) {
-  Scenario scenario;
-  static_cast<planner::Step&>(scenario) = planner::describe_step(resolved);
-  return scenario;
-}
-
 const std::vector<Given> kQuestions = {
     {{"model", "gpt2-xl"}, {"dp", "4"}, {"micro-batch", "4"}},
     {{"model", "gpt2-xl"}, {"dp", "8"}, {"zero", "1"}, {"micro-batch", "8"}, {"grad-accum", "2"}},
@@ -49,7 +43,7 @@ const std::vector<Given> kQuestions = {
 TEST(Questions, BytesEqualThePlan) {
   for (std::size_t i = 0; i < kQuestions.size(); ++i) {
     const planner::RunConfig q = ask(kQuestions[i]);
-    const Result result = simulate(scenario_of(q));
+    const Result result = simulate(q);
     double most = 0;
     for (const RankTime& rank : result.ranks) most = std::max(most, rank.sent[Axis::dp_shard]);
     const double planned = planner::traffic_of(q).sent[Axis::dp_shard];

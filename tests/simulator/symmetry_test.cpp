@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tessera/core/text.h"
+#include "tessera/simulator/scenario.h"
 #include "tessera/simulator/simulate.h"
 
 namespace tessera::simulator {

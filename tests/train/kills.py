@@ -217,7 +217,7 @@ def main():
                     mine[phase] += 1
             result = run.end(before)
         if result != wanted:
-            sys.exit(f"{mesh}: parameters {result} after {dict(mine)} kills, wanted {wanted}")
+            sys.exit(f"{mesh}: parameters {result} after {dict(mine)} kills, expected {wanted}")
         phases += mine
         print(f"{phases.total()} of {given.kills} kills; {mesh}: the same bits after {dict(mine)}",
               flush=True)

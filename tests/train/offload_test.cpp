@@ -98,43 +98,24 @@ TEST(OffloadTrain, StagesMeshesAndAdaptersTrainWithSmallMoments) {
   }
 }
 
-// Trains to `step`, saving there. Returns the losses.
-std::vector<double> train_to(RunConfig config, std::int64_t step, std::string* hash = nullptr) {
-  std::vector<double> losses;
-  on_ranks(config, [&](Trainer& trainer, int rank) {
-    std::vector<std::string> notes;
-    trainer.resume(notes);
-    while (trainer.steps_done() < step) trainer.step();
-    if (!config.save.empty()) trainer.save();
-    trainer.finish_saving();
-    const Summary summary = trainer.summary();
-    if (rank != 0) return;
-    for (const StepMetrics& each : trainer.history()) losses.push_back(each.loss);
-    if (hash != nullptr) *hash = summary.params_hash;
-  });
-  return losses;
-}
-
 TEST(OffloadTrain, ResumedRunIsBitwiseEqual) {
   for (const char* state : {"fp32", "bf16", "int8"}) {
     for (const char* stage : {"0", "3"}) {
       const TemporaryFolder saves, state_folder;
       const Given given = {{"optimizer-state", state}, {"zero", stage}, {"layout", "bf16"}};
-      std::string whole, resumed;
-      train_to(run_with(given), 4, &whole);
+      const std::string whole = train_to(run_with(given), 4).hash;
       // Saved from files, resumed in memory.
       RunConfig before = run_with(offloaded(given, state_folder)), after = run_with(given);
       before.save = after.save = saves.path;
       after.resume = "auto";
       train_to(before, 2);
-      train_to(after, 4, &resumed);
-      EXPECT_EQ(resumed, whole) << state << " stage " << stage;
+      EXPECT_EQ(train_to(after, 4).hash, whole) << state << " stage " << stage;
       // On another mesh, into files.
       RunConfig other = run_with(offloaded(given, state_folder));
       other.axes = {{Axis::dp_shard, 1}, {Axis::tp, 2}};
       other.micro_batch = kBatch;
       other.resume = saves / "step-00000002";
-      const std::vector<double> losses = train_to(other, 4);
+      const std::vector<double> losses = train_to(other, 4).losses;
       const std::vector<double> wanted = losses_of(run_with(given));
       for (std::size_t i = 0; i < 2; ++i) {
         EXPECT_NEAR(losses[i], wanted[i + 2], 0.02 * wanted[i + 2]) << state << " stage " << stage;
@@ -158,7 +139,7 @@ TEST(OffloadTrain, AnotherFormatIsConvertedOnRequestOnly) {
           refused, str("the moments were saved as ", from, ", but this run stores them as ", to)))
           << refused;
       after.convert_optimizer_state = true;
-      const std::vector<double> losses = train_to(after, 4), wanted = losses_of(before);
+      const std::vector<double> losses = train_to(after, 4).losses, wanted = losses_of(before);
       for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(losses[i], wanted[i + 2], 0.02 * wanted[i]);
     }
   }

@@ -113,7 +113,7 @@ TEST(RankPhases, Rank0GetsTimesOfAllRanksOnAnyMesh) {
       if (world.rank() == 0) summary = ended;
     });
     EXPECT_EQ(written.ranks, own) << text;
-    EXPECT_TRUE(written.slow_ranks.empty()) << "one step says nothing";
+    EXPECT_TRUE(written.slow_ranks.empty()) << "one step is not enough";
     ASSERT_EQ(summary.ranks.size(), ranks) << text;
     for (const RankPhases& rank : summary.ranks) {
       for (const char* phase : {"step_s", "forward_s", "backward_s", "optimizer_s"}) {

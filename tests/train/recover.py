@@ -7,7 +7,6 @@ must have the same bits, and every step must be in the metrics once.
 """
 import argparse
 import collections
-import json
 import os
 import pathlib
 import random
@@ -19,13 +18,13 @@ import sys
 import tempfile
 import time
 
+from training_run import ENDLESS, TrainingRun, lines_of
+
 # Words of a mesh, its replicas, and ranks of each. The data-parallel flags follow from these.
 MESHES = [("--zero 0", 3, 1), ("--zero 2", 2, 2), ("--zero 3 --layout bf16", 2, 2),
           ("--zero 0 --tp 2", 2, 2), ("--zero 0 --pp 2", 2, 2)]
 COMMON = ("--layers 2 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 24 --micro-batch 2 "
           "--lr-schedule constant --warmup 0 --lr 0.001 --dropout 0.1 --samples 0 --threads 1").split()
-ENDLESS = 1000000
-HANG = 120  # seconds; only tells a hang from slowness
 TIMEOUT = 8  # of ranks for each other, in seconds
 KILLS = 4  # of one run
 GENERATION = re.compile(r"^generation (\d+): (\d+) replicas? on \d+ ranks? \(processes ([\d ]+)\); continues "
@@ -40,46 +39,16 @@ def flags(mesh, replicas):
     return [*words.split(), *shards, "--dp-replicate", str(replicas)]
 
 
-def lines_of(metrics):
-    try:
-        return [json.loads(line) for line in metrics.read_text().split("\n")[:-1]]
-    except FileNotFoundError:
-        return []
-
-
-class Run:
+class Run(TrainingRun):
     def __init__(self, program, mesh, folder, words):
-        self.mesh, self.folder = mesh, pathlib.Path(folder)
-        self.metrics, self.save = self.folder / "metrics.jsonl", self.folder / "save"
-        self.log = open(self.folder / "log", "w+")
-        self.process = subprocess.Popen(
-            [program, "train", *COMMON, *flags(mesh, mesh[1]), "--steps", str(ENDLESS), "--metrics",
-             str(self.metrics), "--recover", "1000", "--peer-timeout", str(TIMEOUT), *words],
-            stdout=self.log, stderr=self.log)
-
-    def text(self):
-        return (self.folder / "log").read_text(errors="replace").replace("\r", "\n")
+        self.mesh = mesh
+        super().__init__(mesh, folder, [program, "train", *COMMON, *flags(mesh, mesh[1]), "--steps", str(ENDLESS),
+                                        "--recover", "1000", "--peer-timeout", str(TIMEOUT), *words])
 
     def fail(self, problem):
         for pid in self.ranks().values():
             os.system(f"cat /proc/{pid}/wchan >&2; echo >&2")
-        self.process.kill()
-        sys.exit(f"{self.mesh}: {problem}:\n{self.text()[-6000:]}")
-
-    def ranks(self):
-        """Returns process ids by number."""
-        found = {}
-        for entry in pathlib.Path("/proc").iterdir():
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if parent != self.process.pid:
-                    continue
-                for word in (entry / "environ").read_bytes().split(b"\0"):
-                    if word.startswith(b"RANK="):
-                        found[int(word[5:])] = int(entry.name)
-            except (OSError, ValueError, IndexError):
-                continue
-        return found
+        super().fail(problem)
 
     def generations(self):
         """Returns (number, replicas, processes, step, seconds) of each generation after the first."""
@@ -92,19 +61,6 @@ class Run:
         words, _, each = self.mesh
         ranks = int(re.findall(r"tokens = (\d+) data-parallel rank", self.text())[-1])
         return ranks if "--zero 0" in words else ranks // each
-
-    def step(self):
-        lines = lines_of(self.metrics)
-        return lines[-1].get("step", ENDLESS) if lines else 0
-
-    def until(self, condition, what):
-        deadline = time.monotonic() + HANG
-        while not condition():
-            if self.process.poll() is not None:
-                self.fail(f"ended with status {self.process.returncode} before {what}")
-            if time.monotonic() > deadline:
-                self.fail(f"not {what} within {HANG} s")
-            time.sleep(0.005)
 
     def handles_stop(self):
         """Returns True if no process is so new that SIGINT would kill it."""
@@ -125,16 +81,16 @@ class Run:
     def kill_one(self, aim, rng):
         """Kills or stops a rank."""
         if aim == "start":
-            self.until(lambda: len(self.ranks()) >= self.mesh[1] * self.mesh[2], "started")
+            self.wait_for(lambda: len(self.ranks()) >= self.mesh[1] * self.mesh[2], "started")
             time.sleep(rng.uniform(0, 2))
         elif aim == "recovery":  # of the loss before it
             time.sleep(rng.uniform(0, 0.5))
         else:
-            self.until(self.whole, "whole")
-            wanted = self.step() + rng.randint(2, 30)
-            self.until(lambda: self.step() >= wanted, "training")
+            self.wait_for(self.whole, "whole")
+            wanted = self.last_step() + rng.randint(2, 30)
+            self.wait_for(lambda: self.last_step() >= wanted, "training")
             if aim == "save":
-                self.until(lambda: self.save.exists() and any(
+                self.wait_for(lambda: self.save.exists() and any(
                     entry.name.startswith(".tmp") for entry in os.scandir(self.save)), "saving")
             time.sleep(rng.uniform(0, 0.01))
         ranks = self.ranks()
@@ -149,20 +105,17 @@ class Run:
         return True
 
     def end(self):
-        self.until(self.whole, "whole")
-        wanted = self.step() + 5
-        self.until(lambda: self.step() >= wanted, "training after the last loss")
-        self.until(self.handles_stop, "ready to stop")
+        self.wait_for(self.whole, "whole")
+        wanted = self.last_step() + 5
+        self.wait_for(lambda: self.last_step() >= wanted, "training after the last loss")
+        self.wait_for(self.handles_stop, "ready to stop")
         self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(HANG)
-        except subprocess.TimeoutExpired:
-            self.fail("does not end")
-        if self.process.returncode not in (0, 130):
-            self.fail(f"status {self.process.returncode}")
+        status = self.wait()
+        if status not in (0, 130):
+            self.fail(f"status {status}")
         if "resumed after" in self.text():
             self.fail("a checkpoint was read")
-        lines = lines_of(self.metrics)
+        lines = self.lines()
         steps = [line["step"] for line in lines if "step" in line]
         if steps != list(range(1, len(steps) + 1)):
             self.fail(f"steps {steps}")

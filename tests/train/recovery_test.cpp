@@ -26,7 +26,7 @@
 namespace tessera::train {
 namespace {
 
-// Moment of a loss: during the nth call with this label.
+// Time at which a rank is lost: during the nth call with this label.
 struct Fault {
   std::string label;
   int times = 0;

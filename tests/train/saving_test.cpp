@@ -13,6 +13,7 @@
 #include "tessera/train/trainer.h"
 #include "tests/combinations.h"
 #include "tests/temporary_folder.h"
+#include "tests/train/small_runs.h"
 
 namespace tessera::train {
 namespace {
@@ -53,23 +54,6 @@ RunConfig config_for(const Place& place, const std::string& model = "gpt-tiny") 
   config.axes.set(Axis::cp, place.cp);
   config.zero = place.stage;
   return config;
-}
-
-// Resumes by the configuration, trains up to a step, and saves. Returns the hash of rank 0.
-std::string train_to(const RunConfig& config, const Place& place, std::int64_t step) {
-  std::string hash;
-  comm::run_threads(place.ranks(), [&](std::shared_ptr<comm::Backend> backend) {
-    const comm::Group world(std::move(backend));
-    Trainer trainer(config, world);
-    std::vector<std::string> notes;
-    trainer.resume(notes);
-    while (trainer.steps_done() < step) trainer.step();
-    if (!config.save.empty()) trainer.save();
-    trainer.finish_saving();
-    const Summary summary = trainer.summary();
-    if (world.rank() == 0) hash = summary.params_hash;
-  });
-  return hash;
 }
 
 // Returns every element of every state of a checkpoint.
@@ -118,14 +102,14 @@ TEST(Saving, EveryMeshLoadsCheckpointsOfEveryOther) {
     RunConfig config = config_for(from);
     config.save = folder / from.name;
     if (!known.contains(from.name)) {
-      train_to(config, from, 3);
+      train_to(config, 3);
       known[from.name] = contents(newest(config.save));
       ASSERT_FALSE(known.at(from.name).empty());
     }
     RunConfig next = config_for(to);
     next.resume = newest(config.save);
     next.save = folder / str(from.name, " to ", to.name);
-    train_to(next, to, 3);
+    train_to(next, 3);
     EXPECT_EQ(contents(newest(next.save)), known.at(from.name)) << from.name << " → " << to.name;
   }
 }
@@ -144,11 +128,11 @@ TEST(Saving, ResumedRunIsBitwiseEqualToAnUninterruptedOne) {
     const TemporaryFolder folder;
     RunConfig config = config_for(place);
     config.layout = parse_state_layout(layouts.at(layout));
-    const std::string whole = train_to(config, place, 6);
+    const std::string whole = train_to(config, 6).hash;
     config.save = folder / "run";
-    train_to(config, place, 4);
+    train_to(config, 4);
     config.resume = "auto";
-    EXPECT_EQ(train_to(config, place, 6), whole) << place.name << ", " << layouts.at(layout);
+    EXPECT_EQ(train_to(config, 6).hash, whole) << place.name << ", " << layouts.at(layout);
   }
 }
 
@@ -159,12 +143,12 @@ TEST(Saving, LoadsOtherLayoutsIfConversionIsExact) {
     RunConfig config = config_for(place);
     config.set("layout", from);
     config.save = folder / (from + "-" + to);
-    train_to(config, place, 2);
+    train_to(config, 2);
     const auto saved = contents(newest(config.save));
     config.resume = newest(config.save);
     config.set("layout", to);
     config.save += "-again";
-    train_to(config, place, 2);
+    train_to(config, 2);
     EXPECT_EQ(contents(newest(config.save)), saved) << from << " → " << to;
   };
   EXPECT_NO_THROW(trade("fp32", "bf16"));
@@ -179,27 +163,27 @@ TEST(Saving, FreshRunRejectsAFolderWithLaterCheckpoints) {
   const Place place = kPlaces[1];
   RunConfig config = config_for(place);
   config.save = folder / "run";
-  train_to(config, place, 2);
-  EXPECT_THROW(train_to(config, place, 1), UsageError);
+  train_to(config, 2);
+  EXPECT_THROW(train_to(config, 1), UsageError);
   config.resume = "auto";
-  EXPECT_NO_THROW(train_to(config, place, 3));
+  EXPECT_NO_THROW(train_to(config, 3));
 }
 
 TEST(Saving, SkipsADamagedNewestCheckpoint) {
   const TemporaryFolder folder;
   const Place place = kPlaces[1];
   RunConfig config = config_for(place);
-  const std::string whole = train_to(config, place, 5);
+  const std::string whole = train_to(config, 5).hash;
   config.save = folder / "run";
-  train_to(config, place, 2);
+  train_to(config, 2);
   config.resume = "auto";
-  train_to(config, place, 4);
+  train_to(config, 4);
   const fs::path shard = fs::path(newest(config.save)) / "rank-00001.safetensors";
   std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(static_cast<std::streamoff>(fs::file_size(shard)) - 5);
   file.put('?');
   file.close();
-  EXPECT_EQ(train_to(config, place, 5), whole);
+  EXPECT_EQ(train_to(config, 5).hash, whole);
 }
 
 // A step with non-finite gradients rolls back to the checkpoint, and skips the data since then.
@@ -352,18 +336,18 @@ TEST(Saving, RejectsCheckpointsThatDoNotFit) {
   const Place place = kPlaces[0];
   RunConfig config = config_for(place);
   config.save = folder / "run";
-  train_to(config, place, 1);
+  train_to(config, 1);
   RunConfig other = config_for(place);
   other.resume = newest(config.save);
   other.hidden = 64;
-  EXPECT_THROW(train_to(other, place, 2), UsageError);
+  EXPECT_THROW(train_to(other, 2), UsageError);
   for (const bool heads : {true, false}) {  // parameters that would fit, of another model
     other = config_for(place);
     other.resume = newest(config.save);
     if (heads) other.heads /= 2;
     if (!heads) other.layers -= 1;
     try {
-      train_to(other, place, 2);
+      train_to(other, 2);
       ADD_FAILURE() << "was accepted";
     } catch (const UsageError& error) {
       EXPECT_NE(std::string(error.what()).find(heads ? "heads was 4 and is 2" : "layers was "),
@@ -373,14 +357,14 @@ TEST(Saving, RejectsCheckpointsThatDoNotFit) {
   }
   other = config_for(place);
   other.resume = folder / "nothing";
-  EXPECT_THROW(train_to(other, place, 2), Error);
+  EXPECT_THROW(train_to(other, 2), Error);
   other = config_for(place);
   other.optimizer = OptimizerChoice::sgd;
   other.resume = newest(config.save);
-  EXPECT_THROW(train_to(other, place, 2), UsageError);
+  EXPECT_THROW(train_to(other, 2), UsageError);
   other = config_for(place);
   other.resume = "auto";
-  EXPECT_THROW(train_to(other, place, 2), UsageError);
+  EXPECT_THROW(train_to(other, 2), UsageError);
 }
 
 }  // namespace

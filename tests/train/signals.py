@@ -4,7 +4,6 @@ exit status and output, and that resumed runs match an undisturbed run.
 
     signals.py build/bin/tessera [names of cases]
 """
-import json
 import os
 import pathlib
 import re
@@ -16,38 +15,18 @@ import sys
 import tempfile
 import time
 
+from training_run import ENDLESS, HANG, TrainingRun
+
 COMMON = ("--layers 2 --hidden 64 --heads 4 --vocab 64 --seq 32 --global-batch 8 --micro-batch 2 "
           "--samples 0 --threads 1 --zero 2").split()
 STEPS = 300
-ENDLESS = 1000000
-HANG = 120  # seconds; only tells a hang from slowness
 
 
-class Run:
-    """A run of `tessera train`, with its metrics and other files in a folder."""
-
+class Run(TrainingRun):
     def __init__(self, folder, *words, steps=STEPS, limits=()):
-        self.metrics = pathlib.Path(folder) / "metrics.jsonl"
-        self.save = pathlib.Path(folder) / "save"
-        self.log = open(pathlib.Path(folder) / "log", "w+")
-        command = [PROGRAM, "train", *COMMON, "--steps", str(steps), "--metrics",
-                   str(self.metrics), *words]
-        if "--no-save" in words:
-            command.remove("--no-save")
-        else:
-            command += ["--save", str(self.save)]
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log,
-                                        preexec_fn=lambda: [resource.setrlimit(*limit)
-                                                            for limit in limits])
-
-    def text(self):
-        self.log.seek(0)
-        return self.log.read().replace("\r", "\n")
-
-    def fail(self, problem):
-        if self.process.poll() is None:
-            self.process.kill()
-        sys.exit(f"{problem}; it said:\n{self.text()[-6000:]}")
+        save = [] if "--no-save" in words else ["--save", str(pathlib.Path(folder) / "save")]
+        given = [word for word in words if word != "--no-save"]
+        super().__init__("run", folder, [PROGRAM, "train", *COMMON, "--steps", str(steps), *given, *save], limits)
 
     def expect(self, *patterns):
         """Fails unless the output matches these patterns, in this order."""
@@ -55,38 +34,17 @@ class Run:
         for pattern in patterns:
             found = re.search(pattern, text[at:], re.MULTILINE)
             if not found:
-                self.fail(f"wanted {pattern!r} in the output")
+                self.fail(f"expected {pattern!r} in the output")
             at += found.end()
-        return self
-
-    def wait_for(self, condition, what):
-        deadline = time.monotonic() + HANG
-        while not condition():
-            if self.process.poll() is not None:
-                self.fail(f"ended with status {self.process.returncode} before {what}")
-            if time.monotonic() > deadline:
-                self.fail(f"not {what} within {HANG} s")
-            time.sleep(0.005)
         return self
 
     def wait_for_step(self, step):
         return self.wait_for(lambda: self.last_step() >= step, f"at step {step}")
 
-    def last_step(self):
-        """Returns the step of the last complete line of the metrics."""
-        try:
-            lines = self.metrics.read_bytes().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return 0
-        return json.loads(lines[-1]).get("step", ENDLESS) if lines else 0
-
     def end(self, status):
-        try:
-            self.process.wait(HANG)
-        except subprocess.TimeoutExpired:
-            self.fail("hangs")
-        if self.process.returncode != status:
-            self.fail(f"status {self.process.returncode}, wanted {status}")
+        found = self.wait()
+        if found != status:
+            self.fail(f"status {found}, expected {status}")
         return self
 
     def signal(self, number):
@@ -95,22 +53,8 @@ class Run:
 
     def rank(self, number):
         """Returns the process id of one of its ranks."""
-        for entry in pathlib.Path("/proc").iterdir():
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if (parent == self.process.pid and
-                        f"RANK={number}".encode() in (entry / "environ").read_bytes().split(b"\0")):
-                    return int(entry.name)
-            except (OSError, ValueError, IndexError):
-                continue
-        return self.fail(f"there is no rank {number}")
-
-    def lines(self):
-        try:
-            whole = self.metrics.read_text().split("\n")[:-1]  # the last may be half written
-            return [json.loads(line) for line in whole]
-        except FileNotFoundError:
-            return []
+        ranks = self.ranks()
+        return ranks[number] if number in ranks else self.fail(f"there is no rank {number}")
 
     def losses(self):
         """Returns the losses by step; the last one if a step was repeated after a failure."""
@@ -163,7 +107,7 @@ def save_by_time(folder, alone):
     """Without --save-every, all ranks save at times that rank 0 decides."""
     run = Run(folder, "--save-minutes", "0.0005", "--keep-last", "0").end(0)
     if len(run.saved()) < 2 or run.saved()[-1] != STEPS:
-        run.fail(f"saved {run.saved()}, wanted some on the way and {STEPS}")
+        run.fail(f"saved {run.saved()}, expected some on the way and {STEPS}")
     same_bits(run, alone)
 
 
@@ -190,7 +134,7 @@ def resume_while_pruning(folder, alone):
                                 str(run.save), "--optimizer", "sgd"],
                                capture_output=True, text=True, timeout=HANG)
         if "was saved with --optimizer adamw" not in other.stderr:
-            run.fail(f"the other run said: {other.stderr}")
+            run.fail(f"output of the other run: {other.stderr}")
     run.signal(signal.SIGTERM).end(0)
 
 
@@ -206,7 +150,7 @@ def save_now(folder, alone):
     run.wait_for(lambda: run.saved(), "saved")
     run.end(0)
     if len(run.saved()) != 2 or run.saved()[-1] != STEPS:
-        run.fail(f"saved {run.saved()}, wanted one on the way and {STEPS}")
+        run.fail(f"saved {run.saved()}, expected one on the way and {STEPS}")
     same_bits(run, alone)
 
 
@@ -358,7 +302,7 @@ def main():
             began = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="tessera-signals-") as own:
                 case(own, alone)
-            print(f"{case.__name__}: as wanted ({time.monotonic() - began:.1f} s)", flush=True)
+            print(f"{case.__name__}: passed ({time.monotonic() - began:.1f} s)", flush=True)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,29 @@ inline Outcomes run_all(const RunConfig& config, std::int64_t questions = 0) {
   return out;
 }
 
+// Outcome of train_to(), of rank 0.
+struct TrainedTo {
+  std::vector<double> losses;
+  std::string hash;  // of the parameters
+};
+
+// Resumes as the configuration says, trains up to a step, and saves if it has a folder.
+inline TrainedTo train_to(const RunConfig& config, std::int64_t step) {
+  TrainedTo out;
+  on_ranks(config, [&](Trainer& trainer, int rank) {
+    std::vector<std::string> notes;
+    trainer.resume(notes);
+    while (trainer.steps_done() < step) trainer.step();
+    if (!config.save.empty()) trainer.save();
+    trainer.finish_saving();
+    const Summary summary = trainer.summary();
+    if (rank != 0) return;
+    for (const StepMetrics& each : trainer.history()) out.losses.push_back(each.loss);
+    out.hash = summary.params_hash;
+  });
+  return out;
+}
+
 // Expects losses and gradient norms as in `want`, and traffic and, within a tolerance, memory of
 // state as planned.
 inline void expect_same(const RunConfig& config, const Outcomes& got, const Outcomes& want,

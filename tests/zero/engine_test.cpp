@@ -102,7 +102,7 @@ TEST(Oracle, AdamWLossesEqualThoseOfOneProcess) {
 }
 
 // Options that only reorder work do not change the bits.
-TEST(Oracle, OverlapBucketsPrefetchAndGatherKeepTheBits) {
+TEST(Oracle, OverlapBucketsPrefetchAndGatherDoNotChangeTheBits) {
   for (const std::string net : {"tied", "odd"}) {
     for (const int stage : {0, 1, 2, 3}) {
       const Case base = make_case(net, 3, stage, "bf16", 3);

@@ -112,7 +112,7 @@ TEST(Hybrid, RejectsStage0AndMeshesThatCutTheModel) {
   };
   const std::string stage = error(2, "dp=2,dp_replicate=2", 0), mesh = error(2, "tp=2", 1);
   EXPECT_NE(stage.find("dp_replicate 2: requires stage 1, 2 or 3"), std::string::npos) << stage;
-  EXPECT_NE(mesh.find("Use parallelize()"), std::string::npos) << mesh;
+  EXPECT_NE(mesh.find("Use ParallelModel"), std::string::npos) << mesh;
 }
 
 // The first replica saves; any mesh can load it.

@@ -98,8 +98,8 @@ struct NcclProgress::Channel {
   std::deque<std::shared_ptr<Item>> in_flight;  // on the GPU
   std::optional<Clock::time_point> inside;      // time at which a thread called NCCL for it
   const Submission* doing = nullptr;            // for which call; null: to open the communicator
-  // Messages that must be agreed on first, and those behind them. The channel's own thread launches
-  // them; collectives use the thread of the LaunchOrder.
+  // Messages whose two ranks must agree on them first, and all messages after these. The channel's
+  // own thread launches them; collectives use the thread of the LaunchOrder.
   std::deque<std::shared_ptr<Item>> unmet;
   bool thread_ended = false;
   std::thread thread;

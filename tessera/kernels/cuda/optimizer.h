@@ -115,7 +115,7 @@ struct MatrixDecision {
   const StepResult* result = nullptr;
   std::size_t params = 0;
   const ParamInfo* infos = nullptr;
-  const ParamStep* decided = nullptr;  // by decide(): active and count are used
+  const ParamStep* decided = nullptr;  // result of decide(), of which active and count are read
   const double* scales = nullptr;      // rules::Descent::scale by parameter; 0: not a matrix
   ParamStep* momentum = nullptr;       // one per parameter
   ParamStep* descent = nullptr;
