@@ -65,6 +65,10 @@ void check_ring(const at::Tensor& qkv, const Sizes& of, const nn::AttentionOptio
     refuse("attention dropout of ", options.dropout.rate,
            ", which --cp-kind ring does not support on a GPU.");
   }
+  if (options.window > 0 && options.document_starts.defined()) {
+    refuse("a window of ", options.window,
+           " with packed documents, which --cp-kind ring does not support on a GPU.");
+  }
   if (qkv.numel() == 0) return;
   const nn::AttentionChoice choice = ring_kernel(qkv, of.heads, of.kv_heads, options);
   if (choice.kernel == nn::AttentionKernel::none) {
