@@ -49,6 +49,7 @@ const { checkRunViews } = await import("./run_views.mjs");
 const { checkSettings } = await import("./settings.mjs");
 const { checkViews } = await import("./views.mjs");
 const { takePictures } = await import("./pictures.mjs");
+const { checkStepMemory } = await import("./step_memory.mjs");
 const { checkSync } = await import("./sync.mjs");
 
 const runs = folder();
@@ -105,6 +106,7 @@ const suites = {
   sync: checkSync,
   run_views: checkRunViews,
   overfit: checkOverfit,
+  step_memory: checkStepMemory,
 };
 const chosen = options.only?.split(",") ?? Object.keys(suites);
 for (const name of chosen) {
