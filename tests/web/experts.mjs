@@ -216,6 +216,7 @@ export async function checkExperts({ tessera, torch, dashboard, open, runs }) {
     await go(page, dashboard.address, "live", `runs=${other}`);
     await page.waitForSelector(".u-over");
     same(await page.locator('.heat, [data-field="layer"]').count(), 0, "maps and controls");
+    same(await page.locator("[data-row]").count(), 0, "bars of phases that the metrics do not have");
   });
 
   if (torch) {
