@@ -214,6 +214,8 @@ export function TraceView() {
             ["weight", "weight gradients"],
             ["step", "optimizer"],
             ...drawnAxes.map((axis) => [axisColor(axis), `${axis} communication`] as const),
+            ...(colors.has("accent") ? [["accent", "communication of several axes"] as const] : []),
+            ...(colors.has("rest") ? [["rest", "reading of data"] as const] : []),
             ["rule", "waiting"],
           ]}
         />
