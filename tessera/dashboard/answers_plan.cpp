@@ -79,9 +79,10 @@ std::string stage_formula(const planner::StageAnswer& s) {
     const auto term = [&](double bytes, bool cut) {
       return cut && shards > 1 ? str(bytes, "/", shards) : str(bytes);
     };
+    const std::string optimizer = term(q.layout.optimizer(), s.sharded.optimizer);
     return str(format_count(std::llround(std::min(params, 9e18))), " · (",
                term(q.layout.param, s.sharded.params), " + ", term(q.layout.grad, s.sharded.grads),
-               " + ", term(q.layout.optimizer(), s.sharded.optimizer), ") B");
+               q.offloads_optimizer() ? "" : str(" + ", optimizer), ") B");
   };
   const planner::Memory& m = s.plan.memory;
   const double state = m.params + m.grads + m.optimizer;

@@ -4,6 +4,7 @@
 
 #include "tessera/core/errors.h"
 #include "tessera/core/portable_math.h"
+#include "tessera/planner/pass_memory.h"
 #include "tessera/planner/plan.h"
 #include "tessera/planner/plan_parts.h"
 #include "tessera/planner/program_cost.h"
@@ -99,6 +100,7 @@ std::vector<Memory> memory_by_rank(const RunConfig& q, const Programs& programs)
     return all;
   }
   const auto shares = chunk_layers(q);
+  LazySchedule schedule(q);
   // [Note: temporary] The larger of two peaks (the loss, and a layer's backward with its recomputed
   // activations), plus the memory of the runtime.
   const double loss = widest_temporary(programs.head);
@@ -125,18 +127,27 @@ std::vector<Memory> memory_by_rank(const RunConfig& q, const Programs& programs)
                   state.optimizer + of_experts.optimizer};
     if (q.offloads_optimizer()) memory.on_disk = std::exchange(memory.optimizer, 0);
     if (!q.state_only()) {
-      double kept = 0, temporary = 0;  // by the largest chunk
+      std::vector<ChunkLoad> loads;
+      double temporary = 0;
       for (const StageLayers& chunk : chunks) {
         const std::int64_t sparse = chunk.layers - chunk.dense;
-        kept = std::max(kept, real(sparse) * layer.kept + real(chunk.dense) * dense.kept);
-        if (sparse > 0) temporary = std::max(temporary, layer.temporary);
-        if (chunk.dense > 0) temporary = std::max(temporary, dense.temporary);
+        ChunkLoad& load = loads.emplace_back();
+        load.kept = real(sparse) * layer.kept + real(chunk.dense) * dense.kept;
+        const auto consider = [&](double bytes, double gone) {
+          temporary = std::max(temporary, bytes);
+          load.most = std::max(load.most, bytes - gone);
+        };
+        if (chunk.head) consider(loss, 0);
+        if (sparse > 0) consider(layer.temporary, 0);
+        if (chunk.dense > 0) consider(dense.temporary, real(sparse) * layer.kept);
         rank.embedding = rank.embedding || chunk.embedding;
         rank.head = rank.head || chunk.head;
       }
-      memory.activations = real(in_flight(q, r)) * kept;
+      const PassPeak peak = peak_of_passes(q, r, loads, 0, schedule);
+      memory.activations = peak.kept;
       memory.buffers = buffers_of(q, rank);
-      memory.temporary = std::max(rank.head ? loss : 0, temporary) + q.hardware.reserve;
+      memory.temporary = temporary + q.hardware.reserve;
+      memory.not_at_once = temporary - peak.temporary;
     }
     all.push_back(memory);
   }

@@ -1,9 +1,11 @@
 #pragma once
 
-#include <string_view>
+#include <cstddef>
 #include <vector>
 
+#include "tessera/planner/pass_memory.h"
 #include "tessera/planner/plan.h"
+#include "tessera/schedule/schedule.h"
 #include "tessera/simulator/simulate.h"
 
 namespace tessera::simulator {
@@ -25,24 +27,27 @@ struct MemoryOverStep {
   }
 };
 
-// [Note: memory over a step] A forward pass adds the activations of its micro-batch and chunk
-// evenly over its duration, and the pass that computes weight gradients frees them evenly. All
-// micro-batches and chunks of a rank hold equally much, so that the maximum is that of the plan. A
-// backward pass begins with the temporaries that fit below the plan's peak; they grow to the plan's
-// maximum as activations are freed. The peak is therefore that of the plan. Only the runtime's
-// reserve is allocated between backward passes.
+// [Note: memory over a step] The passes of a rank in the order of its schedule, with the memory of
+// each ([Note: memory of a pass]), so the highest moment is the plan's peak. The output of a pass
+// is sent when the pass ends. A backward pass that is split into two holds the activations of its
+// layers for the weight gradients, as temporaries, which the second part frees evenly; the
+// temporaries of its first part are limited to the plan's.
 
 // A pass of a rank, in seconds since the beginning of the step.
 struct MemoryPass {
-  int change = 0;  // +1: keeps activations, -1: frees them, 0: neither (gradients of inputs only)
+  schedule::Kind kind = schedule::Kind::forward;  // of computation
+  int chunk = 0;
   double begin = 0, end = 0;
 };
-// Returns +1 for "forward", -1 for "backward" and "backward_weight", otherwise 0.
-int change_of_pass(std::string_view what);
+// Most moments of a step. Longer ones are divided into equal intervals that keep their first, their
+// highest and their last moment, and the one with most activations.
+inline constexpr std::size_t kMostMoments = 4096;
+
 // Returns the memory of a rank whose step has these passes. `reserve`: bytes of temporaries that
-// are allocated throughout.
-MemoryOverStep memory_over_passes(const planner::Memory& whole, double reserve,
-                                  const std::vector<MemoryPass>& passes, double step);
+// are allocated throughout, in addition to those of `each`.
+MemoryOverStep memory_over_passes(const planner::Memory& whole, const planner::PassMemory& each,
+                                  double reserve, const std::vector<MemoryPass>& passes,
+                                  double step);
 
 // Returns the memory of a pipeline rank, from a simulated step. Throws UsageError if only the size
 // of the model is known.

@@ -19,6 +19,7 @@
 #include "tessera/parallel/model_chunk.h"
 #include "tessera/parallel/rank_tokens.h"
 #include "tessera/pipeline/executor.h"
+#include "tessera/planner/pass_memory.h"
 #include "tessera/simulator/memory_over_step.h"
 #include "tessera/train/trainer_impl.h"
 
@@ -280,9 +281,8 @@ void Trainer::Impl::trace_memory(HostTime began) {
   trace.memory_over_time("memory", points);
   std::vector<simulator::MemoryPass> passes;
   for (const pipeline::Span& span : traced_passes) {
-    const std::string what = schedule::name(span.kind);
-    if (what != "forward" && !what.starts_with("backward")) continue;
-    passes.push_back({simulator::change_of_pass(what), seconds_between(began, span.begin),
+    if (!schedule::is_compute(span.kind)) continue;
+    passes.push_back({span.kind, span.chunk, seconds_between(began, span.begin),
                       seconds_between(began, span.end)});
   }
   const auto bytes = [](std::int64_t value) { return static_cast<double>(value); };
@@ -293,8 +293,11 @@ void Trainer::Impl::trace_memory(HostTime began) {
                               .buffers = bytes(plan.buffers),
                               .temporary = bytes(plan.temporary),
                               .not_at_once = bytes(plan.not_at_once)};
-  const auto over =
-      simulator::memory_over_passes(whole, 0, passes, seconds_between(began, points.back().time));
+  const auto& mesh = model.mesh();
+  const bool shares = mesh.group(kShardAxes).shares_memory();
+  const auto over = simulator::memory_over_passes(
+      whole, planner::pass_memory(question(config, resolved, shares), mesh.coordinate()), 0, passes,
+      seconds_between(began, points.back().time));
   std::vector<memory::MemoryPoint> predicted;
   for (const auto& moment : over.moments) {
     predicted.push_back({moved_by(began, moment.seconds),

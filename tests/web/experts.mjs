@@ -85,8 +85,8 @@ async function checkDrawn(page, { steps, tokens }) {
   expect(colors.size > 2, `${colors.size} colors`);
 }
 
-async function saved(page, kind) {
-  const box = card(page, MAP);
+async function saved(page, kind, title = MAP) {
+  const box = card(page, title);
   await box.locator(".save > summary").click();
   const [file] = await Promise.all([page.waitForEvent("download"), box.locator(`[data-save="${kind}"]`).click()]);
   return fs.readFileSync(await file.path());
@@ -216,12 +216,13 @@ export async function checkExperts({ tessera, torch, dashboard, open, runs }) {
     await go(page, dashboard.address, "live", `runs=${other}`);
     await page.waitForSelector(".u-over");
     same(await page.locator('.heat, [data-field="layer"]').count(), 0, "maps and controls");
+    same(await page.locator("[data-row]").count(), 0, "bars of phases that the metrics do not have");
   });
 
   if (torch) {
     const metrics = path.join(runs, "experts-real.jsonl");
-    const words = "train --model moe-tiny --ranks 2 --ep 2 --micro-batch 2 --seq 32 --steps 24 --samples 0 --threads 1 --seed 3 --metrics";
-    const run = start(tessera, [...words.split(" "), metrics]);
+    const words = "train --model moe-tiny --ranks 2 --ep 2 --micro-batch 2 --seq 32 --steps 24 --samples 0 --threads 1 --seed 3 --trace-steps 3 --metrics";
+    const run = start(tessera, [...words.split(" "), metrics, "--trace", path.join(runs, "experts-real.trace")]);
     await ended(run);
     await check("experts: a real run writes the use of its experts", async () => {
       same(run.exitCode, 0, `exit status (${run.text})`);
@@ -232,12 +233,31 @@ export async function checkExperts({ tessera, torch, dashboard, open, runs }) {
     });
     const real = await until("the run", () => idOf(dashboard, "experts-real"));
     await checkRun(page, dashboard, metrics, real);
+    await checkTrace(page, dashboard, real);
   } else {
     note("without tessera-torch: the use of experts was written by the test");
   }
 
   await checkCalculatorsOfExperts(page, tessera, dashboard);
   await page.context().close();
+}
+
+async function checkTrace(page, dashboard, id) {
+  await check("experts: the timeline of a real run has the communication and the reading of data in their colors", async () => {
+    await go(page, dashboard.address, "trace", `source=${id}`);
+    const named = await page.locator(".legend li").allTextContents();
+    for (const name of ["dp communication", "ep communication", "reading of data"])
+      expect(named.includes(name), `${name} is not in the legend: ${named}`);
+    const colors = await page.evaluate(() => {
+      const style = getComputedStyle(document.documentElement);
+      return Object.fromEntries(["weight", "rest", "dp", "ep"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+    });
+    const svg = (await saved(page, "svg", "Timeline")).toString();
+    const boxes = (color) => svg.split(`fill="${colors[color]}"`).length - 1;
+    // The gradients of experts are reduced, not computed, and no backward pass is split.
+    same(boxes("weight"), 0, "boxes in the color of weight gradients");
+    for (const color of ["rest", "dp", "ep"]) expect(boxes(color) > 0, `no box of ${color}`);
+  });
 }
 
 async function checkCalculatorsOfExperts(page, tessera, dashboard) {

@@ -49,6 +49,8 @@ const { checkRunViews } = await import("./run_views.mjs");
 const { checkSettings } = await import("./settings.mjs");
 const { checkViews } = await import("./views.mjs");
 const { takePictures } = await import("./pictures.mjs");
+const { checkState } = await import("./state.mjs");
+const { checkStepMemory } = await import("./step_memory.mjs");
 const { checkSync } = await import("./sync.mjs");
 
 const runs = folder();
@@ -105,6 +107,8 @@ const suites = {
   sync: checkSync,
   run_views: checkRunViews,
   overfit: checkOverfit,
+  state: checkState,
+  step_memory: checkStepMemory,
 };
 const chosen = options.only?.split(",") ?? Object.keys(suites);
 for (const name of chosen) {

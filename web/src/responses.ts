@@ -7,6 +7,7 @@ export interface Memory {
   buffers: number | null;
   temporary: number | null;
   total: number;
+  on_disk?: number; // optimizer state in files, which the total does not count
 }
 export interface Stage {
   stage: number;
@@ -23,6 +24,13 @@ export interface Stage {
   state_in_all: number;
   assumed?: { activations: number; buffers: number; temporary: number; total: number } | null;
 }
+// Shard of a rank. Ranks of context parallelism have shards of their own.
+export interface Owner {
+  dp_rank: number;
+  cp_rank?: number;
+  first: number;
+  last: number;
+}
 export interface ZeroResponse {
   parameters: number;
   parameters_on_a_rank: number;
@@ -31,7 +39,7 @@ export interface ZeroResponse {
   capacity_total: number | null;
   seq: number | null;
   fits_from_dp: Record<string, number | null>;
-  owners: { dp_rank: number; first: number; last: number }[];
+  owners: Owner[];
   formula: { stage: number; text: string }[];
   command: string;
 }

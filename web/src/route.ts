@@ -108,7 +108,7 @@ export interface FieldProps {
 export const modelFields = signal<Values>({});
 
 // Settings of a plan that views have controls for. A plan lists those that differ from the defaults.
-const PLAN_SETTINGS = ["seq", "recompute", "sequence_parallel", "dp_replicate", "cp", "cp_kind", "ep"];
+const PLAN_SETTINGS = ["seq", "recompute", "sequence_parallel", "dp_replicate", "cp", "cp_kind", "ep", "optimizer_state", "offload"];
 
 // `fromPlan` returns the fields that follow from a plan under another name.
 export function useFields<D extends Values>(

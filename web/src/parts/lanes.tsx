@@ -15,14 +15,26 @@ const AXIS = 22;
 
 const STEP = /^step \d+$/; // span around the passes and the update of a step
 
+// Axes of the first word of a lane. In traces of runs, "experts" are ranks that reduce the gradients
+// of the same experts, "tied" those with a tied embedding, and "model" those of several axes.
+const AXES: Record<string, string> = {
+  data: "dp",
+  experts: "dp",
+  tensor: "tp",
+  pipeline: "pp",
+  tied: "pp",
+  model: "accent",
+};
+
 export function kind(lane: string, what: string): string {
   if (STEP.test(what)) return "faint";
-  const words: Record<string, string> = { data: "dp", tensor: "tp", pipeline: "pp" };
+  if (/^data of step/.test(what)) return "rest";
   const [first = ""] = lane.split(/[\s_]/);
-  if (first in words) return words[first] ?? "";
+  if (first in AXES) return AXES[first] ?? "";
   if (/^[a-z]p$/.test(first)) return axisColor(first);
   if (/^(comm|mess|send|receive)/.test(lane)) return lane.startsWith("comm") ? "dp" : "pp";
   if (/wait|bubble|idle/.test(what)) return "faint";
+  if (/^(send|receive)_/.test(what)) return "pp";
   if (/weight/.test(what)) return "weight";
   if (/backward/.test(what)) return "backward";
   if (/forward|recompute/.test(what)) return "forward";

@@ -62,6 +62,10 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
             let base = 0;
             const from = fitsFrom[String(s.stage)];
             const estimate = s.needed - s.memory.total;
+            // Above the dashed line if the line would cross the text.
+            const above = y(s.memory.total) - 8;
+            const limit = capacity == null ? Infinity : y(capacity);
+            const label = limit > above - 14 && limit < above + 4 ? limit - 5 : above;
             const summary = [
               ...pieces(s.memory),
               ["guess", "activations and buffers, estimated,", estimate] as const,
@@ -122,7 +126,7 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                     <text
                       class="soft"
                       x={x}
-                      y={Math.min(y(s.needed) - 5, y(s.memory.total) - 26)}
+                      y={Math.min(y(s.needed) - 5, label - 18)}
                       text-anchor="middle"
                       data-needed={s.needed}
                     >
@@ -133,7 +137,7 @@ export function MemoryBars({ stages, capacity, fitsFrom, chosen, choose }: Props
                 <text
                   class={`${narrow ? "middling" : "big"}${s.fits ? "" : " bad"}`}
                   x={x}
-                  y={y(s.memory.total) - 8}
+                  y={label}
                   text-anchor="middle"
                   data-total={s.stage}
                   data-value={s.memory.total}

@@ -34,8 +34,9 @@ export function MemoryOverStep({ data, stale }: { data: OverStep; stale: boolean
       <Areas data={data} label="Memory over a step" capacity={data.capacity} />
       <Legend items={MEMORY_PARTS} />
       <p class="note spaced">
-        Forward passes keep activations, backward passes free them. Temporaries of a backward pass
-        and of the loss are on top. The peak is that of the plan.
+        Forward keeps the activations of layer after layer, backward frees them. On top are the
+        temporaries of the loss, of each layer's backward and of its recomputation. The peak is that
+        of the plan.
       </p>
     </Card>
   );
@@ -61,9 +62,9 @@ export function MeasuredMemory({ memory }: { memory: TracedMemory }) {
       </div>
       <Legend items={MEMORY_PARTS} />
       <p class="note spaced">
-        The ledger counts each allocation and release of the rank. The prediction has the plan's
-        maxima at the times of the measured passes. On a GPU, times are those at which the host launched
-        the work.
+        The ledger counts each allocation and release of the rank. The prediction has the plan's bytes
+        layer by layer; its passes begin and end as the measured ones. On a GPU, times are those at which
+        the host launched the work.
       </p>
     </Card>
   );

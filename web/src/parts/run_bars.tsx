@@ -72,6 +72,7 @@ export const slowness = (s: Straggler): string =>
 export function Phases({ rows, stragglers }: { rows: PhaseRow[]; stragglers: Straggler[] }) {
   const ranks = rows.map(split);
   const kinds = PHASES.filter(([key]) => ranks.some((r) => (r[key] ?? 0) > 0));
+  if (kinds.length === 0) return null; // the metrics have no times
   const slow = new Set(stragglers.map((s) => s.rank));
   const warning = stragglers
     .map((s) => `rank ${s.rank} is slow: ${slowness(s)}`)

@@ -1,13 +1,16 @@
 // State held by each rank: a full replica or a shard of parameters, gradients and optimizer state.
 import { useRef } from "preact/hooks";
-import type { Stage } from "../responses";
+import type { Owner, Stage } from "../responses";
 import { useValues } from "./save";
 
 interface Props {
   stage: Stage;
-  owners: { dp_rank: number; first: number; last: number }[];
+  owners: Owner[];
   parameters: number;
 }
+
+const rankOf = (o: Owner): string =>
+  o.cp_rank === undefined ? String(o.dp_rank) : `dp ${o.dp_rank} cp ${o.cp_rank}`;
 
 export function Shards({ stage, owners, parameters }: Props) {
   const many = owners.length > 8;
@@ -22,23 +25,25 @@ export function Shards({ stage, owners, parameters }: Props) {
     label: "First and last parameter of the shard of each rank",
     heads: ["rank", ...kinds.flatMap(([kind]) => [`${kind} from`, `${kind} to`])],
     rows: owners.map((o) => [
-      o.dp_rank,
+      rankOf(o),
       ...kinds.flatMap(([, sharded]) => (sharded ? [o.first, o.last] : [0, parameters])),
     ]),
   }));
+  const long = owners.some((o) => o.cp_rank !== undefined);
   return (
     <div
       ref={box}
-      class="strips"
+      class={`strips${long ? " long" : ""}`}
       role="img"
       aria-label={`${stage.name}: ${kinds.map(([k, s]) => `${k} ${s ? "sharded" : "replicated"}`).join(", ")}`}
     >
       {rows.map((o, i) =>
         o ? (
-          <div key={o.dp_rank}>
+          <div key={rankOf(o)}>
             <span>
               {many && i === rows.length - 1 ? "… " : ""}
-              rank {o.dp_rank}
+              {o.cp_rank === undefined ? "rank " : ""}
+              {rankOf(o)}
             </span>
             <svg viewBox="0 0 1000 30" height="30" preserveAspectRatio="none" aria-hidden="true">
               {kinds.map(([kind, sharded], k) => (

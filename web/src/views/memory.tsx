@@ -35,6 +35,8 @@ const DEFAULTS = {
   params: "7000000000",
   zero: "2",
   layout: "bf16",
+  optimizer_state: "fp32",
+  offload: "none",
   hardware: "h100",
 };
 
@@ -73,6 +75,8 @@ export function MemoryView() {
     tp: at.tp,
     pp: at.pp,
     layout: at.layout,
+    ...(at.optimizer_state === "fp32" ? {} : { optimizer_state: at.optimizer_state }),
+    ...(at.offload === "none" ? {} : { offload: at.offload }),
     hardware: at.hardware,
     ...(sized
       ? {}
@@ -117,6 +121,24 @@ export function MemoryView() {
           <Slider label="Pipeline parallel" {...field("pp")} stops={doublings(1, 64)} />
           <StageChoice label="Highlight stage" {...field("zero")} />
           <LayoutChoice {...field("layout")} />
+          <Segments
+            label="AdamW's moments"
+            {...field("optimizer_state")}
+            options={["fp32", "bf16", "int8"]}
+          />
+          <Segments
+            label="Optimizer state in"
+            {...field("offload")}
+            options={[
+              ["none", "memory"],
+              ["optimizer", "files"],
+            ]}
+            hint={
+              at.offload === "none" && at.optimizer_state === "fp32"
+                ? undefined
+                : "The trainer supports moments of 16 or 8 bits and state in files on CPUs."
+            }
+          />
           <HardwareChoice {...field("hardware")} />
           <hr />
           <Slider
@@ -206,6 +228,9 @@ export function MemoryView() {
               { label: "Parameters", key: "params", value: bytes(chosen.memory.params) },
               { label: "Gradients", key: "grads", value: bytes(chosen.memory.grads) },
               { label: "Optimizer state", key: "optimizer", value: bytes(chosen.memory.optimizer) },
+              ...(chosen.memory.on_disk
+                ? [{ label: "In files", key: "on-disk", value: bytes(chosen.memory.on_disk), note: "optimizer state of a rank" }]
+                : []),
               ...REST.map(([key, label]) => ({
                 label,
                 key,
@@ -246,6 +271,11 @@ export function MemoryView() {
             <Shards stage={chosen} owners={data.owners} parameters={data.parameters_on_a_rank} />
           )}
           <Legend items={MEMORY_PARTS.slice(0, 3)} />
+          {Number(at.ep) > 1 && (
+            <p class="note spaced" data-figure="expert-shards">
+              Outside experts. The state of experts is sharded over dp · cp / ep GPUs.
+            </p>
+          )}
         </Card>
       </div>
     </View>

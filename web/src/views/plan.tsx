@@ -199,6 +199,11 @@ export function PlanView() {
           )
         }
       >
+        {!data && !error && (
+          <p class="empty-note" role="status">
+            Searching…
+          </p>
+        )}
         {data && data.best.length > 0 && (
           <>
             <p class="note">
@@ -311,6 +316,11 @@ export function PlanView() {
           </span>
         }
       >
+        {compare && !ways.data && !ways.error && (
+          <p class="empty-note" role="status">
+            Comparing…
+          </p>
+        )}
         {compare && ways.data && <Strategies response={ways.data} />}
         {compare && ways.error && <p class="reason">{ways.error.message}</p>}
       </Card>

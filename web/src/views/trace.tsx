@@ -4,7 +4,7 @@ import { type ErrorInfo, requestBody, useAbout, useRequest } from "../api";
 import { count, seconds, share } from "../format";
 import { Choice, doublings, Percent, Slider, Toggle } from "../parts/controls";
 import { Card, Figures, Legend, View } from "../parts/frame";
-import { Lanes } from "../parts/lanes";
+import { kind, Lanes } from "../parts/lanes";
 import { MeasuredMemory, MemoryOverStep, useMemoryOverStep } from "../parts/memory_over_step";
 import {
   contextAndExperts,
@@ -19,7 +19,7 @@ import {
   shapeless,
   StageChoice,
 } from "../parts/model";
-import { axisColor, useAxes } from "../parts/axes";
+import { axisColor, useAxes, usedAxes } from "../parts/axes";
 import { PlanNote, useExposed } from "../parts/plan_details";
 import { useFields } from "../route";
 import { useRuns, useTrace } from "../runs";
@@ -83,7 +83,11 @@ export function TraceView() {
   const overStep = useMemoryOverStep(planned, simulated);
   const t = simulated ? response.data?.time : undefined;
   const exposed = useExposed(t);
-  const axes = useAxes().filter((axis) => axis !== "dp_replicate");
+  const colors = new Set(spans?.map((s) => kind(s.lane, s.what)));
+  const known = useAxes();
+  const drawnAxes = known.filter((axis) => axis !== "dp_replicate" && colors.has(axisColor(axis)));
+  // Axes whose communication is a part of the passes.
+  const inPasses = simulated && spans ? usedAxes(known, at).filter((axis) => !drawnAxes.includes(axis)) : [];
   const drawnRanks = new Set(spans?.map((s) => s.rank)).size;
   const world = Number(at.dp) * Number(at.cp) * Number(at.tp) * Number(at.pp);
   const fewer = simulated && drawnRanks > 0 && drawnRanks < Math.min(world, Number(at.trace_ranks));
@@ -209,10 +213,17 @@ export function TraceView() {
             ["backward", "backward"],
             ["weight", "weight gradients"],
             ["step", "optimizer"],
-            ...axes.map((axis) => [axisColor(axis), `${axis} communication`] as const),
+            ...drawnAxes.map((axis) => [axisColor(axis), `${axis} communication`] as const),
+            ...(colors.has("accent") ? [["accent", "communication of several axes"] as const] : []),
+            ...(colors.has("rest") ? [["rest", "reading of data"] as const] : []),
             ["rule", "waiting"],
           ]}
         />
+        {inPasses.length > 0 && (
+          <p class="note spaced" data-figure="in-passes">
+            Communication of {inPasses.join(", ")} is a part of the passes.
+          </p>
+        )}
       </Card>
       {simulated && overStep.data && (
         <MemoryOverStep data={overStep.data} stale={!!overStep.error} />
