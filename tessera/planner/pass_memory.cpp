@@ -175,14 +175,15 @@ std::vector<Moment> moments_of_part(const RunConfig& q, const Programs& programs
   if (part.head) all.push_back({batch + widest(programs.head), 0, head});
   const std::int64_t sent = sends_on(part) ? boundary(q) : 0;
   const double limit = bucket_limit(q, params);
+  const int shards = q.shards(), travel = q.travel();
   std::int64_t waiting[] = {0, 0};  // elements in the open buckets, outside experts and of experts
   std::int64_t gone = sent + (part.head ? held_bytes(programs.head, q.recompute) : 0);
   for (std::size_t i = params.size(); i-- > 0;) {
     if (params[i].model_chunk != model_chunk) continue;
     const std::int64_t before = waiting[0] + waiting[1];
-    std::int64_t& bucket = waiting[params[i].shards == q.shards() ? 0 : 1];
+    std::int64_t& bucket = waiting[params[i].shards == shards ? 0 : 1];
     bucket += each && !in_place && !params[i].frozen ? params[i].padded : 0;
-    if (static_cast<double>(bucket * q.travel()) >= limit) bucket = 0;
+    if (static_cast<double>(bucket * travel) >= limit) bucket = 0;
     if (!params[i].down) continue;
     const std::int64_t open = waiting[0] + waiting[1];
     const Program& program = programs.of_layer(q.model, params[i].layer);

@@ -66,30 +66,30 @@ std::int64_t gathered(const RunConfig& q, const Coordinate& at, const std::vecto
 std::vector<Placed> placed_params(const RunConfig& q, const Coordinate& at,
                                   const Programs& programs) {
   std::vector<Placed> all;
+  const int shards_of[] = {q.shards(), q.expert_shards()};  // outside experts, and of experts
   int model_chunk = 0;
   for (const ModelPart& part : parts_on_rank(q, at)) {
-    const auto place = [&](const std::vector<SizedParam>& params, std::int64_t layer) {
-      for (const SizedParam& param : params) {
-        const int shards = param.of_expert ? q.expert_shards() : q.shards();
-        all.push_back({shard_size(param.elements, shards) * shards, model_chunk, layer, shards,
-                       param.down, param.frozen});
+    const auto place = [&](const Program& program, bool adapters, std::vector<Placed>& to) {
+      for (const SizedParam& param : sized_params(q, program, adapters, part)) {
+        const int shards = shards_of[param.of_expert ? 1 : 0];
+        to.push_back({shard_size(param.elements, shards) * shards, model_chunk, -1, shards,
+                      param.down, param.frozen});
       }
     };
-    if (part.embedding) place(sized_params(q, programs.embedding, false, part), -1);
-    if (part.head) place(sized_params(q, programs.head, false, part), -1);
+    if (part.embedding) place(programs.embedding, false, all);
+    if (part.head) place(programs.head, false, all);
     const Program* last = nullptr;
-    std::vector<SizedParam> block;
+    std::vector<Placed> block;
     for (std::int64_t layer = part.first_layer; layer < part.last_layer; ++layer) {
       const Program& program = programs.of_layer(q.model, layer);
       if (&program != last) {
-        block = sized_params(q, program, false, part);
-        if (q.model.lora.any()) {
-          const std::vector<SizedParam> adapters = sized_params(q, program, true, part);
-          block.insert(block.end(), adapters.begin(), adapters.end());
-        }
+        block.clear();
+        place(program, false, block);
+        if (q.model.lora.any()) place(program, true, block);
         last = &program;
       }
-      place(block, layer);
+      for (Placed& param : block) param.layer = layer;
+      all.insert(all.end(), block.begin(), block.end());
     }
     ++model_chunk;
   }
@@ -99,8 +99,9 @@ std::vector<Placed> placed_params(const RunConfig& q, const Coordinate& at,
 double bucket_limit(const RunConfig& q, const std::vector<Placed>& params) {
   if (q.bucket_bytes > 0) return q.bucket_bytes;
   std::int64_t elements = 0;
+  const int shards = q.shards();
   for (const Placed& param : params) {
-    elements += param.frozen || param.shards != q.shards() ? 0 : param.padded;
+    elements += param.frozen || param.shards != shards ? 0 : param.padded;
   }
   return static_cast<double>(default_bucket_bytes(elements * q.travel()));
 }

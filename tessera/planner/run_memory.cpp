@@ -29,6 +29,7 @@ std::vector<Bucket> buckets_of(const RunConfig& q, const std::vector<Placed>& pa
   std::vector<Bucket> buckets;
   std::int64_t open[] = {0, 0};  // elements outside experts, and of experts
   const int shards[] = {q.shards(), q.expert_shards()};
+  const int travel = q.travel();
   const auto close = [&](std::size_t kind) {
     if (open[kind] > 0) buckets.push_back({std::exchange(open[kind], 0), shards[kind]});
   };
@@ -36,9 +37,9 @@ std::vector<Bucket> buckets_of(const RunConfig& q, const std::vector<Placed>& pa
     if (i + 1 < params.size() && params[i + 1].model_chunk != params[i].model_chunk) {
       close(0), close(1);
     }
-    const std::size_t kind = params[i].shards == q.shards() ? 0 : 1;
+    const std::size_t kind = params[i].shards == shards[0] ? 0 : 1;
     open[kind] += params[i].frozen ? 0 : params[i].padded;
-    if (static_cast<double>(open[kind] * q.travel()) >= limit) close(kind);
+    if (static_cast<double>(open[kind] * travel) >= limit) close(kind);
   }
   close(0), close(1);
   return buckets;

@@ -77,139 +77,152 @@ async function notReached(page) {
   return [...missed.map((e) => `not reached: ${e}`), ...[...plain].map((e) => `no outline: ${e}`)];
 }
 
+// Enters a text that is not a value into every field. Each must refuse it beside itself and accept its
+// own text again. Returns the number of fields.
+async function refuseTexts(page, view) {
+  const dims = view !== "live" && view !== "questions";
+  const stateOf = ([field, dimmed]) => {
+    const control = document.querySelector(`[data-field="${field}"]`);
+    const reason = control.querySelector(".reason")?.textContent;
+    const exact = control.querySelector(".exact");
+    if (!reason || (dimmed && !document.querySelector(".stale"))) return undefined;
+    return { reason, text: exact.value, invalid: exact.getAttribute("aria-invalid") };
+  };
+  const accepted = (field) =>
+    !document.querySelector(".reason") && { text: document.querySelector(`[data-field="${field}"] .exact`).value };
+  for (const summary of await page.locator("details.further:not([open]) > summary").all()) await summary.click();
+  const fields = await page.$$eval("[data-field] .exact:not(:disabled)", (all) =>
+    all.map((e) => [e.closest("[data-field]").dataset.field, e.value]),
+  );
+  for (const [field, before] of fields) {
+    const at = `${view}, ${field}`;
+    const exact = page.locator(`[data-field="${field}"] .exact`);
+    await exact.fill("12 apples");
+    await exact.press("Enter");
+    const refused = await page
+      .waitForFunction(stateOf, [field, dims])
+      .then((state) => state.jsonValue())
+      .catch((error) => expect(false, `${at}: no message, or nothing is dimmed: ${error.message}`));
+    expect(refused.reason.length > 10, `${at}: ${refused.reason}`);
+    same(refused.text, "12 apples", `${at}: the refused text`);
+    same(refused.invalid, "true", `${at}: aria-invalid`);
+    await exact.fill(before);
+    await exact.press("Enter");
+    const after = await page
+      .waitForFunction(accepted, field)
+      .then((state) => state.jsonValue())
+      .catch((error) => expect(false, `${at}: the message stays: ${error.message}`));
+    same(after.text, before, `${at}: the text before`);
+  }
+  return fields.length;
+}
+
+// Returns texts of pictures that cover each other, controls outside of their cards, and the overflow of
+// the page, at two widths.
+async function layoutFaults(page) {
+  const all = [];
+  for (const width of [1280, 360]) {
+    await page.setViewportSize({ width, height: 800 });
+    await drawn(page);
+    for (const fault of [...(await covered(page)), ...(await outside(page))]) all.push(`at ${width}: ${fault}`);
+    const over = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    if (over > 0) all.push(`${over} pixels wider than ${width}`);
+  }
+  await page.setViewportSize({ width: 1280, height: 800 });
+  return all;
+}
+
+// Saves every card in every format. Returns the number of cards and of tables.
+async function saveCards(page, view) {
+  let [cards, tables] = [0, 0];
+  const missing = await page.$$eval(".stage .card:has(svg:not(.icon), canvas, table)", (all) =>
+    all.filter((c) => !c.querySelector(".save")).map((c) => c.textContent.slice(0, 60)),
+  );
+  same(missing.join(), "", `${view}: cards with a picture or a table that cannot be saved`);
+  for (const card of await page.locator(".card:has(> header > .save)").all()) {
+    const title = (await card.locator(".save > summary").getAttribute("aria-label")).replace("Save: ", "");
+    const at = `${view}, ${title}`;
+    for (const kind of ["svg", "png", "csv", "json"]) {
+      await card.locator(".save > summary").click();
+      await drawn(page); // after the event that offers the kinds
+      const button = card.locator(`[data-save="${kind}"]`);
+      if (!(await button.isVisible())) {
+        same(await card.locator("table:not(.u-legend), .figures, [data-values]").count(), 0, `${at}: values without ${kind}`);
+        await card.locator(".save > summary").click();
+        continue;
+      }
+      const [file] = await Promise.all([page.waitForEvent("download"), button.click()]);
+      const content = fs.readFileSync(await file.path());
+      expect(file.suggestedFilename().endsWith(`.${kind}`), `${at}: ${file.suggestedFilename()}`);
+      if (kind === "svg") {
+        const text = content.toString();
+        expect(!/NaN|undefined|Infinity/.test(text), `${at}: a coordinate is not a number`);
+        const broken = await page.evaluate(
+          (svg) => new DOMParser().parseFromString(svg, "image/svg+xml").querySelector("parsererror")?.textContent,
+          text,
+        );
+        same(broken, undefined, `${at}: SVG`);
+      }
+      if (kind === "png") same(content.subarray(1, 4).toString(), "PNG", at);
+      if (kind === "json") {
+        const { view: of, tables: saved } = JSON.parse(content.toString());
+        same(of, view, at);
+        expect(saved.length > 0 && saved.every((t) => t.rows.length > 0), `${at}: no rows`);
+        tables += saved.length;
+      }
+      if (kind === "csv") expect(content.toString().trim().split("\n").length > 1, `${at}: no lines`);
+    }
+    cards++;
+  }
+  return [cards, tables];
+}
+
+async function checkPrint(page) {
+  await page.setViewportSize({ width: 720, height: 1000 }); // A4 at 96 pixels per inch, with margins
+  await page.evaluate(() => dispatchEvent(new Event("beforeprint")));
+  await page.emulateMedia({ media: "print" });
+  const [over, controls, ink] = await page.evaluate(() => [
+    document.documentElement.scrollWidth - innerWidth,
+    // Heads of columns and the questions to answer stay.
+    [...document.querySelectorAll("button:not(th *), input:not(.question *), select")].filter((e) => e.checkVisibility()).map((e) => e.outerHTML.slice(0, 90)),
+    getComputedStyle(document.querySelector(".card")).color,
+  ]);
+  same(over, 0, "pixels that do not fit");
+  same(controls.join("\n"), "", "controls");
+  same(ink, "rgb(29, 33, 39)", "ink");
+  await page.emulateMedia({ media: null });
+  await page.evaluate(() => dispatchEvent(new Event("afterprint")));
+  await page.setViewportSize({ width: 1280, height: 800 });
+}
+
+// A view is opened once for all checks, because opening some views runs a search or a training step.
 export async function checkEveryView({ dashboard, open, torch }) {
   const page = await open({ reducedMotion: "reduce" });
-  const views = Object.keys(SHOWN).filter((view) => view !== "sync" || torch);
-  const openView = async (view) => {
+  let [fields, cards, tables] = [0, 0, 0];
+  for (const view of Object.keys(SHOWN).filter((name) => name !== "sync" || torch)) {
     await go(page, dashboard.address, view, SHOWN[view]);
     if (view === "sync") await page.waitForSelector("main canvas", { timeout: 90000 });
     await settled(page);
     await drawn(page);
-  };
-
-  await check("every field of every view refuses a text that is not a value, beside itself", async () => {
-    let fields = 0;
-    for (const view of views) {
-      await openView(view);
-      for (const summary of await page.locator("details.further:not([open]) > summary").all()) await summary.click();
-      const names = await page.$$eval("[data-field] .exact:not(:disabled)", (all) =>
-        all.map((e) => e.closest("[data-field]").dataset.field),
-      );
-      for (const name of names) {
-        const exact = page.locator(`[data-field="${name}"] .exact`);
-        const before = await exact.inputValue();
-        await exact.fill("12 apples");
-        await exact.press("Enter");
-        const reason = page.locator(`[data-field="${name}"] .reason`);
-        await reason.waitFor();
-        expect((await reason.textContent()).length > 10, `${view}, ${name}: ${await reason.textContent()}`);
-        same(await exact.inputValue(), "12 apples", `${view}, ${name}: the refused text`);
-        same(await exact.getAttribute("aria-invalid"), "true", `${view}, ${name}: aria-invalid`);
-        if (view !== "live" && view !== "questions")
-          await until(`${view}, ${name}: dimmed charts`, async () => (await page.locator(".stale").count()) > 0);
-        await exact.fill(before);
-        await exact.press("Enter");
-        await until(`${view}, ${name}: no message`, async () => (await page.locator(".reason").count()) === 0);
-        same(await exact.inputValue(), before, `${view}, ${name}: the text before`);
-        fields++;
-      }
-    }
+    await check(`${view}: no text of a picture covers another, and controls stay in their cards`, async () =>
+      same((await layoutFaults(page)).join("\n"), "", "findings"),
+    );
+    await check(`${view}: everything is reached with Tab, with a visible outline`, async () =>
+      same((await notReached(page)).join("\n"), "", "findings"),
+    );
+    await check(`${view}: every card is saved as SVG and PNG, and its values as CSV and JSON`, async () => {
+      const [saved, values] = await saveCards(page, view);
+      cards += saved;
+      tables += values;
+    });
+    await check(`${view}: prints within the page, without controls`, () => checkPrint(page));
+    await check(`${view}: every field refuses a text that is not a value, beside itself`, async () => {
+      fields += await refuseTexts(page, view);
+    });
+  }
+  await check("the views have fields, cards and tables to check", () => {
     expect(fields > 60, `${fields} fields`);
-  });
-
-  await check("everything in every view is reached with Tab, with a visible outline", async () => {
-    const all = [];
-    for (const view of views) {
-      await openView(view);
-      for (const found of await notReached(page)) all.push(`${view}: ${found}`);
-    }
-    same(all.join("\n"), "", "findings");
-  });
-
-  await check("no text of a picture covers another, and controls stay in their cards, at 360 and 1280 pixels", async () => {
-    const all = [];
-    for (const view of views) {
-      await page.setViewportSize({ width: 1280, height: 800 });
-      await openView(view);
-      for (const width of [1280, 360]) {
-        await page.setViewportSize({ width, height: 800 });
-        await drawn(page);
-        for (const pair of await covered(page)) all.push(`${view} at ${width}: ${pair}`);
-        for (const control of await outside(page)) all.push(`${view} at ${width}: ${control}`);
-        const over = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-        if (over > 0) all.push(`${view} is ${over} pixels wider than ${width}`);
-      }
-    }
-    await page.setViewportSize({ width: 1280, height: 800 });
-    same(all.join("\n"), "", "findings");
-  });
-
-  await check("every card of every view is saved as SVG and PNG, and its values as CSV and JSON", async () => {
-    let [cards, tables] = [0, 0];
-    for (const view of views) {
-      await openView(view);
-      const missing = await page.$$eval(".stage .card:has(svg:not(.icon), canvas, table)", (all) =>
-        all.filter((c) => !c.querySelector(".save")).map((c) => c.textContent.slice(0, 60)),
-      );
-      same(missing.join(), "", `${view}: cards with a picture or a table that cannot be saved`);
-      for (const card of await page.locator(".card:has(> header > .save)").all()) {
-        const title = (await card.locator(".save > summary").getAttribute("aria-label")).replace("Save: ", "");
-        const at = `${view}, ${title}`;
-        for (const kind of ["svg", "png", "csv", "json"]) {
-          await card.locator(".save > summary").click();
-          await drawn(page); // after the event that offers the kinds
-          const button = card.locator(`[data-save="${kind}"]`);
-          if (!(await button.isVisible())) {
-            same(await card.locator("table:not(.u-legend), .figures, [data-values]").count(), 0, `${at}: values without ${kind}`);
-            await card.locator(".save > summary").click();
-            continue;
-          }
-          const [file] = await Promise.all([page.waitForEvent("download"), button.click()]);
-          const content = fs.readFileSync(await file.path());
-          expect(file.suggestedFilename().endsWith(`.${kind}`), `${at}: ${file.suggestedFilename()}`);
-          if (kind === "svg") {
-            const text = content.toString();
-            expect(!/NaN|undefined|Infinity/.test(text), `${at}: a coordinate is not a number`);
-            const broken = await page.evaluate(
-              (svg) => new DOMParser().parseFromString(svg, "image/svg+xml").querySelector("parsererror")?.textContent,
-              text,
-            );
-            same(broken, undefined, `${at}: SVG`);
-          }
-          if (kind === "png") same(content.subarray(1, 4).toString(), "PNG", at);
-          if (kind === "json") {
-            const { view: of, tables: saved } = JSON.parse(content.toString());
-            same(of, view, at);
-            expect(saved.length > 0 && saved.every((t) => t.rows.length > 0), `${at}: no rows`);
-            tables += saved.length;
-          }
-          if (kind === "csv") expect(content.toString().trim().split("\n").length > 1, `${at}: no lines`);
-        }
-        cards++;
-      }
-    }
     expect(cards > 25 && tables > 15, `${cards} cards, ${tables} tables`);
-  });
-
-  await check("every view prints within the page, without controls", async () => {
-    for (const view of views) {
-      await openView(view);
-      await page.setViewportSize({ width: 720, height: 1000 }); // A4 at 96 pixels per inch, with margins
-      await page.evaluate(() => dispatchEvent(new Event("beforeprint")));
-      await page.emulateMedia({ media: "print" });
-      const [over, controls, ink] = await page.evaluate(() => [
-        document.documentElement.scrollWidth - innerWidth,
-        // Heads of columns and the questions to answer stay.
-        [...document.querySelectorAll("button:not(th *), input:not(.question *), select")].filter((e) => e.checkVisibility()).map((e) => e.outerHTML.slice(0, 90)),
-        getComputedStyle(document.querySelector(".card")).color,
-      ]);
-      same(over, 0, `${view}: pixels that do not fit`);
-      same(controls.join("\n"), "", `${view}: controls`);
-      same(ink, "rgb(29, 33, 39)", `${view}: ink`);
-      await page.emulateMedia({ media: null });
-      await page.evaluate(() => dispatchEvent(new Event("afterprint")));
-      await page.setViewportSize({ width: 1280, height: 800 });
-    }
   });
   await page.context().close();
 }
