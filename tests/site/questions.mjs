@@ -138,6 +138,7 @@ export function questions(n, seed, about) {
     ...(chance(0.5) ? { grad_accum: 1 + below(16) } : {}),
     ...(chance(0.4) ? pipeline() : {}),
     ...(chance(0.4) ? { seq: 256 * (1 + below(32)) } : {}),
+    ...(chance(0.1) ? { offload: pick(["optimizer", "optimizer", "none", "params"]) } : {}),
     ...settings(4),
   });
   const gpus = () => (chance(0.9) ? 1 + below(64) : pick([96, 128, 256, 512, 1024]));
