@@ -197,13 +197,15 @@ struct FusedBlock : Net {
   at::Tensor run(const at::Tensor& in) override {
     const auto [wide, x] =
         first->forward_fused({.x = in, .kind = Kind::norm, .norm = in_use(norm1)});
-    const at::Tensor branch = second->forward_fused({.x = wide.sin()});
+    const at::Tensor branch = second->forward_fused(between(wide));
     const auto [more, sum] = up->forward_fused(
         {.x = x, .kind = Kind::norm, .norm = in_use(norm2), .branch = branch}, kind != Kind::gelu);
     FusedInput last{.x = more, .kind = kind};
     if (kind == Kind::gelu) last.bias = up->bias;
     return down->forward_fused(last, sum);
   }
+  // Input of the second linear.
+  virtual FusedInput between(const at::Tensor& wide) const { return {.x = wide.sin()}; }
   Axis axis;
   Kind kind;
   nn::NormWeights norm1, norm2;
@@ -223,13 +225,24 @@ TEST(Layers, FusedLinearsMatchSeparateOperations) {
   }
 }
 
+// A sine of large values would amplify rounding.
+struct SmoothBlock : FusedBlock {
+  using FusedBlock::FusedBlock;
+  FusedInput between(const at::Tensor& wide) const override {
+    return {.x = wide, .kind = Kind::gelu};
+  }
+};
+
 // In fp8 every linear of the block rounds its inputs; the mesh only changes their scales.
 TEST(Layers, Fp8LinearsMatchWithinRoundingOnEveryMesh) {
   using Kind = nn::Operand::Kind;
   const nn::PrecisionScope fp8(Precision::fp8);
+  const auto error = [](const at::Tensor& got, const at::Tensor& exact) {
+    return ((got - exact).norm() / exact.norm()).item<double>();
+  };
   for (const Kind kind : {Kind::gelu, Kind::swiglu}) {
     const Make make = [&](const Axis& axis) {
-      return std::make_shared<FusedBlock>(axis, 64, /*bias=*/true, kind);
+      return std::make_shared<SmoothBlock>(axis, 64, /*bias=*/true, kind);
     };
     const at::Tensor x = random({3, 8, 64}, 3);
     const LayerRun exact = run(1, false, make, x);  // separate operations, in fp32
@@ -239,11 +252,11 @@ TEST(Layers, Fp8LinearsMatchWithinRoundingOnEveryMesh) {
         for (const bool sequence : {false, true}) {
           const LayerRun ran = run(tp, sequence, make, x);
           const std::string name = str("kind ", static_cast<int>(kind), " tp ", tp, " ", sequence);
-          EXPECT_GT((ran.y - exact.y).abs().max().item<double>(), 1e-4) << name << ": not in fp8";
-          expect_close(ran.y, exact.y, name, 0.05);
-          expect_close(ran.dx, exact.dx, name + " dx", 0.1);
+          EXPECT_GT(error(ran.y, exact.y), 1e-3) << name << ": not in fp8";
+          EXPECT_LT(error(ran.y, exact.y), 0.1) << name;
+          EXPECT_LT(error(ran.dx, exact.dx), 0.2) << name;
           for (const auto& [key, grad] : exact.grads) {
-            expect_close(ran.grads.at(key), grad, name + key, 0.1);
+            EXPECT_LT(error(ran.grads.at(key), grad), 0.3) << name << key;
           }
         }
       }
