@@ -83,6 +83,7 @@ at::Tensor new_largest(const at::Tensor& like);
 
 // Products by cuBLASLt, or by ATen for what cuBLASLt does not support and on the CPU. Matrices are
 // row-major.
+
 // Runs a product in cuBLASLt on the device of `on`. Returns false if that cannot compute it.
 bool run_gemm(kernels::cuda::Gemm& args, const at::Tensor& on);
 // Returns x [N, in] · w [out, in]ᵀ + bias [out] + residual [N, out]; the last two may be undefined.

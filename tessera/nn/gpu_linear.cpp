@@ -92,7 +92,7 @@ void rotate(const at::Tensor& x, std::int64_t heads, std::int64_t dim,
     for (int c = 0; c < 2; ++c) args.first[c] = count(ranges[static_cast<std::size_t>(c)].position);
   }
   kernels::cuda::rotary(args, address(x), stream_of(x));
-  x.unsafeGetTensorImpl()->bump_version();  // invalidates its known sums
+  x.unsafeGetTensorImpl()->bump_version();  // invalidates its known statistics
 }
 
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {

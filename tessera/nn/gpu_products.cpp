@@ -186,7 +186,7 @@ struct Known {
   std::uint32_t version = 0;
   Statistics statistics;
 };
-// Of the last tensors. A tensor is used before the third one after it is computed.
+// Statistics of the last tensors. A tensor is used before the third one after it is computed.
 thread_local std::array<Known, 3> known;
 thread_local std::size_t next_known = 0;
 

@@ -29,7 +29,7 @@ struct Operand {
 
   struct Gradients {
     at::Tensor dx, weight, bias;
-    // Of dx, if computed in the same pass: [Note: known statistics].
+    // Statistics of dx if the same pass computes them: [Note: known statistics].
     at::Tensor sums, largest;
   };
   // Returns the gradients, given that of the value. `past`: another gradient of x, to be added;

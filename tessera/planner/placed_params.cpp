@@ -29,7 +29,7 @@ std::vector<SizedParam> sized_params(const RunConfig& q, const Program& program,
                    std::string_view(param.name).ends_with("proj2.weight"), frozen && !adapters,
                    expert >= 0});
   });
-  // Of several second matrices, the gradient of the last is the first.
+  // With several second matrices, backward computes the gradient of the last one first.
   bool found = false;
   for (std::size_t i = all.size(); i-- > 0;) {
     all[i].down = all[i].down && !found;

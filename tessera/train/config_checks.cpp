@@ -163,6 +163,10 @@ void check_combinations(const RunConfig& config, int ranks) {
                      "got fp8 with --device cpu, but only GPUs compute in fp8. Use layout, or "
                      "--device cuda.");
   }
+  if (config.precision == Precision::fp8 && config.overlap_tp) {
+    throw UsageError(Flag("overlap-tp"),
+                     "products of --precision fp8 are not sent in pieces. Omit one of the two.");
+  }
   check_optimizer_state(config);
   if (comm::backend_kind(config.backend).simulated) {
     for (const auto& [asked, flag] :

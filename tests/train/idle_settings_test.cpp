@@ -96,6 +96,10 @@ TEST(IdleSettings, RejectsFp8WithoutGpu) {
   config.precision = Precision::fp8;
   EXPECT_TRUE(
       contains(error_of([&] { resolve(config, 1); }), "--precision: got fp8 with --device cpu"));
+  config.device = Device::cuda;
+  config.overlap_tp = true;
+  EXPECT_TRUE(contains(error_of([&] { resolve(config, 1); }),
+                       "--overlap-tp: products of --precision fp8 are not sent in pieces"));
 }
 
 TEST(IdleSettings, RejectsMatmulPrecisionWithoutGpu) {
